@@ -1,7 +1,7 @@
-"""Names a running `topobus up` for the commands of its user: a context for as long as it runs.
+"""Names a running `topobus up` for the commands of its user: a context that lasts as long as the
+run.
 
-Flows in: the name wanted, the state folder, the running system. Flows out: what commands must be
-told to find it. A folder for contexts that cannot be written costs a remark, not the run.
+If the folder for contexts cannot be written, the run prints a remark and continues.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Use:
     """How commands find a system."""
 
     name: str = ""
-    """Its context; empty: it has none."""
+    """Its context. Empty: it has none."""
     is_selected: bool = False
-    """Commands use it without being told."""
+    """Commands use it without an option."""
     selected: str = ""
-    """The context that commands use without being told; empty: none."""
+    """The context that commands use without an option. Empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Announcement:
     wanted: str | None
     state: Path
     is_kept: bool
-    """The state folder outlives the run."""
+    """Whether the state folder outlives the run."""
 
     def __post_init__(self) -> None:
         """Refuse a name that another system has.
@@ -54,7 +54,7 @@ class Announcement:
 
     @contextmanager
     def made(self, system: System, say: Callable[[str], None]) -> Iterator[Use]:
-        """Keep the context for the block."""
+        """Keep the context for the block, and yield how commands find the system."""
         folder = ContextFolder()
         with ExitStack() as held:
             try:
@@ -72,11 +72,11 @@ class Announcement:
         usual = name_of_folder(self.state, is_kept=self.is_kept)
         name = self.wanted or (before[0] if before else folder.free_name(usual, str(self.state)))
         for other in before:
-            # A system has one name: the one that this run was given.
+            # A system has one name: the one of this run.
             if other != name:
                 folder.remove(other)
-        # A server that was given may want a login that the environment names; its file
-        # is as good for other commands.
+        # A given server may need a login that the environment names. Its password file works for
+        # other commands as well.
         login = system.settings_of("cli")
         return Context(
             name=name,

@@ -25,7 +25,7 @@ from topobus.values.errors import ContractError, TopobusError
 
 __all__ = ["application", "run"]
 
-# An option as written: a value that begins with a dash is none.
+# An option as written. A value that begins with a dash is not one.
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=.*)?|-[A-Za-z]", re.DOTALL)
 _READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["diff"], ["place"], ["simulate"])
 
@@ -56,8 +56,8 @@ def _version() -> str:
 
 
 def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: None) -> int:
-    """Run one command line and give its exit code; `when_loaded` is called between the loading of
-    the command and its run.
+    """Run one command line and return its exit code. `when_loaded` is called after the command is
+    loaded and before it runs.
     """
     adapt_streams()
     if answer_quickly(list(arguments)):
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our stdout is gone (`| head`): what it wanted it has. Point stdout away, or
+        # The reader of our stdout is gone (`| head`) and wants no more. Point stdout elsewhere, or
         # the interpreter complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
@@ -92,7 +92,7 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
 
 
 def _command_of(arguments: Sequence[str]) -> list[str]:
-    """Take the leading words: for `place --nod x` the help that is meant is place's."""
+    """Take the leading words: for `place --nod x`, the help to name is that of place."""
     words: list[str] = []
     app = application()
     for word in arguments:
@@ -104,14 +104,14 @@ def _command_of(arguments: Sequence[str]) -> list[str]:
 
 
 def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
-    """Name every option that there is not, and all that are missing.
+    """Name every unknown option, and all that are missing.
 
-    The parser ends at the first.
+    The parser itself stops at the first.
     """
     command, _ = find_command(read_commands(), arguments)
     if command is None:
         return _in_our_words(str(error), arguments)
-    # Here: it loads all of Kubernetes' shapes, and a line without mistakes needs none.
+    # Imported here, as it loads all of Kubernetes' shapes, and a line without mistakes needs none.
     from topobus.formats.kubernetes.shape import did_you_mean
 
     names = [name for option in command["options"] for name in option["names"]]
@@ -136,7 +136,7 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
 
 
 def _in_our_words(message: str, arguments: Sequence[str]) -> str:
-    """Name arguments as help does: the parser knows FOLDER as --folder, too."""
+    """Name arguments as the help does. The parser also accepts FOLDER as --folder."""
     command, _ = find_command(read_commands(), arguments)
     for argument in command["arguments"] if command is not None else ():
         message = message.replace(f"parameter --{argument['name'].lower()} ", f"parameter {argument['name']} ")
@@ -144,7 +144,7 @@ def _in_our_words(message: str, arguments: Sequence[str]) -> str:
 
 
 def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
-    """Say what to do where the error itself does not: it has said what is wrong, and where."""
+    """Return a next step for an error that has none of its own."""
     if isinstance(error, UsageError):
         return " ".join(("topobus", *_command_of(arguments), "--help"))
     if isinstance(error, InputError):
@@ -163,7 +163,7 @@ def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
 
 
 def _report_defect(error: Exception) -> None:
-    """Keep the traceback in a file for the report; the terminal gets two lines."""
+    """Write the traceback into a file for the report. The terminal shows two lines."""
     with tempfile.NamedTemporaryFile("w", prefix="topobus-defect-", suffix=".txt", delete=False) as file:
         traceback.print_exception(error, file=file)
     console = error_console()

@@ -1,4 +1,4 @@
-"""Reads the order of words on a command line: options that every command takes may stand before the
+"""Reads the order of words on a command line: options that every command has may precede the
 command, as with kubectl and nats.
 
 Only the standard library: this runs before anything is imported.
@@ -15,8 +15,8 @@ _WITHOUT_VALUE = ("--json",)
 
 
 def with_options_behind(arguments: Sequence[str]) -> list[str]:
-    """Move options that stand before the command to the command line's end, where each command
-    reads its own.
+    """Move options before the command to the end of the command line, where each command reads its
+    own.
 
     >>> with_options_behind(["--nats", "nats://a:1", "inventory", "gpu"])
     ['inventory', 'gpu', '--nats', 'nats://a:1']

@@ -16,7 +16,7 @@ class CliSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     connect_timeout_s: float = 3.0
-    """How long a command waits for NATS before it says that nothing is there. 3 s: a local server
-    answers within milliseconds."""
+    """How long a command waits for NATS before it reports that there is no server. 3 s: a local
+    server answers within milliseconds."""
     log: LogSettings = LogSettings(level="error", format="console")
-    """Only errors: what a command has to say it prints itself. `debug` shows what the bus does."""
+    """Only errors, as a command prints its results itself. `debug` shows what the bus does."""

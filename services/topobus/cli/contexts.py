@@ -1,11 +1,12 @@
-"""Keeps the systems that a user talks to under names: one file each below the user's configuration
-folder, and the name of the selected one.
+"""Keeps a user's systems under names: one file each in the user's configuration folder, and the
+name of the selected one.
 
-Flows in: what `topobus up` says of its system, what `topobus context add` was given. Flows out:
-where a command connects, and as whom. A context holds paths of password files, never a password.
-One that `topobus up` wrote is running while the process that wrote it runs; after that its port may
-be somebody else's, so commands refuse it. Source of the folder: XDG Base Directory Specification.
-Why so: docs/adr/0061-contexts-name-systems.md.
+A context records where a command connects, and as which user. It holds paths of password files,
+never a password. One that `topobus up` wrote is running while the process that wrote it runs. After
+that its port may belong to another program, so commands refuse it.
+
+Source of the folder: XDG Base Directory Specification. Decision:
+docs/adr/0061-contexts-name-systems.md.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ _LARGEST_FILE = 65_536
 
 
 class ContextState(StrEnum):
-    """What is known of a context's system without asking it."""
+    """What is known of a context's system without a connection."""
 
     RUNNING = "running"
     """Its `topobus up` runs."""
     STOPPED = "stopped"
     """Its `topobus up` ended."""
     ADDED = "added"
-    """Somebody named it; whether it runs only the system itself knows."""
+    """A user added it. Only a connection shows whether it runs."""
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """Where a system is, and as whom to connect."""
+    """Where a system is, and as which user to connect."""
 
     name: str
     nats: str
@@ -59,11 +60,11 @@ class Context(Struct, frozen=True, kw_only=True):
     node: str = ""
     """The node of a `topobus up`."""
     state_dir: str = ""
-    """The state folder of the `topobus up` that wrote this; empty for one that was added."""
+    """The state folder of the `topobus up` that wrote this. Empty for one that was added."""
     pid: int = 0
-    """The process of that `topobus up`; 0 after its end."""
+    """The process of that `topobus up`. 0 after its end."""
     started: str = ""
-    """When that process began, as /proc says it."""
+    """When that process began, as in /proc."""
 
     @property
     def state(self) -> ContextState:
@@ -78,8 +79,8 @@ class ContextFolder:
     """The contexts of one user."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        """Find the folder; nothing is made yet."""
-        # A relative path counts as none, says the specification.
+        """Find the folder. Nothing is created yet."""
+        # The specification ignores a relative path.
         given = Path(environ.get("XDG_CONFIG_HOME", ""))
         self._root = (
             given if given.is_absolute() else Path(environ.get("HOME") or "/nonexistent") / ".config"
@@ -90,7 +91,7 @@ class ContextFolder:
     def all(self) -> tuple[Context, ...]:
         """Read all, by name.
 
-        A file that cannot be read is left out: it must not keep the others from being used.
+        A file that cannot be read is left out, so that the others can still be used.
         """
         if not self._is_usable():
             return ()
@@ -98,11 +99,11 @@ class ContextFolder:
         return tuple(context for name in names if (context := self._read(name)) is not None)
 
     def get(self, name: str) -> Context | None:
-        """Read one; None when there is none of this name."""
+        """Read one. None when there is none of this name."""
         return self._read(name) if _NAME.fullmatch(name) and self._is_usable() else None
 
     def selected(self) -> str:
-        """Give the selected name; empty: none."""
+        """Return the selected name. Empty: none."""
         if not self._is_usable():
             return ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -111,7 +112,7 @@ class ContextFolder:
         return ""
 
     def select(self, name: str) -> None:
-        """Have commands use this one unless they are told otherwise; empty: none.
+        """Select the context that commands use without an option. Empty: none.
 
         Errors: raises ConfigError when it cannot be written.
         """
@@ -122,7 +123,7 @@ class ContextFolder:
                 self._selected.unlink(missing_ok=True)
 
     def put(self, context: Context) -> None:
-        """Write one, in place of another of the same name.
+        """Write one, replacing another of the same name.
 
         Errors: raises ConfigError when it cannot be written.
         """
@@ -141,8 +142,8 @@ class ContextFolder:
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[None]:
-        """Keep other runs from choosing a name for the block: two that start at the same moment
-        would choose the same.
+        """Lock the choice of a name for the block: two runs that start at the same moment would
+        choose the same.
 
         Errors: raises ConfigError when the folder cannot be written.
         """
@@ -156,10 +157,12 @@ class ContextFolder:
             yield
 
     def free_name(self, wanted: str, state_dir: str) -> str:
-        """Give a name for the `topobus up` of a state folder: the one wanted, else with a number.
+        """Return a name for the `topobus up` of a state folder: the wanted one, else with a number.
 
-        A name is free when nobody has it, when it is this folder's own from a run before, or when
-        it is that of a stopped run whose folder is gone.
+        A name is free when no context has it, when it is this folder's own from an earlier run, or
+        when it is that of a stopped run whose folder is gone.
+
+        Errors: raises ConfigError when all numbers are taken.
         """
         for name in (wanted, *(f"{wanted}-{number}" for number in range(2, 1000))):
             other = self.get(name)
@@ -171,8 +174,8 @@ class ContextFolder:
         raise ConfigError(f"there are a thousand contexts named {wanted}", next_step="topobus context rm NAME…")
 
     def _is_usable(self) -> bool:
-        """Say whether the folder is ours alone: a context that others can write may send a password
-        anywhere.
+        """Say whether only this user can write the folder: a context that others can write may send
+        a password anywhere.
         """
         try:
             return not objection_to_folder(self._files.stat())
@@ -223,7 +226,7 @@ def check_name(name: str) -> str:
 
 
 def name_of_folder(state: Path, *, is_kept: bool) -> str:
-    """Give the name of a `topobus up` that names none: its folder's.
+    """Return the name of a `topobus up` without a given one: its folder's.
 
     >>> name_of_folder(Path("/home/me/my lab"), is_kept=True), name_of_folder(Path("/tmp/topobus-x1y2z3a4"), is_kept=False)
     ('my-lab', 'local')
@@ -236,12 +239,12 @@ def name_of_folder(state: Path, *, is_kept: bool) -> str:
 def announced_context(folder: ContextFolder, context: Context, *, is_kept: bool) -> Iterator[bool]:
     """Keep a context for the run of a `topobus up`.
 
-    Gives whether commands use it from now on without being told. It becomes the selected
-    one unless one is selected that runs or was added: a second system does not take a
-    user's commands away from the first.
+    Yields whether commands use it from now on without an option. It becomes the selected one unless
+    the selected one runs or was added: a second system does not take over commands that use the
+    first.
     Shapes: is_kept — the state folder outlives the run; then the context stays, marked as stopped.
-    Errors: raises ConfigError when it cannot be written; a failure to take
-    it back at the end is ignored.
+    Errors: raises ConfigError when it cannot be written; a failure to remove it at the end is
+    ignored.
     """
     context = msgspec.structs.replace(context, pid=os.getpid(), started=process_start(os.getpid()))
     folder.put(context)
@@ -251,7 +254,7 @@ def announced_context(folder: ContextFolder, context: Context, *, is_kept: bool)
     try:
         yield folder.selected() == context.name
     finally:
-        # Somebody may have removed it, or written another of its name.
+        # The user may have removed it, or written another of its name.
         if folder.get(context.name) == context:
             with contextlib.suppress(ConfigError):
                 if is_kept:

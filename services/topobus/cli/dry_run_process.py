@@ -1,8 +1,7 @@
 """Runs the controller's engine once for a dry run, in a child process that needs neither NATS nor a
 running controller.
 
-The child is the controller's program: the command line loads neither the allocator nor CEL. Flows
-in: a situation, as `topobus.controller.dry_run.rules.run` describes it. Flows out: its answers.
+The child is the controller's program: the command line loads neither the allocator nor CEL.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ _ERRORS: dict[int, type[TopobusError]] = {65: ContractError, 69: PeerUnavailable
 
 
 async def ask_dry_run(situation: Mapping[str, Any], arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the controller's engine once; gives `answers` and `faults`.
+    """Run the controller's engine once, and return its `answers` and `faults`.
 
-    Errors: raises what it says, as the same error; ConfigError when it is not installed here.
+    Errors: raises the child's error as the same error, or ConfigError when the controller is not
+    installed here.
     """
     command = (sys.executable, "-m", "topobus.controller.dry_run.main", *arguments)
     process = await asyncio.create_subprocess_exec(

@@ -46,10 +46,10 @@ class InputError(TopobusError):
 
 
 class NotFoundError(TopobusError):
-    """Raised when what was asked for by name is not there; the answer is no."""
+    """Raised when a named thing does not exist. The answer is no."""
 
 
-# The first match decides, so subclasses stand before their parents.
+# The first match decides, so subclasses precede their parents.
 _CODES: tuple[tuple[type[TopobusError], ExitCode], ...] = (
     (UsageError, ExitCode.USAGE),
     (InputError, ExitCode.NO_INPUT),
@@ -62,7 +62,7 @@ _CODES: tuple[tuple[type[TopobusError], ExitCode], ...] = (
 
 
 def code_of(error: TopobusError) -> ExitCode:
-    """Give the exit code of an error; whatever has none of its own is our defect.
+    """Return the exit code of an error. One without a code of its own is our defect.
 
     >>> code_of(PeerUnavailable("no NATS")).value
     69

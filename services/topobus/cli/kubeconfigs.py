@@ -13,9 +13,9 @@ __all__ = ["find_kubeconfig"]
 def find_kubeconfig(given: Path | None) -> Path | None:
     """Find the kubeconfig as kubectl does: the option, $KUBECONFIG, the home folder.
 
-    None is the pod's own account.
+    None means the pod's own account.
 
-    Errors: raises InputError when there is no file where the option or the variable says.
+    Errors: raises InputError when the option or the variable names a file that does not exist.
     """
     named = given or (Path(first) if (first := os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]) else None)
     if named is not None:

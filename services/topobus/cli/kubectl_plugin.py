@@ -1,10 +1,11 @@
 """Console scripts `kubectl-topobus` and `kubectl_complete-topobus`: kubectl finds both on PATH, and
 `kubectl topobus …` is `topobus …`.
 
-kubectl hands over the words after its own; its flags (`-n`, `--context`) it neither reads nor
-passes on before a plugin's name, and behind it they are ours.
-Source: kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins; completion of
-plugins came with kubectl 1.26.
+kubectl passes the words after the plugin's name. Its own flags (`-n`, `--context`) it neither reads
+nor passes on before that name, and after it they are ours.
+
+Source: kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins; completion of plugins came with
+kubectl 1.26.
 """
 
 import sys
@@ -17,7 +18,7 @@ __all__ = ["complete_main", "main"]
 
 
 def complete_main() -> None:
-    """Answer a shell that completes `kubectl topobus …`: kubectl gives the words, the last one
+    """Answer a shell that completes `kubectl topobus …`: kubectl passes the words, the last one
     unfinished.
     """
     with needing_extra("cli", program="kubectl_complete-topobus", more="'topobus[all]' for the whole system"):

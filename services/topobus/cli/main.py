@@ -11,8 +11,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and exit."""
-    # What is loaded stays for the whole run: looking through it for garbage, again and again,
-    # is a tenth of a short command.
+    # Loaded modules stay for the whole run: collecting garbage among them takes a tenth of a short
+    # command.
     gc.disable()
     with needing_extra("cli", program="topobus", more="'topobus[all]' for the whole system"):
         if answer_quickly(sys.argv[1:]):
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _collect_garbage() -> None:
-    """Look for garbage from now on, and never among what is there already."""
+    """Collect garbage from now on, but never among the objects that exist already."""
     gc.freeze()
     gc.enable()
 

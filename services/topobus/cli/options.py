@@ -1,5 +1,5 @@
-"""Options that commands share, and the objects made of them: settings, output, a connected bus, the
-selected node.
+"""Options that commands share, and the objects made from them: settings, output, a connected bus,
+the selected node.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class BusOptions(OutputOptions):
         return choose_target(nats=self.nats, context=self.context, config=self.config, environ=os.environ)
 
     def settings(self) -> CliSettings:
-        """Read file and environment; the flag wins.
+        """Read file and environment. The flag takes precedence.
 
-        Who names no user comes as the one of the context, or of the `topobus up` that runs
-        there, if it is this user's own.
+        Without a named user, the user is that of the context, or of the `topobus up` that runs at
+        the address, if it belongs to this user.
         """
         return self.target().settings
 
@@ -100,25 +100,25 @@ BUS_DEFAULTS = BusOptions()
 
 
 class NamesSystem(Enum):
-    """When a command says, before its answer, to which system it goes."""
+    """When a command names, before its answer, the system that it uses."""
 
     ALWAYS = "always"
-    """It writes."""
+    """The command writes."""
     IF_SEVERAL = "if-several"
-    """This user has another system that may run: nobody shall take one's answer for the other's."""
+    """This user has another system that may run: an answer must not be taken for the other's."""
     NEVER = "never"
-    """Its answer names the system itself, or nobody reads notes."""
+    """The answer names the system itself, or notes are not read."""
 
 
 @asynccontextmanager
 async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.IF_SEVERAL) -> AsyncIterator[Bus]:
     """Connect for one command.
 
-    Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait
-    for ever, as services want it.
+    Errors: raises PeerUnavailable when no server answers in time. The bus itself would wait without
+    a limit, as services need it.
     """
-    # Here: the client of NATS, metrics and logs are a third of a start, and
-    # half of the commands ask nobody.
+    # Imported here: the client of NATS, metrics and logs are a third of a start, and half of the
+    # commands need no connection.
     from topobus.bus.bus import Bus
     from topobus.bus.connection.nats_errors import is_refused_login
     from topobus.process.logging import setup_logging
@@ -126,11 +126,11 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     target = options.target()
     is_named = names_system is NamesSystem.ALWAYS or (names_system is NamesSystem.IF_SEVERAL and _has_several())
     if is_named:
-        # Unbroken and not faint: it is to be read before what was asked for.
+        # Unbroken and not faint: it is to be read before the answer.
         options.output().errors.print(Text(target.text), soft_wrap=True)
     settings = target.settings
     setup_logging(settings.log, service="cli")
-    # What the note above says of the system no error says again.
+    # Errors do not repeat the system that the note above names.
     where = "there" if is_named else _place_of(target)
     await check_listening(target, where)
     readiness = Readiness()
@@ -163,7 +163,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         yield bus
     except PeerUnavailable as err:
         problem = await _problem(bus)
-        # Whoever talks to another system than they think sees it here, or above.
+        # A user on the wrong system sees it here, or above.
         err.message = _with_system(problem or err.message, "" if is_named else target.text)
         if problem:
             err.next_step = (
@@ -172,7 +172,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
             )
         raise
     except (UsageError, NotFoundError) as err:
-        # What is not there may be in another system.
+        # The missing object may be in another system.
         err.message = _with_system(err.message, "" if is_named else target.text)
         raise
     finally:
@@ -180,7 +180,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
 
 
 async def check_listening(target: Target, where: str = "") -> None:
-    """Look whether somebody listens there, before anything waits for an answer.
+    """Check that a server listens, before anything waits for an answer.
 
     Shapes: where — how an error names the place; empty: by its URL, and where that comes from.
     Errors: raises PeerUnavailable when every server refuses connections.
@@ -196,7 +196,7 @@ def _place_of(target: Target) -> str:
 
 
 def _has_several() -> bool:
-    """Say whether more than one of this user's systems may run; one that was added by hand may."""
+    """Say whether more than one of this user's systems may run. One that was added by hand may."""
     return sum(context.state is not ContextState.STOPPED for context in ContextFolder().all()) > 1
 
 
@@ -205,20 +205,20 @@ def _with_system(message: str, system: str) -> str:
 
 
 def system_text(options: BusOptions) -> str:
-    """Say which system a command talks to, without passwords, and where the address comes from."""
+    """Name the system that a command uses, without passwords, and where the address comes from."""
     return options.target().text
 
 
 async def _problem(bus: Bus) -> str:
-    """Say that the server is no Topobus' when it has none of its streams.
+    """Return that the server belongs to no Topobus system when it has none of its streams.
 
-    Empty when it has, or does not tell.
+    Empty when it has some, or when that cannot be found out.
     """
     try:
         differences = await bus.inspect()
     except PeerUnavailable:
         return ""
-    # Here: only a command that failed asks, and all of doctor's checks come with it.
+    # Imported here: only a failed command needs it, and it loads all of doctor's checks.
     from topobus.cli.rules.checkup import MISSING
 
     return (
@@ -249,11 +249,11 @@ async def the_node(bus: Bus, wanted: str | None) -> str:
 async def check_known(
     bus: Bus, *, node: str | None = None, device_class: str | None = None, also: Collection[str] = ()
 ) -> None:
-    """Check names that narrow a stream of events, in which what is misspelt looks like silence.
+    """Check names that filter a stream of events, where a misspelt name looks like silence.
 
-    Of a system of which nothing is known yet every name may be meant.
-    Shapes:  also — words that name no class of devices, and are right.
-    Errors:  raises NotFoundError that lists what exists. Cost: the keys alone are read.
+    Before any node has reported, every name is accepted.
+    Shapes: also — words that name no class of devices, and are right.
+    Errors: raises NotFoundError that lists what exists. Cost: only the keys are read.
     """
     if node is None and device_class is None:
         return
@@ -268,13 +268,13 @@ async def check_known(
 def one_of_classes(wanted: str, classes: Iterable[str]) -> str:
     """Check a class of devices against those that services have.
 
-    Errors: raises NotFoundError that lists what exists; for a class whose driver is installed here
-    it says how the class comes to be served.
+    Errors: raises NotFoundError that lists what exists. For a class whose driver is installed here,
+    it gives the step to serve the class.
     """
     try:
         return one_of("device class", wanted, classes)
     except NotFoundError as err:
-        # Here: entry points are looked through only for a class that nobody has.
+        # Imported here: entry points are searched only for a class that no service has.
         from topobus.devicekit.registry import unserved_drivers
 
         drivers = [
@@ -298,8 +298,8 @@ def one_of(what: str, wanted: str, nodes: Iterable[str]) -> str:
     if wanted in names:
         return wanted
     listed = f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
-    # Of two words of three letters that differ in one, none is the
-    # other misspelt: an npu is no gpu.
+    # Two words of three letters that differ in one are not misspellings of each other: an npu is no
+    # gpu.
     near = get_close_matches(wanted.lower(), names, n=3, cutoff=0.7) or list(filter(None, [meant_name(wanted, names)]))
     raise NotFoundError(
         f"unknown {what} {wanted!r}", next_step=f"did you mean {' or '.join(near)}? {listed}" if near else listed

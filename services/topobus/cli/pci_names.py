@@ -1,10 +1,8 @@
-"""Names of PCI vendors and devices, from the list that the system keeps: pci.ids, of the packages
-pci.ids and hwdata.
+"""Names of PCI vendors and devices, from the system's list: pci.ids, of the packages pci.ids and
+hwdata.
 
-Nothing is ever fetched.
+Nothing is ever fetched. A recording of a machine gets the part of the list that the machine needs.
 
-Flows in: roots of file systems, and the functions of a machine. Flows out: a short name for each
-pair of ids that a list has; for a recording, the part of the list that its machine needs.
 Source: the format is described at the head of pci.ids itself, https://pci-ids.ucw.cz.
 """
 
@@ -20,17 +18,17 @@ from topobus.values.machine import PciDevice
 
 __all__ = ["copy_names", "read_pci_names"]
 
-# Debian and Arch; Red Hat, Alpine and SUSE.
+# Debian and Arch, then Red Hat, Alpine and SUSE.
 _PLACES = ("usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids")
-# The whole list has 1.5 MB; what is larger by far is something else.
+# The whole list has 1.5 MB. A file that is much larger is something else.
 _MOST_BYTES = 16 << 20
 _LINE = re.compile(r"(\t?)([0-9a-f]{4})  (.+)")
-# What a vendor is called ends before these: `Intel Corporation`, `Samsung Electronics Co Ltd`.
+# A vendor's name ends before these: `Intel Corporation`, `Samsung Electronics Co Ltd`.
 _COMPANY = re.compile(
     r",? "
     r"(?:Corporation|Corp|Technologies|Technology|Electronics|Systems|Semiconductor|Co|Inc|Ltd|LLC|AG|GmbH|S\.A|Group)\b.*"
 )
-# What the kind of a function, drawn before its name, says already.
+# Words that repeat the kind of a function, which is drawn before its name.
 _KIND = re.compile(r"^(?:Ethernet (?:Controller|Connection|Adapter)|NVMe SSD Controller) (?=\S)")
 _BRACKETS = re.compile(r"\[([^\[\]]+)\]")
 
@@ -39,7 +37,7 @@ def read_pci_names(devices: Iterable[PciDevice], *roots: Path) -> dict[PciIds, s
     """Name functions by the first list that one of the roots has: the machine's own root first,
     then that of the system that draws.
 
-    A function that the list lacks has no name; one whose vendor alone is known has the vendor's.
+    A function that the list lacks has no name. If only its vendor is listed, it has the vendor's.
     Cost: one pass over 40,000 lines, 20 ms, where there is a list.
     """
     names: dict[PciIds, str] = {}
@@ -56,8 +54,8 @@ def read_pci_names(devices: Iterable[PciDevice], *roots: Path) -> dict[PciIds, s
 
 
 def copy_names(devices: Iterable[PciDevice], root: Path, folder: Path) -> bool:
-    """Write into a recording what the list of the recorded system says of its functions, so that it
-    is drawn with names anywhere; says whether there is a list.
+    """Write the names of the recorded system's functions into a recording, so that it is drawn with
+    names anywhere. Returns whether there is a list.
 
     Errors: raises OSError when the file cannot be written.
     """
@@ -84,8 +82,8 @@ def _entries(roots: Iterable[Path], wanted: set[PciIds]) -> Iterable[tuple[tuple
     vendors = {vendor for vendor, _ in wanted}
     vendor = -1
     for line in text.splitlines():
-        # Behind the vendors stand lists of device classes, `C 03  Display
-        # controller`; subsystems have two tabs.
+        # After the vendors there are lists of device classes, `C 03 Display controller`. Subsystems
+        # have two tabs.
         if line.startswith("C "):
             return
         if line[:1] == "\t" and vendor not in vendors:
@@ -105,8 +103,7 @@ def _entries(roots: Iterable[Path], wanted: set[PciIds]) -> Iterable[tuple[tuple
 def _read(root: Path, place: str) -> str | None:
     """Read a list inside a root.
 
-    None where there is none that can be read: names are an addition, and the
-    drawing is whole without them.
+    None where none can be read: names are an addition, and the drawing is complete without them.
     """
     try:
         return read_regular(inside_root(root, place), _MOST_BYTES).decode("utf-8", errors="replace")
@@ -115,7 +112,7 @@ def _read(root: Path, place: str) -> str | None:
 
 
 def _vendor(name: str) -> str:
-    """Shorten a company's name to what people say.
+    """Shorten a company's name to the one in common use.
 
     >>> _vendor("Intel Corporation"), _vendor("Advanced Micro Devices, Inc. [AMD/ATI]"), _vendor("Samsung Electronics Co Ltd")
     ('Intel', 'AMD/ATI', 'Samsung')
@@ -125,7 +122,7 @@ def _vendor(name: str) -> str:
 
 
 def _device(name: str, vendor: str) -> str:
-    """Prefer what a card is sold as, in brackets, to the name of its chip, and say nothing twice.
+    """Prefer a card's product name, in brackets, to that of its chip, and repeat no word.
 
     >>> _device("MT2910 Family [ConnectX-7]", "Mellanox"), _device("ASPEED Graphics Family", "ASPEED"), _device("Ethernet Controller X550", "Intel")
     ('ConnectX-7', 'Graphics Family', 'X550')

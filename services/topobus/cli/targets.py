@@ -1,7 +1,6 @@
-"""Chooses the system that a command talks to, and says where the choice comes from.
+"""Chooses the system that a command uses, and records where the choice comes from.
 
-Flows in: the options, the environment, the settings file, the user's contexts. Flows out: the
-settings of one connection, with a text for errors that names the system.
+Errors name the system by this.
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ __all__ = ["VARIABLE", "Target", "check_server_url", "choose_target", "refuses"]
 VARIABLE = "TOPOBUS_CONTEXT"
 _DEFAULT = "the default"
 _DEFAULT_PORT = 4222
-# A server that is there or not says so at once; one that is far away is given the
-# time of the connection itself.
+# A server, or its absence, answers at once. A distant one gets the time of the connection itself.
 _REFUSAL_S = 1.0
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One system, as a command sees it."""
+    """A system, as a command sees it."""
 
     settings: CliSettings
     source: str
     """Where the choice comes from: `--nats`, `context demo, the selected one`."""
     context: str = ""
-    """The context's name; empty: none."""
+    """The context's name. Empty: none."""
 
     @property
     def text(self) -> str:
@@ -50,12 +48,12 @@ class Target(Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
-        """Give the server's URL without passwords."""
+        """Return the server's URL without passwords."""
         return read_url(self.settings.nats.url)[1]
 
     @property
     def next_step(self) -> str:
-        """Say what helps when nobody is there."""
+        """Return what helps when no server answers."""
         if self.context:
             return "start that system, or choose another one with --context NAME or --nats URL: `topobus context ls`"
         return (
@@ -92,10 +90,10 @@ def choose_target(*, nats: str | None, context: str | None, config: Path | None,
 
 
 def check_server_url(text: str) -> None:
-    """Check what a person gave as a server's address.
+    """Check a server's address from the command line.
 
-    Errors: raises UsageError for what is no URL; a bare word could be a host,
-    and is far more often a mistake.
+    Errors: raises UsageError for what is no URL. A bare word could be a host, and is far more often
+    a mistake.
     """
     try:
         servers, _ = read_url(text)
@@ -113,8 +111,8 @@ def check_server_url(text: str) -> None:
 
 
 async def refuses(url: str) -> bool:
-    """Say whether every server of a URL refuses connections: nobody listens there, and waiting
-    helps nobody.
+    """Say whether every server of a URL refuses connections: none listens there, so waiting does
+    not help.
     """
     outcomes = await asyncio.gather(*(_is_refused(server) for server in read_url(url)[0]))
     return all(outcomes)
@@ -129,8 +127,8 @@ async def _is_refused(server: str) -> bool:
     except ConnectionRefusedError:
         return True
     except OSError as err:
-        # A name with several addresses: asyncio makes a text of all their errors. An address family
-        # that this machine lacks says nothing.
+        # A name with several addresses: asyncio joins their errors into a text. An address family
+        # that this machine lacks proves nothing.
         numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(err))}
         return errno.ECONNREFUSED in numbers and numbers <= {
             errno.ECONNREFUSED,
@@ -163,7 +161,7 @@ def _of_context(settings: CliSettings, name: str, source: str, environ: Mapping[
 
 
 def _nats_of(nats: NatsSettings, context: Context) -> NatsSettings:
-    """Lay a context over the settings; a login that settings name themselves stays."""
+    """Apply a context to the settings. A login in the settings stays."""
     nats = msgspec.structs.replace(nats, url=context.nats)
     if nats.user:
         return nats

@@ -1,10 +1,9 @@
 """The file of users that a nats-server includes, as `topobus keys` writes it: for which shape of
 server, which nodes, with accounts or without.
 
-Flows in: what a file says of its form in its first line, what a caller wants changed, passwords.
-Flows out: the names of the users, and the file, whole. A file that is there keeps its form unless
-told otherwise: nobody turns a server with streams into one that does not see them by making a
-password anew, or lets a node's server out by adding another one.
+The first line of a file records its form. An existing file keeps its form unless an option changes
+it. So making a password again cannot turn a server with streams into one that does not see them,
+and adding a node cannot remove another node's users.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class UsersForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     shape: Shape = Shape.CENTRAL
     nodes: tuple[str, ...] = ()
-    """Central, hub: those with users of their own. Leaf: the one whose server it is, or none for a
-    file that fits any."""
+    """Central, hub: the nodes with users of their own. Leaf: the node whose server it is, or none
+    for a file that fits any."""
     has_accounts: bool = True
     classes: tuple[str, ...] = ()
     """Device classes besides ours, each with users of its own (`topobus-device --class`)."""
@@ -49,11 +48,10 @@ def changed_form(
     left_out: Sequence[str] = (),
     classes: Sequence[str] = (),
 ) -> UsersForm:
-    """Give the form of a file, changed by what is wanted: nodes and classes are added to those that
+    """Return the form of a file with the wanted changes: nodes and classes are added to those that
     it has.
 
-    Errors: raises InputError for a file that cannot be read,
-    UsageError for a form that there is not.
+    Errors: raises InputError for a file that cannot be read, UsageError for an unknown form.
     """
     before = _read_form(file) if file is not None else UsersForm()
     form = UsersForm(
@@ -75,7 +73,7 @@ def changed_form(
 
 
 def extra_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Give those device classes that have no service among ours, sorted.
+    """Return those device classes that have no service among ours, sorted.
 
     Errors: raises UsageError for a name that `topobus-device` cannot serve.
     """
@@ -98,7 +96,7 @@ def user_names(form: UsersForm) -> tuple[str, ...]:
 
 
 def write_users(file: Path, form: UsersForm, passwords: Mapping[str, str]) -> None:
-    """Write the file, which nobody else can read; `passwords` has at least those of all users."""
+    """Write the file, readable by its owner only. `passwords` has at least those of all users."""
     text = (
         accounts_configuration(passwords, form.shape, nodes=form.nodes, classes=form.classes)
         if form.has_accounts
@@ -119,5 +117,5 @@ def _read_form(file: Path) -> UsersForm:
         raise InputError(
             f"cannot read {file}: {err}", next_step="remove it: it is written anew with the same passwords"
         ) from err
-    # Written before files said what they are: for one server.
+    # Written before files recorded their form: for one server.
     return UsersForm(has_accounts=has_accounts_in(text))

@@ -1,1 +1,1 @@
-"""What every listing takes: label selectors, JSON paths, forms of output, sorting and watching."""
+"""What every listing uses: label selectors, JSON paths, forms of output, sorting and watching."""

@@ -1,8 +1,8 @@
 """Reads the inventories of a fleet, names first: a device service may fill its class's bucket with
-nodes that there are not, and who looks at a fleet must not read all that.
+nodes that do not exist, and a command must not read all of that.
 
-Flows in: the keys of machines and inventories. Flows out: inventories of nodes whose machine
-reports, of few others, and the names of nodes that were left unread.
+Inventories of nodes with a machine are read, and of few others. The names of the nodes left unread
+are returned.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["list_inventories", "list_inventories_as", "nodes_without_a_machine",
 
 M = TypeVar("M")
 
-# Nodes whose discovery is late, or gone for a while, are looked at like others; more of them than
-# this are somebody's invention.
+# Nodes whose discovery is late, or was stopped for a while, are read like others. A larger number
+# than this is likely invented.
 _MOST_STRANGERS = 16
 _AT_ONCE = 8
 
@@ -30,8 +30,8 @@ _AT_ONCE = 8
 async def list_inventories(
     bus: Bus, *, on_rejected: Callable[[str, str], None] | None = None
 ) -> tuple[tuple[Entry[Inventory], ...], tuple[str, ...]]:
-    """Read all inventories, sorted by key, but those of nodes without a machine where these are
-    many: their names come second, sorted.
+    """Read all inventories, sorted by key. If many nodes have no machine, their inventories are
+    left out and their names come second, sorted.
     """
     return await list_inventories_as(bus, INVENTORY, on_rejected=on_rejected)
 
@@ -39,7 +39,7 @@ async def list_inventories(
 async def list_inventories_as(
     bus: Bus, state: State[M], *, on_rejected: Callable[[str, str], None] | None = None
 ) -> tuple[tuple[Entry[M], ...], tuple[str, ...]]:
-    """Read as `list_inventories` does, of each inventory what a message of fewer fields has:
+    """Read as `list_inventories` does, but each inventory as a message type with fewer fields:
     `INVENTORY.read_as`.
     """
     machines, nodes = await _places(bus)
@@ -69,7 +69,7 @@ async def _places(bus: Bus) -> tuple[set[str], set[str]]:
 
 
 def unread_text(nodes: tuple[str, ...]) -> str:
-    """Say which nodes were left unread, and why.
+    """Return which nodes were left unread, and why.
 
     >>> unread_text(("a", "b", "c", "d"))
     '4 nodes have inventories and no machine, and were not read: a, b, c and 1 more'

@@ -1,8 +1,7 @@
 """Reads and applies label selectors as Kubernetes writes them: `a=b`, `a==b`, `a!=b`, `a in (b,c)`,
 `a notin (b,c)`, `a`, `!a`, all joined by commas.
 
-Flows in: the text of `-l`. Flows out: requirements that labels meet or not. Pure. As in Kubernetes,
-`!=` and `notin` are met by what has no such label.
+Pure. As in Kubernetes, `!=` and `notin` also select what has no such label.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Requirement:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSelector:
-    """All terms of a selector; without any it selects everything."""
+    """All terms of a selector. Without any it selects everything."""
 
     requirements: tuple[Requirement, ...] = ()
 
@@ -55,7 +54,7 @@ class LabelSelector:
         >>> selector.selects({"class": "gpu"}), selector.selects({"class": "gpu", "model": "H100"}), selector.selects({})
         (True, False, False)
 
-        Errors: raises UsageError that says where it cannot be read.
+        Errors: raises UsageError that names the place where it cannot be read.
         """  # noqa: E501
         requirements: list[Requirement] = []
         place = 0

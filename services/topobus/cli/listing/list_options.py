@@ -1,10 +1,6 @@
-"""Options that every listing takes, and what prints a listing by them: table, wide table, YAML,
-JSON or names.
+"""Options that every listing has, and the printing by them: table, wide table, YAML, JSON or names.
 
-Selected, sorted, and followed.
-
-Flows in: listings, made by a command from what it read on the bus. Flows out: text on stdout. A
-wrong option is refused before anything is read.
+Rows are selected, sorted, and followed. A wrong option is refused before anything is read.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from topobus.values.names import meant_name
 __all__ = ["LIST_DEFAULTS", "AllNamespaces", "ListOptions", "Lister", "Namespace", "Source"]
 
 _FORMS = ("table", "wide", "yaml", "json", "name")
-# A step of a path to sort by: a name, a name in quotes, or a place in a list.
+# A step of a path to sort by: a name, a name in quotes, or a position in a list.
 _STEP = re.compile(r"""\.(?P<name>[\w-]+)|\[(?P<quote>['"])(?P<quoted>[^'"]*)(?P=quote)\]|\[(?P<index>-?\d+)\]""")
 # Devices have a dozen labels, and their attributes.
 _SHOWN_LABELS = 16
@@ -87,7 +83,7 @@ Source = tuple[State[Any], dict[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Lister:
-    """Prints listings as the options say."""
+    """Prints listings by the options."""
 
     form: str
     selector: LabelSelector
@@ -95,21 +91,21 @@ class Lister:
 
     @property
     def is_text(self) -> bool:
-        """Say whether people read it."""
+        """Say whether the form is for people."""
         return self.form in ("table", "wide")
 
     def without_selector(self) -> Lister:
-        """Give one that takes all rows, for a command that has selected already."""
+        """Return a lister of all rows, for a command that has selected already."""
         return replace(self, selector=LabelSelector())
 
     def output(self) -> Output:
-        """Open the output that fits."""
+        """Open the output for the form."""
         return Output(is_json=not self.is_text)
 
     def chosen(self, listing: Listing) -> Listing:
         """Select and sort the rows, and set the form.
 
-        Errors: raises UsageError for a column to sort by that is not there.
+        Errors: raises UsageError for an unknown column to sort by.
         """
         rows = [row for row in listing.rows if self.selector.selects(row.labels)]
         if self.options.sort_by:
@@ -119,10 +115,10 @@ class Lister:
     def show(
         self, listings: Sequence[Listing], document: Callable[[list[Row]], Any], *, thing: str, empty: str = ""
     ) -> None:
-        """Print listings; `document` makes of the rows that are left what programs read.
+        """Print listings. `document` makes the document for programs from the selected rows.
 
-        Shapes: thing — what a row is, for a selector that selects none; empty — what is said
-        where there is nothing to list.
+        Shapes: thing — what a row is, for a selector that selects none; empty — the text for an
+        empty listing.
         """
         output = self.output()
         chosen = [self.chosen(listing) for listing in listings]
@@ -143,9 +139,9 @@ class Lister:
                 output.show(*([Text()] if number and listing.title and listing.has_headers else []), listing)
 
     def no_match(self, thing: str, labels: Iterable[Mapping[str, str]]) -> str:
-        """Say that the selector selects nothing of what has these labels.
+        """Return that the selector selects nothing with these labels.
 
-        One that nothing here has is mostly misspelt.
+        A label that no row has is usually misspelt.
         """
         label_names = sorted({name for each in labels for name in each})
         strange = [
@@ -162,7 +158,7 @@ class Lister:
         self, bus: Bus, sources: Sequence[Source], collect: Callable[[], Awaitable[Sequence[Listing]]]
     ) -> None:
         """Print all rows, then those that changed whenever one of the sources did, until Ctrl-C or
-        SIGTERM. A row that goes is told as gone.
+        SIGTERM. A row that disappears is printed as gone.
         """
         me = asyncio.current_task()
         assert me is not None
@@ -175,8 +171,8 @@ class Lister:
                     changed.set()
 
         def note_connection() -> None:
-            # Beside the rows: each of these is a document that programs read, and what changed
-            # meanwhile is shown when NATS is back.
+            # As a note: each row is a document for programs, and changes in between are shown when
+            # NATS is back.
             self.output().note(
                 "NATS is back" if bus.is_connected else "NATS went away: nothing changes here until it is back"
             )
@@ -189,7 +185,7 @@ class Lister:
                     group.create_task(listen(state, parts))
                 shown: dict[str, tuple[Any, ...]] | None = None
                 while True:
-                    # Cleared before it is read: what changes meanwhile is read once more.
+                    # Cleared before the read: changes made meanwhile are read once more.
                     changed.clear()
                     shown = self._show_changes(await collect(), shown)
                     await changed.wait()
@@ -204,7 +200,7 @@ class Lister:
             new: list[Row] = []
             for row in chosen.rows:
                 key = f"{listing.title}/{row.name}"
-                # Rows of one name, such as the devices of a pod, are told apart by their order.
+                # Rows of one name, such as the devices of a pod, are distinguished by their order.
                 while key in seen:
                     key += "'"
                 facts = (repr(to_builtins(row.document)),) if row.document is not None else tuple(map(str, row.cells))
@@ -291,9 +287,9 @@ def _read_path(text: str) -> list[str | int]:
 
 
 def _found(steps: Sequence[str | int], value: Any) -> list[Any]:
-    """Give what a path leads to in a document, or nothing."""
+    """Return the values at a path in a document."""
     for step in steps:
-        # A text has places, too, but no values there.
+        # A text has positions as well, but no values there.
         if isinstance(value, str):
             return []
         try:

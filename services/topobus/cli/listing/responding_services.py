@@ -32,14 +32,14 @@ __all__ = [
     "why_silent",
 ]
 
-# A person waits for this once, for all services together; one that is
-# well answers within milliseconds.
+# A person waits for this once, for all services together. One that is well answers within
+# milliseconds.
 _PATIENCE_S = 1.0
 # Nodes whose services are asked at the same time. All of a large fleet at once would have answers
 # wait in this process for longer than the patience.
 _AT_ONCE = 32
 
-# Whoever waits for longer wonders whether anything happens.
+# After this time a user wonders whether anything happens.
 _WORD_AFTER_S = 2.0
 
 T = TypeVar("T")
@@ -49,9 +49,9 @@ class Peer(Struct, frozen=True, kw_only=True):
     """A service that a command may have to wait for."""
 
     name: str
-    """As people are told it: `gpu on n1`."""
+    """Its name for people: `gpu on n1`."""
     ask: Ask[Any, Any]
-    """What it answers, for a sign of life."""
+    """The request by which it gives a sign of life."""
     parts: Mapping[str, str]
 
 
@@ -69,10 +69,10 @@ def device_service_on(node: str, device_class: str) -> Peer:
 
 
 async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], say: Callable[[str], None]) -> T:
-    """Wait for an answer; when it takes long, say once for whom.
+    """Wait for an answer. If it takes long, print once for which services.
 
-    Shapes: peers — who works on it, the one that is asked first; told are those that give no sign
-    of life, else the last, which does the work.
+    Shapes: peers — those that work on it, the one that is asked first; printed are those that give
+    no sign of life, else the last, which does the work.
     """
     waited = asyncio.ensure_future(answer)
     try:
@@ -88,8 +88,8 @@ async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], sa
 
 
 async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventory]:
-    """The inventories as they are to be read: devices of a service that does not answer are
-    Unknown, and a warning says so.
+    """Return the inventories with the devices of silent services as Unknown and a warning with the
+    reason.
     """
     known_inventories = list(inventories)
     reasons = await asyncio.gather(
@@ -105,7 +105,9 @@ async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventor
 
 
 async def side_by_side(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
-    """Ask all nodes, some at the same time; the answers are in the order of the nodes."""
+    """Ask all nodes, a bounded number at the same time. The answers are in the order of the
+    nodes.
+    """
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def in_turn(node: str) -> T:
@@ -116,7 +118,7 @@ async def side_by_side(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]])
 
 
 async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:
-    """Say why a service is silent; empty when it answers."""
+    """Return why a service is silent. Empty when it answers."""
     return silence_text(await sign_of_life(bus, ask, **parts))
 
 
@@ -126,7 +128,7 @@ async def sign_of_life(bus: Bus, ask: Ask[Any, Any], **parts: str) -> Answered |
 
 
 def silence_text(answer: Answered | Silent, patience_s: float = _PATIENCE_S) -> str:
-    """Say why there was no answer; empty when there was one."""
+    """Return why there was no answer. Empty when there was one."""
     if isinstance(answer, Answered):
         return ""
     return {

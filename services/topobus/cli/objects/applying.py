@@ -1,8 +1,7 @@
 """Writes objects of the stand-alone API: checks all before it writes the first, then writes one
 after the other and reports where it stopped.
 
-Flows in: objects of manifests. Flows out: compare-and-set writes of their specs; a status
-that the controller wrote stays.
+Specs are written by compare-and-set. A status that the controller wrote stays.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ __all__ = [
     "wait_for_condition",
 ]
 
-# The controller writes status at the same time; each try reads anew, and more losses than this in a
-# row mean that something spins.
+# The controller writes the status at the same time. Each try reads the object again, and more lost
+# writes than this in a row mean that a writer loops.
 _TRIES = 8
 _WRITTEN_OVER = "written over what nobody could read"
-# What others name stands before what names it: the first word on a claim must
-# not be that its class is missing.
+# Objects precede those that name them: the first condition of a claim must not be that its class is
+# missing.
 _ORDER = (
     "DeviceClass",
     "ResourceClass",
@@ -73,35 +72,33 @@ _ORDER = (
 )
 
 CONDITIONS = {"DeviceClass": "Valid", "ResourceClaim": "Allocated", "Pod": "PodScheduled"}
-"""Kind to the condition in which the controller says how it stands with the object."""
+"""Kind to the condition in which the controller reports the object's state."""
 WRONG = ("Malformed", "Invalid")
-"""Reasons that only another manifest mends; whatever else an object
-waits for may come by itself."""
+"""Reasons that only another manifest repairs. Other reasons may end by themselves."""
 
-# What is stored at an object's place, and the revision there.
+# What is stored at an object's key, and the revision there.
 _Present = tuple[Entry[ApiObject] | None, int]
 _CHANGE_CLASS = "a class of that name that is applied takes its place"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """One object that was written, and what that changed."""
+    """An object that was written, and what that changed."""
 
     stored: ApiObject
     verb: str
-    """`created`, `changed`, `unchanged`, or that what stood there could not be read."""
+    """`created`, `changed`, `unchanged`, or that the previous value could not be read."""
     previous: ApiObject | None = None
-    """What was stored before; None: nothing was."""
+    """What was stored before. None: nothing was."""
 
 
 async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bool = False) -> list[Applied]:
-    """Write all objects of a manifest, or none when one of them cannot be written over what is
-    stored.
+    """Write all objects of a manifest, or none when one of them cannot replace what is stored.
 
-    A dry run says what would be done.
+    A dry run returns what would be done.
 
-    Errors: raises ContractError before anything is written; PeerUnavailable
-    names what was written by then.
+    Errors: raises ContractError before anything is written; PeerUnavailable names what was written
+    by then.
     """
     ordered = sorted(
         wanted, key=lambda api_object: _ORDER.index(api_object.kind) if api_object.kind in _ORDER else len(_ORDER)
@@ -167,8 +164,8 @@ def _would_apply(wanted: ApiObject, entry: Entry[ApiObject] | None, revision: in
 
 
 async def _placed_pods(bus: Bus) -> dict[str, str]:
-    """List the pods that hold something by `topobus place`, with their nodes: stored under the same
-    name they would have two owners.
+    """List the pods that hold something by `topobus place`, with their nodes. If such a pod were
+    stored under the same name, two owners would have that name.
     """
     return {
         f"{holder.owner.namespace}/{holder.owner.name}": entry.parts["node"]
@@ -180,9 +177,11 @@ async def _placed_pods(bus: Bus) -> dict[str, str]:
 
 
 async def apply_object(bus: Bus, wanted: ApiObject, present: _Present | None = None) -> Applied:
-    """Write an object's spec, over `present` where it was read already.
+    """Write an object's spec, over `present` if that was read already.
 
-    What the controller wrote into status stays.
+    The controller's status stays.
+
+    Errors: raises PeerUnavailable when the object changes again at each try.
     """
     parts = object_parts(wanted)
     for _ in range(_TRIES):
@@ -197,11 +196,12 @@ async def apply_object(bus: Bus, wanted: ApiObject, present: _Present | None = N
 
 
 async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = False) -> ApiObject:
-    """Ask for an object's end, or end it when nothing holds it, or by force whatever holds it.
+    """Mark an object for deletion, or delete it when nothing holds it, or, by force, in any case.
 
-    Of one that nobody can read counts the newest version that can be read.
+    For an object that cannot be read, the newest version that can be read decides.
 
-    Errors: raises NotFoundError when there is none.
+    Errors: raises NotFoundError when there is none, PeerUnavailable when the object changes again
+    at each try.
     """
     for _ in range(_TRIES):
         entry, revision = await _read(bus, parts)
@@ -221,7 +221,8 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
             await bus.delete(OBJECT, **parts)
             return entry.value
         if marked is None:
-            # Only as it was read: a controller may be protecting what it holds this very moment.
+            # Only at the revision that was read: a controller may be adding its finalizer at this
+            # moment.
             if not isinstance(await bus.compare_and_delete(OBJECT, revision, **parts), Conflict):
                 return entry.value
             continue
@@ -231,9 +232,9 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
 
 
 def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, Any]:
-    """Write an object as Kubernetes does; a classic class has no spec.
+    """Write an object as Kubernetes does. A classic class has no spec.
 
-    Shapes: is_brief — leave out what is empty; programs may count on `spec` and `status`.
+    Shapes: is_brief — leave out what is empty; otherwise programs can rely on `spec` and `status`.
     """
     if is_classic(api_object) and api_object.kind == "ResourceClass":
         return unfold_class(api_object)
@@ -249,8 +250,8 @@ def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, 
 
 
 async def built_in_classes(bus: Bus, kind: str) -> list[ApiObject]:
-    """List the classes that claims can name without anybody having stored them, where classes are
-    meant: one for each class that a node has.
+    """List the classes that claims can name although they are not stored, if `kind` is that of
+    classes: one for each class that a node has.
     """
     names = (
         {driver_name(parts["device_class"]) for parts in await bus.keys(INVENTORY)}
@@ -261,9 +262,9 @@ async def built_in_classes(bus: Bus, kind: str) -> list[ApiObject]:
 
 
 async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
-    """Read one object, or give the built-in class of that name.
+    """Read one object, or return the built-in class of that name.
 
-    Errors: raises NotFoundError that says where it is instead, or what there is.
+    Errors: raises NotFoundError with the namespace where it is instead, or with what there is.
     """
     try:
         found_entry = await bus.get(OBJECT, **parts)
@@ -289,7 +290,7 @@ async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
 
 
 def not_found(parts: dict[str, str], elsewhere: Sequence[str] = ()) -> NotFoundError:
-    """Say that there is no such object."""
+    """Make the error for an object that does not exist."""
     what = "claim" if parts["kind"] == "resourceclaim" else parts["kind"]
     name = parts["name"] if parts["namespace"] == CLUSTER else f"{parts['namespace']}/{parts['name']}"
     if elsewhere:
@@ -305,16 +306,16 @@ def not_found(parts: dict[str, str], elsewhere: Sequence[str] = ()) -> NotFoundE
 
 
 def parts_of(kind: str, namespace: str, name: str) -> dict[str, str]:
-    """Name the place of an object by what was typed; `NAMESPACE/NAME` is taken as well."""
+    """Return the key of an object named on the command line, which may be `NAMESPACE/NAME`."""
     if "/" in name:
         namespace, _, name = name.partition("/")
     return {"kind": kind.lower(), "namespace": CLUSTER if is_of_cluster(kind) else namespace, "name": name}
 
 
 async def wait_for_condition(bus: Bus, stored: ApiObject, limit_s: float) -> ApiObject:
-    """Wait until the controller has said something of this very spec.
+    """Wait until the controller has set the condition for this very spec.
 
-    The object with it, or as it was when nothing comes in time.
+    Returns the object with it, or as it was when the time is over.
     """
     newest = stored
     if stored.kind not in CONDITIONS or is_classic(stored) or condition_of(stored) is not None:
@@ -331,7 +332,9 @@ async def wait_for_condition(bus: Bus, stored: ApiObject, limit_s: float) -> Api
 
 
 def condition_of(api_object: ApiObject) -> dict[str, Any] | None:
-    """Find what the controller says of an object as it is now; a word on an older spec is none."""
+    """Find the controller's condition of an object. A condition for an older spec does not
+    count.
+    """
     conditions = api_object.status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else []:
         if not isinstance(condition, dict) or condition.get("type") != CONDITIONS.get(api_object.kind):
@@ -359,7 +362,7 @@ def _admitted(wanted: ApiObject, entry: Entry[ApiObject] | None) -> ApiObject:
 
 
 def _unread(parts: dict[str, str]) -> ApiObject:
-    """Stand for an object of which nothing can be read but its place."""
+    """Make an object that has only its key, for one that cannot be read."""
     metadata = {"name": parts["name"]} | ({} if parts["namespace"] == CLUSTER else {"namespace": parts["namespace"]})
     return ApiObject(api_version="", kind=parts["kind"], metadata=metadata)
 
@@ -367,8 +370,8 @@ def _unread(parts: dict[str, str]) -> ApiObject:
 async def _read(bus: Bus, parts: dict[str, str]) -> _Present:
     """Read an object, and the key's revision.
 
-    Where what stands there cannot be read, the newest version before
-    it, which has another revision.
+    If the stored value cannot be read, returns the newest version before it that can, which has
+    another revision.
     """
     stored = await bus.get_or_last(OBJECT, **parts)
     if isinstance(stored, Unreadable):

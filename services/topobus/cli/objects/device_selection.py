@@ -1,10 +1,7 @@
-"""Finds the devices that a command line means: by name, or all that match a class, a node and
+"""Finds the devices that a command line selects: by name, or all that match a class, a node and
 conditions.
 
-Pure.
-
-Flows in: inventories, what is kept back, and the words of the command line. Flows out: devices with
-their node and class, sorted; or an error that says what there is.
+Pure. The devices are sorted, with their node and class.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ _SHOWN = 10
 
 
 class ChosenDevice(Struct, frozen=True, kw_only=True, order=True):
-    """One device that is meant."""
+    """One selected device."""
 
     node: str
     device_class: str
@@ -36,7 +33,7 @@ class ChosenDevice(Struct, frozen=True, kw_only=True, order=True):
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """What a command line says of devices."""
+    """The selection of devices on a command line."""
 
     names: tuple[str, ...] = ()
     node: str | None = None
@@ -47,7 +44,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 def read_conditions(where: Iterable[str]) -> tuple[tuple[Condition, ...], ...]:
     """Read `FIELD=VALUE` words, of which all must hold.
 
-    What looks like a number may be one or text, so each word gives alternatives.
+    A value that looks like a number may be one or a text, so each word gives alternatives.
 
     Errors: raises UsageError.
 
@@ -60,11 +57,12 @@ def read_conditions(where: Iterable[str]) -> tuple[tuple[Condition, ...], ...]:
 def choose_devices(
     selection: Selection, inventories: Sequence[Inventory], kept_back: Sequence[ClassMaintenance] = ()
 ) -> tuple[ChosenDevice, ...]:
-    """Find the devices that are meant.
+    """Find the selected devices.
 
-    Shapes: kept_back — for who may mean devices that are not there now, too.
-    Errors: raises UsageError when nothing is said or one name could mean several devices,
-    NotFoundError when a name or a selector means none.
+    Shapes: kept_back — the withheld devices, for a command that may also select devices that are
+    gone.
+    Errors: raises UsageError when nothing is selected or one name could mean several devices,
+    NotFoundError when a name or a selector matches none.
     """
     conditions = read_conditions(selection.where)
     places = [(each.node, each.device_class) for each in inventories] + [
@@ -108,7 +106,7 @@ def choose_devices(
 
 
 def _address(name: str) -> PciAddress | None:
-    """Read a PCI address, with or without its domain; None for what is none."""
+    """Read a PCI address, with or without its domain. None for any other text."""
     try:
         return PciAddress.parse(name)
     except ValueError:
@@ -120,7 +118,8 @@ def _named(
 ) -> list[ChosenDevice]:
     meant = [chosen for chosen in scope if chosen.device == name]
     if not meant and (address := _address(name)):
-        # As lspci and the drawing write it; each function of a card that was cut has its own.
+        # In the form of lspci and the drawing. Each function of a partitioned card has its own
+        # address.
         meant = [
             chosen
             for chosen in scope
@@ -141,7 +140,7 @@ def _named(
 
 
 def _words(selection: Selection) -> str:
-    """Say in what the search was narrowed."""
+    """Describe the filters of the selection."""
     words = [f"of class {selection.device_class}"] if selection.device_class is not None else []
     words += [f"on node {selection.node}"] if selection.node is not None else []
     words += [f"with {' and '.join(selection.where)}"] if selection.where else []

@@ -1,9 +1,9 @@
 """Reads files that a user names, with a limit on their size: an endless or special file is an error
 instead of exhausted memory or an endless wait.
 
-Flows in: a path, `-` for standard input. Flows out: bytes or text. A pipe is read where the shell
-made it for this command (`<(…)`, /dev/stdin); a FIFO or device named by its path is refused,
-because opening one may block or change the device.
+The path `-` is standard input. A pipe is read where the shell made it for this command (`<(…)`,
+/dev/stdin). A FIFO or device named by its path is refused, because opening one may block or change
+the device.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from topobus.values.errors import ContractError
 __all__ = ["DOCUMENT_BYTES", "MANIFEST_BYTES", "SNAPSHOT_BYTES", "read_bytes", "read_text", "shown_name"]
 
 MANIFEST_BYTES = 1 << 20
-"""An API server takes 3 MiB at most; a manifest beyond 1 MiB would not fit a KV value either."""
+"""An API server takes 3 MiB at most. A manifest beyond 1 MiB would not fit a KV value either."""
 DOCUMENT_BYTES = 16 << 20
-"""A decision, or an OCI spec: NATS takes 1 MiB a message, and runc reads
-specs of some hundred KiB."""
+"""A decision, or an OCI spec: NATS takes 1 MiB per message, and runc reads specs of some hundred
+KiB."""
 SNAPSHOT_BYTES = 256 << 20
-"""A machine with its devices: some KiB a CPU and device."""
+"""A machine with its devices: some KiB per CPU and device."""
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -35,9 +35,9 @@ _KINDS = (
     (stat.S_ISBLK, "a device file"),
     (stat.S_ISSOCK, "a socket"),
 )
-# A path has no double slash any more.
+# A Path has collapsed a URL's double slash.
 _URL = re.compile(r"(https?|ftp):/+(.*)")
-# What bash and others hand over for `<(…)` and `<file`.
+# The paths that shells pass for `<(…)` and `<file`.
 _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
@@ -50,7 +50,7 @@ def read_bytes(path: Path, *, limit_bytes: int, next_step: str) -> bytes:
     """Read a whole file, or standard input for `-`.
 
     Errors: raises InputError for what cannot be read or is no file, ContractError for more than
-    `limit_bytes`; no more than that is ever kept.
+    `limit_bytes`. Never more than that is in memory.
     """
     where = shown_name(path)
     if (url := _URL.match(str(path))) is not None:
@@ -81,7 +81,7 @@ def read_bytes(path: Path, *, limit_bytes: int, next_step: str) -> bytes:
 def read_text(path: Path, *, limit_bytes: int, next_step: str) -> str:
     """Read a whole text.
 
-    Errors: as `read_bytes`; ContractError also for what is no UTF-8, with its line.
+    Errors: as `read_bytes`, and ContractError for invalid UTF-8, with its line.
     """
     data = read_bytes(path, limit_bytes=limit_bytes, next_step=next_step)
     try:

@@ -1,7 +1,7 @@
 """Resolves kinds of the stand-alone API as kubectl's users type them: singular, plural, short, with
 or without the group.
 
-Flows in: a name from the command line. Flows out: the kind as in a manifest. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from topobus.formats.kubernetes.shape import did_you_mean
 
 __all__ = ["is_node_allocation_state", "kind_of", "plural_of", "read_target"]
 
-# What kubectl's users and we ourselves say for short.
+# Short names of kubectl's users and our own.
 _SHORT = {
     "po": "Pod",
     "claim": "ResourceClaim",
@@ -42,8 +42,8 @@ def plural_of(kind: str) -> str:
 
 
 def is_node_allocation_state(text: str) -> bool:
-    """Say whether the view is meant that classic drivers kept as objects: it can be got, and
-    nothing else.
+    """Say whether a kind is the view that classic drivers kept as objects, which only `get`
+    supports.
 
     >>> is_node_allocation_state("nodeallocationstates"), is_node_allocation_state("NodeAllocationState.x.example"), is_node_allocation_state("nodes")
     (True, True, False)
@@ -52,7 +52,7 @@ def is_node_allocation_state(text: str) -> bool:
 
 
 def kind_of(text: str) -> str:
-    """Find the kind that is meant.
+    """Resolve a typed kind.
 
     >>> kind_of("resourceclaims"), kind_of("claim"), kind_of("ResourceClaim"), kind_of("deviceclasses.resource.k8s.io")
     ('ResourceClaim', 'ResourceClaim', 'ResourceClaim', 'DeviceClass')
@@ -77,7 +77,7 @@ def kind_of(text: str) -> str:
 
 
 def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Read `KIND`, `KIND NAME…`, `KIND/NAME…` and `KIND,KIND`: gives kinds and names.
+    """Read `KIND`, `KIND NAME…`, `KIND/NAME…` and `KIND,KIND` into kinds and names.
 
     Errors: raises UsageError.
     """

@@ -1,8 +1,6 @@
 """Builds a kustomization by the user's own program, `kustomize` or `kubectl`: its rules are large,
 change, and are not repeated here.
 
-Flows in: a folder with a kustomization file. Flows out: the manifests
-that the program prints, as text.
 Source: `kustomize build` and `kubectl kustomize`, which is in kubectl since 1.14.
 """
 
@@ -25,10 +23,10 @@ _SHOWN_LINES = 3
 
 
 def built_kustomization(folder: Path) -> str:
-    """Build the manifests of a kustomization.
+    """Build the manifests of a kustomization, as text.
 
     Errors: raises InputError for a folder that has none, when no program can build it, and with the
-    program's own words when it fails; ContractError when it prints more than a manifest may have.
+    program's own message when it fails; ContractError when it prints more than a manifest may have.
     """
     if not any((folder / name).is_file() for name in _FILES):
         raise InputError(

@@ -1,8 +1,8 @@
 """Reads manifest files from disk or standard input, and converts them to requests to a node.
 
-The parser, strict and with line numbers, is in `topobus.formats.kubernetes`; this module handles
-the file, its errors and a pod's identity. Users bring whole charts: what is of no use in one, such
-as a Service, is left out with one note.
+The parser, strict and with line numbers, is in `topobus.formats.kubernetes`. This module handles
+the file, its errors and a pod's identity. Users pass whole charts: objects without a use here, such
+as a Service, are left out with one note.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ __all__ = [
 
 NamespacedName = tuple[str, str]
 Note = Callable[[str], None]
-"""Says something to the user beside a command's answer."""
+"""Prints a note to the user beside a command's answer."""
 
 _MANIFESTS = (".json", ".yaml", ".yml")
-# By which pods belong together to kube-scheduler (gangs, alpha).
+# Fields that group pods for kube-scheduler (gangs, alpha).
 _GROUPED = frozenset({"schedulingGroup", "workloadRef"})
-# Kinds, or workloads, that one note names; a manifest may bring hundreds.
+# Kinds, or workloads, that one note names. A manifest may have hundreds.
 _NAMED = 7
 _EXAMPLES = "examples/pods and examples/claims have manifests to start from"
 
 
 def read_objects(path: Path) -> tuple[ApiObject, ...]:
-    """Read a manifest that has our objects alone; `-` is standard input.
+    """Read a manifest that has only our objects. `-` is standard input.
 
-    Errors: raises InputError for a file that cannot be read,
-    ContractError for one that is no manifest.
+    Errors: raises InputError for a file that cannot be read, ContractError for one that is no
+    manifest.
     """
     text = read_text(path, limit_bytes=MANIFEST_BYTES, next_step=_EXAMPLES)
     return parse_manifest(text, where=shown_name(path))
@@ -60,18 +60,18 @@ def read_objects(path: Path) -> tuple[ApiObject, ...]:
 def read_mixed(
     files: Iterable[Path], note: Note, *, has_nodes: bool = False, has_workloads: bool = False
 ) -> list[ApiObject]:
-    """Read our objects of manifests, and say once what else stands in them.
+    """Read our objects of manifests, and print one note on the others.
 
     Shapes: has_nodes — take Nodes for their names and labels; has_workloads — take the pods of
     Deployments and the like as well.
-    Errors: as `read_objects`; InputError when nothing in them is of use.
+    Errors: as `read_objects`; InputError when they have no object of use here.
     """
     files = list(files)
     return only_ours(_parsed(files, has_nodes=has_nodes, has_workloads=has_workloads), files, note)
 
 
 def _parsed(files: Sequence[Path], *, has_nodes: bool = False, has_workloads: bool = False) -> list[MixedManifest]:
-    """Read all files before what is in any of them is looked at."""
+    """Read all files before any of them is parsed."""
     texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step="")) for file in files]
     return [
         parse_mixed(text, where=shown_name(file), has_nodes=has_nodes, has_workloads=has_workloads)
@@ -80,7 +80,7 @@ def _parsed(files: Sequence[Path], *, has_nodes: bool = False, has_workloads: bo
 
 
 def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note) -> list[ApiObject]:
-    """Give our objects, and say once what else there is.
+    """Return our objects, and print one note on the others.
 
     Errors: raises InputError when all of it is left out.
     """
@@ -118,7 +118,7 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
 def counted_kinds(kinds: Counter[str]) -> str:
     """Count objects by kind, the frequent ones first.
 
-    Of many kinds the first are named and the others counted.
+    Of many kinds the first are named, and the others counted.
 
     >>> counted_kinds(Counter({"Service": 1, "ConfigMap": 3}))
     '3 ConfigMap, 1 Service'
@@ -134,12 +134,12 @@ def counted_kinds(kinds: Counter[str]) -> str:
 def read_wanted(
     verb: str, files: Sequence[Path], note: Note, *, kinds: Sequence[str] = ("Pod", "ResourceClaim")
 ) -> list[ApiObject]:
-    """Read what a command is to answer of files and folders: pods, those of workloads too, claims,
-    and what they need.
+    """Read the objects of files and folders that a command is to answer: pods (including those of
+    workloads), claims, and what they need.
 
-    Shapes: kinds — those of which there must be one; a workload without any pod is
-    enough, and has nothing to answer.
-    Errors: as `read_mixed`; InputError where there is none, with what to do.
+    Shapes: kinds — at least one object must be of these; a workload without any pod is enough, and
+    gives no answer.
+    Errors: as `read_mixed`; InputError where there is none, with a next step.
     """
     manifests = manifest_files(files)
     parts = _parsed(manifests, has_workloads=True)
@@ -181,7 +181,7 @@ def read_wanted(
 
 
 def _is_used(claim: ApiObject, objects: Sequence[ApiObject]) -> bool:
-    """Say whether a pod names a claim: then what the claim has stays."""
+    """Say whether a pod names a claim, which then keeps what it has."""
     place = (metadata_of(claim).namespace or "default", metadata_of(claim).name)
     return any(
         (metadata_of(pod).namespace or "default", entry.get("resourceClaimName")) == place
@@ -192,7 +192,7 @@ def _is_used(claim: ApiObject, objects: Sequence[ApiObject]) -> bool:
 
 
 def read_pod(path: Path) -> PodRequest:
-    """Read what the one pod of a manifest asks.
+    """Read the request of the one pod of a manifest.
 
     Errors: raises ContractError when the file holds no pod or several.
     """
@@ -203,9 +203,9 @@ def read_pod(path: Path) -> PodRequest:
 
 
 def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list[Path]:
-    """List the files that are meant: those named, and of a folder every manifest in it, by name.
+    """List the manifest files: those named, and of a folder every manifest in it, by name.
 
-    Those of folders within it only when it is said.
+    Those of its subfolders only with `is_recursive`.
 
     Errors: raises InputError for a folder without a manifest.
     """
@@ -232,13 +232,15 @@ def _manifests_in(folder: Path, *, is_recursive: bool = False) -> list[Path]:
 
 
 def request_of(pod: ApiObject) -> PodRequest:
-    """Read what a pod asks; one without a uid gets the same one each time."""
+    """Read a pod's request. A pod without a uid gets the same one each time."""
     metadata = metadata_of(pod)
     return pod_request(pod, uid=metadata.uid or placed_uid(metadata.namespace or "default", metadata.name))
 
 
 def parse_namespaced(text: str) -> NamespacedName:
     """Read `NAMESPACE/NAME`, or `NAME` in namespace default.
+
+    Errors: raises UsageError for any other text.
 
     >>> parse_namespaced("default/trainer"), parse_namespaced("trainer")
     (('default', 'trainer'), ('default', 'trainer'))

@@ -1,8 +1,7 @@
 """The options by which commands name manifests, `-f`, `-R` and `-k`, and the reading of what they
 name.
 
-Flows in: files, folders, standard input, one kustomization. Flows out: objects, in the
-order in which they are written.
+Objects keep the order of the manifests.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ Recursive = Annotated[
 def read_sources(
     verb: str, files: tuple[Path, ...], kustomization: Path | None, note: Note, *, is_recursive: bool
 ) -> list[ApiObject]:
-    """Read all of our objects that are named; what else stands there is left out with a note.
+    """Read all of our named objects. Others are left out with a note.
 
-    Errors: raises UsageError when nothing is named, or a kustomization beside
-    files; else as the readers do.
+    Errors: raises UsageError when nothing is named, or a kustomization beside files; else as the
+    readers do.
     """
-    # Here: the readers of manifests come with it, and who deletes by name reads none.
+    # Imported here: it loads the readers of manifests, which a deletion by name does not need.
     from topobus.cli.objects.kustomize import built_kustomization
     from topobus.cli.objects.manifests import manifest_files, only_ours, read_mixed
     from topobus.formats.kubernetes.manifest import parse_mixed

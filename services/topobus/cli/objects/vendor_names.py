@@ -1,8 +1,8 @@
-"""Turns a vendor's resource names in pods (`nvidia.com/gpu`) into ours, where a gateway stands in
-for that vendor's device plugin.
+"""Translates a vendor's resource names in pods (`nvidia.com/gpu`) into ours, where a gateway takes
+the place of that vendor's device plugin.
 
-Flows in: what pods ask, inventories, what gateways say of themselves. Flows out: the same by class
-or pool, which the nodes count.
+The result names a class or a pool, which the nodes count. Each gateway reports which vendors it
+replaces.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ Profiles = Annotated[
     ),
 ]
 
-# A gateway answers within milliseconds; it asks kubelet meanwhile.
+# A gateway answers within milliseconds. It asks kubelet meanwhile.
 _PROFILES_S = 2.0
 
 
 async def by_our_names(
     bus: Bus, pods: Sequence[PodRequest], profiles: tuple[VendorProfile, ...], node: str | None, note: Note
 ) -> list[PodRequest]:
-    """Give what pods ask with a vendor's names by ours, where a gateway stands in for that vendor's
-    device plugin, or as it is said.
+    """Replace a vendor's resource names in requests by ours, where a gateway replaces that vendor's
+    device plugin, or where `profiles` names the vendor.
 
-    Errors: raises UsageError for a name that only some devices of a class or pool have: nodes are
-    asked for a number of all of them.
+    Errors: raises UsageError for a name that covers only some devices of a class or pool, as nodes
+    are asked for a number of all of them.
     """
     asked = frozenset[str]().union(*(asked_in_profiles(pod, get_args(VendorProfile)) for pod in pods))
     names = await _our_names(bus, asked, profiles, node, note)
@@ -57,11 +57,11 @@ async def by_our_names(
 async def stored_by_our_names(
     bus: Bus, objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...], note: Note
 ) -> list[ApiObject]:
-    """Give pods that are about to be stored the resources of our names in place of a vendor's, as
-    `by_our_names` does what pods ask: the controller and the classes know those.
+    """Replace a vendor's resource names in pods that are about to be stored by ours, as
+    `by_our_names` does in requests: the controller and the classes know those.
 
-    Errors: raises UsageError as `by_our_names`, and for a container that asks
-    for one resource by both names.
+    Errors: raises UsageError as `by_our_names`, and for a container that requests one resource by
+    both names.
     """
     asked = {
         resource
@@ -115,14 +115,14 @@ def _with_names(api_object: ApiObject, names: Mapping[str, str]) -> ApiObject:
 async def _our_names(
     bus: Bus, asked: frozenset[str], profiles: tuple[VendorProfile, ...], node: str | None, note: Note
 ) -> dict[str, str]:
-    """Find the class or pool behind each resource that is asked for by a vendor's name, and say so.
+    """Find the class or pool behind each resource with a vendor's name, and print a note on it.
 
-    Resources that no gateway stands in for are left out.
+    Resources whose device plugin no gateway replaces are left out.
     """
     if not asked:
         return {}
     inventories = [entry.value for entry in await bus.list(INVENTORY) if node in (None, entry.parts["node"])]
-    # What somebody else's plugin offers through the gateway the nodes know by its name.
+    # Resources that another plugin offers through the gateway are known to the nodes by that name.
     asked -= {inventory.resource for inventory in inventories}
     if not asked:
         return {}
@@ -149,7 +149,9 @@ async def _our_names(
 
 
 async def _profiles_of(bus: Bus, nodes: Collection[str]) -> dict[str, tuple[VendorProfile, ...]]:
-    """Ask the gateways for whom they stand in; one that does not answer stands in for nobody."""
+    """Ask the gateways which vendors they replace. One that does not answer counts as replacing
+    none.
+    """
 
     async def ask(node: str) -> tuple[VendorProfile, ...]:
         try:

@@ -1,9 +1,9 @@
-"""What `topobus top` knows of a fleet: one row a node, made of inventories, ledgers and what each
-node's topology says; and what waits.
+"""The state of a fleet in `topobus top`: a row per node, made from inventories, ledgers and each
+node's alignment, and the waiting objects.
 
-Flows in: changes, as watches tell them. Flows out: rows, the nodes with something sick first. Of an
-inventory only names and what is not well is kept, equal sets once; a row is made anew when
-something of its node changed. Holds values only; draws nothing and reads nothing.
+The nodes with sick devices come first. Of an inventory only names and unhealthy devices are kept,
+equal sets once. A row is made again when something of its node changed. It holds values only: it
+draws nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 _CPU = "cpu"
-# Nodes that have inventories and no machine are shown like others while they are few; more of them
-# than this are somebody's invention.
+# Nodes that have inventories and no machine are shown like others while they are few. A larger
+# number than this is likely invented.
 MOST_STRANGERS = 16
 
 
 class CountedDevice(Struct, frozen=True, kw_only=True):
-    """Of a device what a row needs."""
+    """The fields of a device that a row needs."""
 
     name: str
     health: DeviceHealth = HEALTHY
@@ -54,7 +54,7 @@ class CountedDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def trouble(self) -> str:
-        """Why it is not well, or not given out, in a word; empty for one that is well."""
+        """Why it is unhealthy or withheld, in a word. Empty for a healthy device."""
         worst = self.health.worst
         if self.maintenance is not None:
             return "excluded" if self.maintenance.verb is DeviceVerb.EXCLUDE else "under maintenance"
@@ -62,7 +62,9 @@ class CountedDevice(Struct, frozen=True, kw_only=True):
 
 
 class CountedInventory(Struct, frozen=True, kw_only=True):
-    """Of an inventory what a row needs; the rest of what is stored is skipped, not decoded."""
+    """The fields of an inventory that a row needs. The rest of what is stored is skipped, not
+    decoded.
+    """
 
     node: str
     device_class: str
@@ -70,13 +72,13 @@ class CountedInventory(Struct, frozen=True, kw_only=True):
 
 
 class Rank(IntEnum):
-    """In which order nodes stand."""
+    """The order of nodes."""
 
     UNHEALTHY = 0
     UNKNOWN = 1
     """A device of unknown health, or a service that does not answer."""
     UNWELL = 2
-    """Degraded, recovering, or kept back by an operator."""
+    """Degraded, recovering, or withheld by an operator."""
     FULL = 3
     """Of some class all devices are in use."""
     WELL = 4
@@ -92,12 +94,12 @@ class ClassUse:
     free: int
     """Neither in use nor unfit."""
     sick: int
-    """Not well, or kept back."""
+    """Unhealthy, or withheld."""
     is_silent: bool = False
 
     @property
     def is_full(self) -> bool:
-        """Say whether nobody new gets one, since all that could be had are in use."""
+        """Say whether no more can be allocated, since all usable devices are in use."""
         return self.used > 0 and self.free == 0
 
 
@@ -112,17 +114,17 @@ class NodeRow:
     waits: int = 0
     """Pods and claims that wait and can go nowhere else."""
     why: str = ""
-    """What is worst: a sick device with its reason, a silent service,
-    or of what nothing is free."""
+    """The worst: a sick device with its reason, a silent service, or the class of which nothing is
+    free."""
     states: frozenset[str] = frozenset()
     """Words by which a filter finds it: `sick`, `full`, and the states of its devices."""
     troubles: frozenset[str] = frozenset()
-    """The reasons of all its devices that are not well."""
+    """The reasons of all its unhealthy devices."""
 
     @property
     def order(self) -> tuple[object, ...]:
-        """What rows are sorted by: rank, the number of sick devices, the name with its numbers as
-        numbers.
+        """The key by which rows are sorted: rank, the number of sick devices, the name with its
+        numbers as numbers.
         """
         return (self.rank, -self.sick, natural_key(self.node))
 
@@ -145,13 +147,13 @@ class Fleet:
     """The present state of all nodes."""
 
     def __init__(self, wall: Callable[[], float] = lambda: 0.0) -> None:
-        """Begin with nothing; `wall` gives the seconds of one monotonic clock, by which it is told
-        when a node's topology has stopped talking.
+        """Begin with an empty fleet. `wall` returns the seconds of one monotonic clock, by which
+        silent topologies are noticed.
         """
         self.is_settled = False
-        """All that was there at the start has been read."""
+        """Whether everything that existed at the start has been read."""
         self.members: frozenset[str] | None = None
-        """The nodes that report a machine; None: not known yet."""
+        """The nodes that report a machine. None: not known yet."""
         self._wall = wall
         self._counted: dict[str, dict[str, _Counted]] = {}
         self._held: dict[str, dict[str, frozenset[str]]] = {}
@@ -169,9 +171,7 @@ class Fleet:
 
     @property
     def strangers(self) -> tuple[str, ...]:
-        """The nodes that have inventories and no machine, where these
-        are too many to be believed.
-        """
+        """The nodes that have inventories and no machine, if they are too many to be real."""
         if not self.members:
             return ()
         strangers = sorted(self._counted.keys() - self.members)
@@ -187,7 +187,7 @@ class Fleet:
 
     @property
     def unplaced(self) -> dict[str, Counter[str]]:
-        """By kind (pod, claim): why it waits, and how often."""
+        """By kind (pod, claim): the reasons for waiting, and how often each occurs."""
         counts: dict[str, Counter[str]] = {}
         for waiting in self._waiting.values():
             counts.setdefault(waiting.kind, Counter())[waiting.reason] += 1
@@ -207,7 +207,7 @@ class Fleet:
         )
 
     def know_members(self, members: Iterable[str]) -> bool:
-        """Take in which nodes report a machine; says whether that is news."""
+        """Store which nodes report a machine. Returns whether that changed."""
         nodes = frozenset(members)
         is_news = nodes != self.members
         self.members = nodes
@@ -216,7 +216,7 @@ class Fleet:
         return is_news
 
     def take_inventory(self, change: Change[CountedInventory]) -> None:
-        """Take what a watch says of inventories."""
+        """Apply a change of an inventory."""
         if change.kind is ChangeKind.RESET:
             self._counted.clear()
             self._forget_rows()
@@ -232,7 +232,7 @@ class Fleet:
         self._touch(node)
 
     def take_ledger(self, change: Change[Holders]) -> None:
-        """Take what a watch says of ledgers."""
+        """Apply a change of a ledger."""
         if change.kind is ChangeKind.RESET:
             self._held.clear()
             self._forget_rows()
@@ -247,8 +247,8 @@ class Fleet:
         self._touch(node)
 
     def take_alignment(self, change: Change[NodeAlignment]) -> None:
-        """Take what a watch says of alignments: by them topologies tell which services are silent,
-        and that they live.
+        """Apply a change of an alignment, by which a topology names the silent services and gives a
+        sign of life.
         """
         if change.kind is ChangeKind.RESET:
             self._words.excuse(self._wall())
@@ -261,7 +261,7 @@ class Fleet:
         self._hear(node)
 
     def take_object(self, change: Change[ApiObject]) -> None:
-        """Take what a watch says of claims and pods."""
+        """Apply a change of a claim or pod."""
         if change.kind is ChangeKind.RESET:
             self._waiting.clear()
             self._forget_rows()
@@ -276,13 +276,13 @@ class Fleet:
                 self._touch(waiting.node)
 
     def listen(self, *, is_connected: bool = True) -> bool:
-        """See whose topology has stopped talking; says whether that is news.
+        """Find the topologies that have become silent. Returns whether that changed.
 
-        Who cannot be heard, since the bus is away, has not.
+        While the bus is disconnected, no topology counts as silent.
         """
         if not is_connected:
             self._words.excuse(self._wall())
-        # Each one is looked at, whatever the others say.
+        # A list, so that every node is checked.
         return bool([node for node in self._words.nodes if self._hear(node)])
 
     def _hear(self, node: str) -> bool:
@@ -313,7 +313,7 @@ class Fleet:
         )
 
     def _share(self, names: Iterable[str]) -> frozenset[str]:
-        """Give equal sets as one: nodes of a kind have the same names."""
+        """Return equal sets as one object: nodes of a kind have the same names."""
         wanted = frozenset(names)
         return self._equal.setdefault(wanted, wanted)
 
@@ -375,7 +375,7 @@ def _row(
         if silent
         else []
     )
-    # A device that is known to be sick says more than a service that does not answer.
+    # A device that is known to be sick is more important than a service that does not answer.
     words = [*troubles, *silence] if unwell and unwell[0][0] is Rank.UNHEALTHY else [*silence, *troubles]
     full = [use.device_class for use in uses if use.is_full]
     if full and not words:
@@ -400,7 +400,7 @@ def _rank_of(device: CountedDevice) -> Rank:
 
 def is_shown(row: NodeRow, wanted: str) -> bool:
     """Say whether a filter finds a row: each of its words is in the name or in a reason, or is a
-    class or a state; `!` in front: not so.
+    class or a state. A leading `!` negates a word.
 
     >>> row = NodeRow(node="rack-7", rank=Rank.FULL, uses=(), sick=0, states=frozenset({"gpu", "full", "gpu:full"}))
     >>> [is_shown(row, wanted) for wanted in ("", "rack full", "gpu:full !sick", "sick", "RACK")]
@@ -418,7 +418,7 @@ def _finds(row: NodeRow, word: str) -> bool:
 
 
 def class_order(device_class: str) -> tuple[bool, bool, str]:
-    """Sort classes: GPUs first, CPUs last, for a narrow terminal leaves out from the end."""
+    """Sort classes: GPUs first, CPUs last, as a narrow terminal leaves out the last ones."""
     return (device_class == _CPU, device_class != "gpu", device_class)
 
 
@@ -433,7 +433,7 @@ def _held_names(ledger: Holders) -> dict[str, set[str]]:
 
 
 def _waiting(api_object: ApiObject) -> _Waiting | None:
-    """Say why a claim or a pod waits, and for which node if for one.
+    """Return why a claim or a pod waits, and for which node if for only one.
 
     None for what does not wait.
     """

@@ -1,9 +1,9 @@
-"""Lays out the table of all nodes of `topobus top`: totals, what waits, one row a node, and the
+"""Lays out the table of all nodes of `topobus top`: totals, what waits, a row per node, and the
 keys.
 
-Flows in: rows, the view and the terminal's size. Flows out: exactly as many lines as the terminal
-has, none wider than it is. Pure. Classes are left out from the last one on where the terminal is
-too narrow for them, and the table says so.
+It gives exactly as many lines as the terminal has, none wider than it is. Pure. Where the terminal
+is too narrow, classes are left out from the last one on, and a line of the table names their
+number.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ __all__ = ["fleet_lines", "fleet_screen", "page_of", "shown_rows"]
 _ORDER = "used/total; not well first, then full, then by name"
 _GAP = "  "
 _MARK = "> "
-# Room that the reason has at least before classes are left out, and
-# names at most of a narrow terminal.
+# Least room of the reason before classes are left out, and most of a name on a narrow terminal.
 _LEAST_WHY = 16
 _STYLES = {Rank.UNHEALTHY: "fail", Rank.UNKNOWN: "warn", Rank.UNWELL: "warn", Rank.FULL: "name", Rank.WELL: ""}
-# Head, totals, order, titles, what is more, keys.
+# Head, totals, order, titles, the number of further rows, keys.
 _FRAME = 6
 
 
@@ -41,19 +40,19 @@ class _Columns:
 
 
 def shown_rows(fleet: Fleet, view: View) -> tuple[NodeRow, ...]:
-    """Give the rows that the filter leaves."""
+    """Return the rows that the filter selects."""
     return tuple(row for row in fleet.rows if is_shown(row, view.wanted)) if view.wanted.strip() else fleet.rows
 
 
 def page_of(height: int) -> int:
-    """Give how many rows a screen has at least."""
+    """Return how many rows a screen has at least."""
     return max(height - _FRAME, 1)
 
 
 def fleet_screen(
     fleet: Fleet, rows: Sequence[NodeRow], view: View, width: int, height: int, palette: Palette
 ) -> tuple[Screen, View]:
-    """Draw the table; gives the view with the rows that are shown of it."""
+    """Draw the table. Returns the view with the rows that are shown."""
     width = max(width, 20)
     columns = _columns(rows, width)
     head = [*_head(fleet, rows, view, width), *_titles(columns)]
@@ -83,7 +82,7 @@ def fleet_screen(
 
 
 def fleet_lines(fleet: Fleet, width: int) -> list[Text]:
-    """Give the whole table, for printing once."""
+    """Return the whole table, for printing once."""
     columns = _columns(fleet.rows, width)
     rows = [_row(row, columns, width, is_selected=False) for row in fleet.rows]
     return [cut(text, width) for text in (*_head(fleet, fleet.rows, View(), width), *_titles(columns), *rows)]
@@ -156,7 +155,7 @@ def _columns(rows: Sequence[NodeRow], width: int) -> _Columns:
 
 
 def _titles(columns: _Columns) -> list[Text]:
-    """Say how the table is sorted and what it has no room for, and name its columns."""
+    """Return how the table is sorted, what it has no room for, and the names of its columns."""
     notes = [_ORDER, *([f"too narrow for: {', '.join(columns.left_out)}"] if columns.left_out else [])]
     cells = ["node".ljust(columns.name), *(name.rjust(size) for name, size in columns.classes), "sick"]
     titles = " " * len(_MARK) + _GAP.join([*cells, *(["waits"] if columns.has_waits else []), "why"])
@@ -177,7 +176,8 @@ def _row(row: NodeRow, columns: _Columns, width: int, *, is_selected: bool) -> T
         line.append(_GAP + (str(row.waits) if row.waits else "-").rjust(len("waits")), "warn" if row.waits else "")
     line.append(_GAP + row.why, style)
     line.rstrip()
-    # One bar: colours within it would be read worse, and the words say what they say.
+    # One bar: colours within it would be harder to read, and the text has the same meaning without
+    # them.
     return Text(line.plain.ljust(width), "reverse") if is_selected else line
 
 

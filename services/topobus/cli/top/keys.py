@@ -1,6 +1,6 @@
 """Reads key presses from the bytes of a terminal. Pure.
 
-A sequence that comes in pieces is put together.
+A sequence that arrives in pieces is put together.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Key(StrEnum):
     """What a key means here, while nothing is typed."""
 
     END = "end"
-    """Ctrl-C or Ctrl-D, or the terminal is gone: the end, whatever is on the screen."""
+    """Ctrl-C or Ctrl-D, or the terminal is gone: the program ends from every screen."""
     QUIT = "quit"
     ENTER = "enter"
     BACK = "back"
     """Esc."""
     ERASE = "erase"
-    """Backspace: one letter of what is typed, else as Esc."""
+    """Backspace: one letter of the typed text, else as Esc."""
     FILTER = "filter"
     HELP = "help"
     LEFT = "left"
@@ -42,9 +42,9 @@ class Press:
     """One key that was pressed."""
 
     key: Key | None = None
-    """None: it means nothing but its letter."""
+    """None: it has no meaning except as a letter."""
     text: str = ""
-    """Its letter; empty for one that has none."""
+    """Its letter. Empty for a key without one."""
 
 
 _LETTERS = {
@@ -69,7 +69,7 @@ _CONTROLS = {
     "\x7f": Key.ERASE,
     "\x08": Key.ERASE,
     "\x0c": Key.REDRAW,
-    # Of those who page as in less and vi.
+    # For users who page as in less and vi.
     "\x06": Key.PAGE_DOWN,
     "\x02": Key.PAGE_UP,
 }
@@ -91,18 +91,19 @@ _SEQUENCES = {
     "\x1bOF": Key.LAST,
     "\x1b[4~": Key.LAST,
 }
-# Control sequences of ECMA-48 and the keypad's (SS3), whole, and how each begins.
+# Control sequences of ECMA-48 and the keypad's (SS3), complete, and how each begins.
 _WHOLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.")
 _BEGUN = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 
 
 def read_presses(data: bytes, *, is_all: bool = False) -> tuple[list[Press], bytes]:
-    r"""Take the presses out of what was read; gives them and what may be the beginning of one more.
+    r"""Parse the presses from the bytes read. Returns them, and the rest that may be the beginning
+    of one more.
 
-    What means nothing here is dropped.
+    Sequences without a meaning here are dropped.
 
-    Shapes: is_all — nothing more came for a moment: an escape sign that stands alone is
-    the key Esc, and no beginning.
+    Shapes: is_all — nothing more came for a moment: a single escape character is the key Esc, and
+    no beginning.
 
     >>> read_presses(b"\x1b[Cx\x1b[")
     ([Press(key=<Key.RIGHT: 'right'>, text=''), Press(key=None, text='x')], b'\x1b[')
@@ -132,7 +133,9 @@ def read_presses(data: bytes, *, is_all: bool = False) -> tuple[list[Press], byt
 
 
 def _decoded(data: bytes) -> tuple[str, bytes]:
-    """Decode what is whole, without what is no text; the last letter may have been read in part."""
+    """Decode the complete characters, without invalid bytes. The last character may have been read
+    in part.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
     text = decoder.decode(data)
     return text, decoder.getstate()[0]

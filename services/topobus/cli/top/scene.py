@@ -1,8 +1,7 @@
-"""What `topobus top` knows of the node that is drawn: its machine, inventories, ledger and newest
-events, as watches tell them.
+"""The state of the node that `topobus top` draws: its machine, inventories, ledger and newest
+events, from watches.
 
-Flows in: changes of state, events. Flows out: what the drawing is made of. Holds values only;
-draws nothing and reads nothing.
+It holds values only: it draws nothing and reads nothing.
 """
 
 from __future__ import annotations
@@ -39,35 +38,35 @@ class Scene:
     node: str
     machine: Machine | None = None
     is_read: bool = False
-    """It has been looked for a machine of that name."""
+    """Whether a machine of that name has been looked for."""
     inventories: dict[str, Inventory] = field(default_factory=dict)
     """By class."""
     ledger: Ledger | None = None
     silent: tuple[Inventory, ...] = ()
-    """Inventories as they are to be read while services do not answer; empty while all do."""
+    """The inventories as shown while services do not answer. Empty while all do."""
     letters: dict[str, str] = field(default_factory=dict)
-    """Owner's key to its letter: an owner keeps it as long as the node is shown."""
+    """Owner's key to its letter: an owner keeps it while the node is shown."""
     pci_names: dict[PciIds | PciAddress, str] = field(default_factory=dict)
-    """Of vendor and device, for functions that no service says the model of."""
+    """By vendor and device, for functions whose model no service reports."""
     events: deque[ShownEvent] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
 
     @property
     def shown_inventories(self) -> tuple[Inventory, ...]:
-        """The inventories by class, those of silent services as they are to be read."""
+        """The inventories by class, with the devices of silent services as Unknown."""
         silent = {inventory.device_class: inventory for inventory in self.silent}
         return tuple(
             silent.get(device_class, inventory) for device_class, inventory in sorted(self.inventories.items())
         )
 
     def take_machine(self, change: Change[Machine]) -> None:
-        """Take what a watch says of the machine."""
+        """Apply a change of the machine."""
         self.machine = (
             change.value if change.kind is ChangeKind.PUT else None if _is_gone(change.kind) else self.machine
         )
         self.is_read = self.is_read or change.kind in (ChangeKind.PUT, ChangeKind.SNAPSHOT_END)
 
     def take_inventory(self, change: Change[Inventory]) -> None:
-        """Take what a watch says of inventories."""
+        """Apply a change of an inventory."""
         if change.kind is ChangeKind.RESET:
             self.inventories.clear()
         elif change.kind is ChangeKind.DELETE:
@@ -76,11 +75,11 @@ class Scene:
             self.inventories[change.value.device_class] = change.value
 
     def take_ledger(self, change: Change[Ledger]) -> None:
-        """Take what a watch says of the ledger."""
+        """Apply a change of the ledger."""
         self.ledger = change.value if change.kind is ChangeKind.PUT else None if _is_gone(change.kind) else self.ledger
 
     def add_event(self, event: ShownEvent) -> None:
-        """Keep an event in the order of time; what comes again at a new start is there once."""
+        """Keep an event in the order of time. A repeated event is kept once."""
         if event not in self.events:
             newest = sorted((*self.events, event), key=lambda other: other.time)
             self.events.clear()

@@ -1,8 +1,7 @@
-"""Lays out one screen of `topobus top`: of one node a line about it, the drawing, the newest
-events, and the keys; or the help.
+"""Lays out one screen of `topobus top`: a line about a node, its drawing, the newest events and the
+keys, or the help.
 
-Flows in: a scene, how far it is scrolled, and the terminal's size. Flows out: exactly as many lines
-as the terminal has, none wider than it is. Pure.
+It gives exactly as many lines as the terminal has, none wider than it is. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from topobus.values.node_text import counted
 __all__ = ["Palette", "Screen", "cut", "event_lines", "help_screen", "node_screen", "painted", "whole_view"]
 
 _SCROLL_KEYS = "↑↓ scroll"
-# Of a small screen the drawing gets most; a big one shows more events.
+# On a small screen the drawing gets most of the room. A big one shows more events.
 _LEAST_EVENTS = 3
 _MOST_EVENTS = 12
 _HELP = (
@@ -67,7 +66,7 @@ class Screen:
 
 
 class Palette:
-    """How colours are written on this terminal; gives finished lines."""
+    """How colours are written on this terminal."""
 
     def __init__(self, terminal: Console) -> None:
         self._terminal = terminal
@@ -90,7 +89,7 @@ class Palette:
 def node_screen(
     scene: Scene, scroll: int, width: int, height: int, palette: Palette, *, place: str = "", is_alone: bool = True
 ) -> Screen:
-    """Draw one node. `place`: which one of how many it is."""
+    """Draw one node. `place`: its number, and how many there are."""
     width = max(width, 20)
     head = palette.lines(_head(scene, width, place), width)
     drawing = palette.lines(_drawing(scene, width), width)
@@ -111,7 +110,7 @@ def node_screen(
 
 
 def help_screen(scroll: int, width: int, height: int, palette: Palette) -> Screen:
-    """Say what the keys do, and what can be filtered by."""
+    """Show what the keys do, and what can be filtered by."""
     left = min(max(len(keys) for keys, meaning in _HELP if meaning), width // 2)
     texts: list[Text] = []
     for keys, meaning in _HELP:
@@ -149,7 +148,7 @@ def _with_foot(
 
 
 def whole_view(scene: Scene, width: int) -> list[RenderableType]:
-    """Give all that there is of the node, for printing once."""
+    """Return everything about the node, for printing once."""
     return [
         _head(scene, width, ""),
         _drawing(scene, width),
@@ -203,11 +202,11 @@ def cut(line: Text, width: int) -> Text:
 
 
 def painted(old: Sequence[str], new: Sequence[str]) -> str:
-    """Write what changed between two screens of the same size: the terminal shows no flicker, and a
-    slow line carries little.
+    """Write what changed between two screens of the same size, so that the terminal does not
+    flicker and a slow line carries little.
     """
-    # A line is cleared before it is written: after the last column the cursor stands on that
-    # column, and clearing would take its sign away.
+    # A line is cleared before it is written. After the last column the cursor stays on that column,
+    # and clearing would remove its character.
     return "".join(
         f"\x1b[{row};1H\x1b[K{line}" for row, line in enumerate(new, 1) if row > len(old) or old[row - 1] != line
     )

@@ -1,8 +1,7 @@
-"""Takes a terminal over for a full screen, and gives it back however the program ends.
+"""Uses a terminal as a full screen, and restores it in every way that the program may end.
 
-Flows in: a file descriptor for keys and a stream for text. Flows out: keys, changes
-of size, and the terminal as it was: after the end, an exception, a signal, and while
-the program is stopped by Ctrl-Z.
+It restores the terminal after the end, an exception, a signal, and while the program is stopped by
+Ctrl-Z.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from topobus.cli.top.keys import Key, Press, read_presses
 
 __all__ = ["FullScreen", "full_screen"]
 
-# Alternate screen, cursor away, no wrapping at the edge; and all of it undone (xterm's control
-# sequences, DEC private modes 1049, 25 and 7).
+# Alternate screen, hidden cursor, no wrapping at the edge, and the opposite of all of it (xterm's
+# control sequences, DEC private modes 1049, 25 and 7).
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 # A terminal sends a sequence in one piece, so an escape sign after which nothing
@@ -31,7 +30,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class FullScreen:
-    """A terminal that is ours for a block; when it is gone, `on_end` is called, as for a signal."""
+    """A terminal in full-screen mode. When the terminal is gone, `on_end` is called, as for a
+    signal.
+    """
 
     def __init__(self, keys_fd: int, out: TextIO, on_end: Callable[[], object]) -> None:
         self._keys_fd = keys_fd
@@ -41,12 +42,14 @@ class FullScreen:
         self._rest = b""
 
     def enter(self) -> None:
-        """Take the terminal: keys come one by one and are not shown; signals by keys stay."""
+        """Enter full-screen mode: each key is read at once and not shown. Keys for signals keep
+        their effect.
+        """
         tty.setcbreak(self._keys_fd, termios.TCSANOW)
         self.write(_ENTER)
 
     def leave(self) -> None:
-        """Give the terminal back as it was. A terminal that is gone wants nothing back."""
+        """Restore the terminal. Errors are ignored, for it may be gone."""
         with contextlib.suppress(ValueError):
             self._is_written(_LEAVE)
         with contextlib.suppress(termios.error):
@@ -62,8 +65,7 @@ class FullScreen:
             self._out.write(text)
             self._out.flush()
         except OSError:
-            # What could not be written would be tried again, and complained
-            # about, at the interpreter's end.
+            # Otherwise the interpreter would write the rest again at its end, and report an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
             return False
         return True
@@ -75,16 +77,16 @@ class FullScreen:
         except OSError:
             self._on_end()
             return 80, 24
-        # A pseudo terminal that nobody has told its size has none.
+        # A pseudo terminal whose size was never set reports none.
         return size.columns or 80, size.lines or 24
 
     @property
     def is_in_sequence(self) -> bool:
-        """Say whether what was read last may be the beginning of a key."""
+        """Say whether the bytes read last may be the beginning of a key."""
         return bool(self._rest)
 
     def presses(self) -> list[Press]:
-        """Read what was pressed; a terminal that is gone says so by the end."""
+        """Read the presses. A terminal that is gone gives the key END."""
         try:
             data = os.read(self._keys_fd, 1024)
         except OSError:
@@ -95,7 +97,7 @@ class FullScreen:
         return presses
 
     def rest(self) -> list[Press]:
-        """Take what was read last as it is: nothing more has come."""
+        """Parse the bytes read last as complete: nothing more has come."""
         presses, self._rest = read_presses(self._rest, is_all=True)
         return presses
 
@@ -109,14 +111,15 @@ def full_screen(
     on_change: Callable[[], None],
     on_end: Callable[[], object],
 ) -> Iterator[FullScreen]:
-    """Have the terminal for a block, with the running event loop telling of keys, of a new size,
-    and of a signal that ends the program.
+    """Use the terminal for a block. The running event loop calls back for keys, a new size, and a
+    signal that ends the program.
     """
     loop = asyncio.get_running_loop()
     screen = FullScreen(keys_fd, out, on_end)
 
     def stop() -> None:
-        # The shell gets its terminal while we are stopped, and we take it again when we go on.
+        # The shell gets its terminal while we are stopped, and full-screen mode returns when we
+        # continue.
         screen.leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         screen.enter()

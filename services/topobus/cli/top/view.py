@@ -1,8 +1,6 @@
-"""What of a fleet is on the screen of `topobus top`, and what a key does to it: a frozen value and
-a step.
+"""What of a fleet `topobus top` shows, and the effect of a key: a frozen value and a step.
 
-Flows in: the view as it is, one press, the nodes in the order in which they stand.
-Flows out: the view after it. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -14,26 +12,26 @@ from topobus.cli.top.keys import Key, Press
 
 __all__ = ["View", "place_of", "press", "window"]
 
-# Letters of a filter: what fits into a line of a wide terminal, and nobody types more.
+# Letters of a filter: as many as fit into a line of a wide terminal.
 _MOST_TYPED = 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What is shown; a program of one node has that one opened."""
+    """What is shown. A program of one node has that node opened."""
 
     selected: str = ""
-    """The node of the row that keys work on; empty: the first row, whichever that is, until a key
+    """The node of the row that keys act on. Empty: the first row, whichever that is, until a key
     has moved it."""
     place: int = 0
-    """Where that row was last: its neighbour takes its place when it is gone."""
+    """Where that row was last. If it is gone, its neighbour takes its place."""
     first: int = 0
     """The row at the top."""
     filter: str = ""
     typed: str | None = None
-    """What is being typed as a filter; None: nothing is."""
+    """The filter while it is typed. None while none is."""
     opened: str = ""
-    """The node that is drawn; empty: the table of all."""
+    """The node that is drawn. Empty: the table of all."""
     scroll: int = 0
     """The first line of the drawing, or of the help, that is shown."""
     has_help: bool = False
@@ -41,14 +39,14 @@ class View:
 
     @property
     def wanted(self) -> str:
-        """What the table is filtered by: while it is typed by that already."""
+        """The filter of the table, which applies already while it is typed."""
         return self.filter if self.typed is None else self.typed
 
 
 def press(view: View, pressed: Press, nodes: Sequence[str], *, page: int, has_fleet: bool) -> View:
-    """Do what a key says.
+    """Apply a key.
 
-    Shapes: nodes — those that the filter leaves, in the order of the table; page — rows that are
+    Shapes: nodes — those that the filter selects, in the order of the table; page — rows that are
     shown at once; has_fleet — there is a table to go back to.
     """
     if pressed.key is Key.END:
@@ -67,7 +65,7 @@ def press(view: View, pressed: Press, nodes: Sequence[str], *, page: int, has_fl
 
 
 def place_of(view: View, nodes: Sequence[str]) -> int:
-    """Find the row that keys work on; of a node that is gone the one that has its place."""
+    """Find the row that keys act on. If its node is gone, the row that has its place."""
     if not view.selected:
         return 0
     if view.selected in nodes:
@@ -76,7 +74,7 @@ def place_of(view: View, nodes: Sequence[str]) -> int:
 
 
 def window(first: int, place: int, count: int, room: int) -> int:
-    """Give the row at the top so that the selected one is shown, and no room is left empty while
+    """Return the row at the top so that the selected one is shown, and no room is left empty while
     there are more.
 
     >>> window(0, 30, 100, 20), window(40, 30, 100, 20), window(95, 99, 100, 20), window(5, 2, 3, 20)
@@ -143,7 +141,7 @@ def _in_table(view: View, pressed: Press, nodes: Sequence[str], page: int) -> Vi
 def _scrolled(view: View, pressed: Press, page: int) -> View:
     """Scroll.
 
-    How far a text goes is known where it is laid out, and a scroll beyond its end is undone there.
+    Only the layout knows how long a text is, and it limits a scroll beyond its end.
     """
     there = _moved(view.scroll, pressed.key, page, view.scroll + max(page, 10**6))
     return view if there is None else replace(view, scroll=there)
