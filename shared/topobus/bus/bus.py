@@ -61,13 +61,13 @@ R = TypeVar("R")
 
 
 class Bus:
-    """Everything that a service says to others goes through here. Make with `connect` or `session`.
+    """State, events and asks of one process over one connection. Make with `connect` or `session`.
 
     Shapes: nouns of `topobus.formats.messages.catalogue`, with the parts of their key or subject by
     name: `node="n1", device_class="gpu"`.
     Errors: each method raises ContractError for a part that no subject can hold or a value that no
-    contract accepts, PeerUnavailable when NATS is away; nothing is kept to be sent later.
-    Cost: one round trip to the server a read, write or ask, unless a method says otherwise.
+    contract accepts, and PeerUnavailable when NATS is away. Nothing is kept to be sent later.
+    Cost: one round trip to the server for a read, write or ask, unless a method documents another.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -90,12 +90,11 @@ class Bus:
         readiness: Readiness | None = None,
         release: str | None = None,
     ) -> Self:
-        """Connect to NATS, however long it takes; logs bus.waiting meanwhile.
+        """Connect to NATS, however long it takes, and log bus.waiting meanwhile.
 
-        `release`: what is said to peers, in place of this package's.
+        `release` is the release that peers see, in place of this package's.
 
         Shapes: registry — where the bus is counted; None: nowhere.
-
         Errors: ConfigError when a file of the login cannot be read.
         """
         connection = Connection(
@@ -117,7 +116,7 @@ class Bus:
     async def close(self) -> None:
         """Answer what has been asked already, then disconnect. Raises nothing.
 
-        What still waits elsewhere fails with ConnectionLost.
+        Other requests that still wait fail with ConnectionLost.
         """
         if self._stop_listening is not None:
             self._stop_listening()
@@ -130,7 +129,7 @@ class Bus:
             await self._connection.close()
 
     async def wait_crash(self) -> None:
-        """Wait for ever, unless this process breaks a promise of its own: then that error is
+        """Wait without end, unless this process breaks a promise of its own. That error is then
         raised.
         """
         await asyncio.shield(self._connection.crash)
@@ -146,12 +145,12 @@ class Bus:
 
     @property
     def server_version(self) -> tuple[int, int, int]:
-        """The server's version; zeros when not connected."""
+        """The server's version, or zeros when not connected."""
         return self._connection.server_version
 
     @property
     def release(self) -> str:
-        """The release that this process says it is."""
+        """The release that peers see for this process."""
         return self._connection.release
 
     @property
@@ -164,32 +163,33 @@ class Bus:
 
     @property
     def wants_login(self) -> bool:
-        """Say whether the server has users; false when not connected."""
+        """Return whether the server has users. False when not connected."""
         return self._connection.wants_login
 
     @property
     def certificate(self) -> CertificateFacts | None:
-        """What the server's certificate says; None: no TLS."""
+        """The facts of the server's certificate. None without TLS."""
         return self._connection.certificates.newest
 
     @property
     def is_encrypted(self) -> bool:
-        """Say whether the connection is TLS; false when not connected."""
+        """Return whether the connection is TLS. False when not connected."""
         return self._connection.is_encrypted
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` when the connection is lost and when it is there again, as `is_connected`
-        says then.
+        """Call `listener` when the connection is lost and when it is up again. Return what ends the
+        calls.
 
-        Gives what ends that.
+        `is_connected` has the new state when the listener is called.
         """
         return self._connection.on_change(listener)
 
     async def provision(self) -> None:
-        """Make all streams and buckets of the catalogue, or wait for who may; waits for JetStream.
+        """Make all streams and buckets of the catalogue, or wait for the process that may. Waits
+        for JetStream.
 
-        Done again after each reconnect, for a store may have been lost, and
-        whenever one turns out to be gone.
+        It is done again after each reconnect, because a store may have been lost, and whenever a
+        stream turns out to be gone.
         Errors: ConfigError when one exists and differs.
         """
         readiness = self._connection.readiness
@@ -235,10 +235,10 @@ class Bus:
             get_logger().error("bus.provision-refused", **{**err.facts, "error": str(err)})
 
     async def _keep_streams(self) -> None:
-        """Make again, for ever, what somebody deletes while we run.
+        """Make streams again when they are deleted while this process runs.
 
-        Whoever reads or writes a stream that is gone hears of it from the server. The provisioner
-        looks besides, for others may not make streams.
+        A process that reads or writes a stream that is gone learns it from the server. The
+        provisioner also checks periodically, because other processes may not make streams.
         """
         jetstream = JetStream(self._connection)
         missed = self._connection.has_missed_stream
@@ -251,8 +251,8 @@ class Bus:
             count += 1
             try:
                 if looks and count % _CLOCK_LOOKS == 0:
-                    # The server says its time with it, and who watches by patterns
-                    # alone asks nothing of the kind.
+                    # The answer carries the server's time. A process that only watches patterns
+                    # makes no other request that does.
                     await jetstream.stream_info(stream_names()[0])
                 if missed.is_set() or await provision.find_missing(jetstream):
                     get_logger().info("bus.streams-missed")
@@ -260,13 +260,14 @@ class Bus:
             except (PeerUnavailable, JetStreamError) as err:
                 get_logger().debug("bus.streams-unseen", error=str(err))
             missed.clear()
-            # A write that nobody takes for another reason than a stream that is gone
-            # must not make this a busy loop.
+            # A write that no stream takes for another reason than a missing stream must not make
+            # this a busy loop.
             await asyncio.sleep(_STREAM_PAUSE_S)
 
     async def inspect(self) -> dict[str, str]:
-        """Compare all streams and buckets with the catalogue and make nothing: name to what is
-        wrong, an empty text where nothing is.
+        """Compare all streams and buckets with the catalogue and make nothing.
+
+        Return each name with what is wrong, an empty text where nothing is.
 
         Errors: PeerUnavailable when there is no JetStream.
         """
@@ -278,17 +279,16 @@ class Bus:
     # state
 
     async def get(self, state: State[M], **parts: str) -> Entry[M] | None:
-        """Read one key from the leader; None when it does not exist.
+        """Read one key from the leader. None when it does not exist.
 
         Errors: ContractError for bytes that are no such value, PeerUnavailable.
         """
         return await self._states.get(state, parts)
 
     async def get_or_last(self, state: State[M], **parts: str) -> Entry[M] | Unreadable[M] | None:
-        """Read one key as `get` does.
+        """Read one key as `get` does, but return bytes that are no such value as an answer.
 
-        Bytes that are no such value are an answer, with the newest
-        value before them that can be read.
+        That answer carries the newest value before them that can be read.
 
         Errors: PeerUnavailable.
         Cost: where the value cannot be read, one request for each that the bucket has kept.
@@ -296,49 +296,50 @@ class Bus:
         return await self._states.get_or_last(state, parts)
 
     async def fingerprint(self, state: State[Any], **parts: str) -> str:
-        """Tell one stored value of a key from every other without reading it.
+        """Return a text that differs for every stored value of a key, without decoding the value.
 
         Empty when the key does not exist.
 
         Errors: PeerUnavailable.
-        Cost: one request; the value is not decoded.
+        Cost: one request.
         """
         return await self._states.fingerprint(state, parts)
 
     async def put(self, state: State[M], value: M, **parts: str) -> int:
-        """Write a key whatever it holds; gives the revision.
+        """Write a key whatever it holds, and return the revision.
 
-        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it
-        surely was not done (StoreFull when there is no room), ContractError for a value that
-        is larger than the bucket takes.
+        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it surely was
+        not done (StoreFull when there is no room), ContractError for a value that is larger than
+        the bucket takes.
         """
         return await self._states.put(state, value, parts)
 
     async def compare_and_set(
         self, state: State[M], value: M, expected_revision: int, **parts: str
     ) -> Written | Conflict:
-        """Write a key that is still at the expected revision; 0: that does not exist.
+        """Write a key that is still at the expected revision. Revision 0: a key that does not
+        exist.
 
-        Errors: AmbiguousWrite when the write was not confirmed: it may happen yet, so
-        read again and win the next one.
+        Errors: AmbiguousWrite when the write was not confirmed. It may still happen, so read again
+        and write at the new revision.
         """
         return await self._states.compare_and_set(state, value, expected_revision, parts)
 
     async def delete(self, state: State[Any], **parts: str) -> None:
-        """Delete a key, whatever it holds now; one that does not exist is no error.
+        """Delete a key, whatever it holds now. A key that does not exist is no error.
 
-        Errors: AmbiguousWrite when the deletion was not confirmed,
-        PeerUnavailable when it surely was not done.
+        Errors: AmbiguousWrite when the deletion was not confirmed, PeerUnavailable when it surely
+        was not done.
         """
         await self._states.delete(state, parts)
 
     async def compare_and_delete(self, state: State[Any], expected_revision: int, **parts: str) -> Conflict | None:
         """Delete a key that is still at the expected revision.
 
-        After a Conflict what somebody wrote since is as they wrote it.
+        After a Conflict the newer value of the other writer is unchanged.
 
-        Errors: AmbiguousWrite when the deletion was not confirmed: it
-        may happen yet, so read again.
+        Errors: AmbiguousWrite when the deletion was not confirmed. It may still happen, so read
+        again.
         """
         return await self._states.compare_and_delete(state, expected_revision, parts)
 
@@ -347,11 +348,11 @@ class Bus:
     ) -> tuple[Entry[M], ...]:
         """Read all entries that match, sorted by key.
 
-        One that no contract accepts is logged, said to `on_rejected`
-        by key and reason, and left out.
+        An entry that no contract accepts is logged, passed to `on_rejected` by key and reason, and
+        left out.
 
         Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
-        Cost: all matching values cross the wire; who looks again and again watches.
+        Cost: all matching values cross the wire. Use `watch` for repeated reads.
         """
         return await self._states.list(state, parts, on_rejected)
 
@@ -359,39 +360,39 @@ class Bus:
         """Name all keys that match, by their parts, sorted.
 
         Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
-        Cost: a consumer of each of the state's buckets, for headers alone; no value is read.
+        Cost: a consumer of each of the state's buckets, for headers alone. No value is read.
         """
         return await self._states.keys(state, parts)
 
     async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
-        """Read the older values of one key that the bucket has kept, oldest first: what to fall
-        back to when the newest is garbage.
+        """Read the older values of one key that the bucket has kept, oldest first. They serve when
+        the newest cannot be read.
 
-        Shapes: has_deleted — those from before a deletion as well; without
-        it a deleted key has no history.
+        Shapes: has_deleted — also those from before a deletion; without it a deleted key has no
+        history.
         """
         return await self._states.history(state, parts, has_deleted=has_deleted)
 
     def watch(
         self, state: State[M], on_rejected: Callable[[str, str], None] | None = None, /, **parts: str
     ) -> AsyncGenerator[Change[M], None]:
-        """Tell the present entries, SNAPSHOT_END, then every change; heals by itself.
+        """Yield the present entries, SNAPSHOT_END, then every change, without end. A lost
+        connection heals by itself.
 
-        RESET when history was lost.
+        RESET is yielded when history was lost. The present entries then come again, and a
+        SNAPSHOT_END. A value that no contract accepts is logged and passed to `on_rejected` by key
+        and reason, and the reader keeps the last good one. When all parts of the key are given,
+        only the newest of several close changes is yielded, because only that one is read.
 
-        Shapes: after a RESET the present entries come again, and a SNAPSHOT_END. A value that no
-        contract accepts is logged, said to `on_rejected` by key and reason, and the reader keeps
-        the last good one. With all parts of the key given: of changes that come close together the
-        newest is told, for only that one is read.
         Errors: raises nothing while NATS is away or the bucket is gone: it waits.
-        Cost: one consumer at the server; none for one key, which is read when the server says that
-        it was written, and looked at every 30 s besides.
+        Cost: one consumer at the server. For one key there is none: the key is read when the server
+        announces a write, and checked every 30 s.
         """
         return self._states.watch(state, parts, on_rejected)
 
     def watch_to_write(self, state: State[M], /, **parts: str) -> AsyncGenerator[Change[M], None]:
-        """Watch as `watch` does, for who writes these keys at their revisions: a value that no
-        contract accepts is told, too, and can be written over.
+        """Watch as `watch` does, for a writer of these keys at their revisions: a value that no
+        contract accepts is yielded as well, so that it can be overwritten.
 
         Shapes: such a change is UNREADABLE, with the key's revision, and the newest value before it
         that can be read, None where the bucket has kept none.
@@ -401,7 +402,7 @@ class Bus:
     # events
 
     async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
-        """Store an event; gives its sequence.
+        """Store an event, and return its sequence.
 
         The same id within two minutes is stored once, so an unconfirmed one may be published again.
 
@@ -419,16 +420,18 @@ class Bus:
         on_replaced: Callable[[], None] | None = None,
         **parts: str,
     ) -> AsyncGenerator[Received[M], None]:
-        """Give every event that matches, for ever: no gap, no duplicate, heals by itself.
+        """Yield every event that matches, without end, gap or duplicate. A lost connection heals by
+        itself.
 
-        Shapes: on_waiting — hears why nothing can be read; on_replaced — hears that the stream was
-        lost or put back: what it has now comes anew.
+        Shapes: on_waiting — called with the reason while nothing can be read; on_replaced — called
+        when the stream was lost or restored: all events that it has now come again.
         """
         return self._events.follow(event, start, parts, on_waiting, on_replaced)
 
     async def notify(self, notice: Notice[M], values: Mapping[str, M]) -> None:
-        """Send notices to whoever listens, each by its event id: best effort, so nothing is raised,
-        kept or waited for when NATS is away.
+        """Send notices to all listeners, each by its event id.
+
+        Best effort: nothing is raised, kept or waited for when NATS is away.
 
         Cost: no round trip.
         """
@@ -437,20 +440,21 @@ class Bus:
     def listen(
         self, notice: Notice[M], *, on_missed: Callable[[int], None] | None = None, **parts: str
     ) -> AsyncGenerator[M, None]:
-        """Give every notice that matches from now on, for ever.
+        """Yield every notice that matches from now on, without end.
 
-        What comes while NATS is away is missed, and so is what comes faster than it is read.
+        Notices that come while NATS is away, or faster than they are read, are missed.
 
-        Shapes: on_missed — hears how many came faster, before the next one that was not missed.
+        Shapes: on_missed — called with the number that came too fast, before the next one that was
+        not missed.
         """
         return self._events.listen(notice, parts, on_missed)
 
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
-        """Give the newest events that match, oldest first.
+        """Return the newest events that match, oldest first.
 
         Errors: PeerUnavailable when the stream cannot be read.
-        Cost: two requests, and reads twice as far back from the end until there are enough; one
-        event alone needs no consumer.
+        Cost: two requests, and further reads, each twice as far back from the end, until there are
+        enough. One event alone needs no consumer.
         """
         return await self._events.last(event, limit, parts)
 
@@ -462,15 +466,15 @@ class Bus:
         return await self._events.present(event, parts)
 
     async def span(self, event: Event[Any]) -> Span:
-        """Say what an event's stream still has.
+        """Return the range of events that an event's stream still has.
 
         Errors: PeerUnavailable.
         """
         return await self._events.span(event)
 
     def uplink(self) -> Uplink:
-        """Give the way to the hub, for the process that says there what this server stores: only a
-        node's relay uses it.
+        """Return the way to the hub, for the process that reports there what this server stores.
+        Only a node's relay uses it.
         """
         return Uplink(self._connection)
 
@@ -479,13 +483,14 @@ class Bus:
     async def ask(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, **parts: str) -> R:
         """Ask a peer.
 
-        Errors: PeerUnavailable when nobody is there, none answers in time or the peer failed;
+        Errors: PeerUnavailable when there is no peer, none answers in time or the peer failed;
         ContractError when one cannot read the other; HardwareError when the peer's hardware failed.
         """
         return await self._asks.ask(ask, request, timeout_s, parts)
 
     async def is_answered(self, ask: Ask[Any, Any], *, timeout_s: float, **parts: str) -> Answered | Silent:
-        """Say whether somebody answers an ask, without asking it; whoever may ask may know.
+        """Return whether a process answers an ask, without asking it. Every permitted asker may
+        call this.
 
         Raises nothing for a peer or a server that is away.
         """
@@ -502,14 +507,16 @@ class Bus:
     ) -> None:
         """Answer an ask from now on, up to `concurrency` at a time.
 
-        A TopobusError of the handler becomes an error answer. More requests wait in a
-        bounded queue, each asker in its turn; `workload` says which are expensive: they run
-        behind the others, few at a time.
+        A TopobusError of the handler becomes an error answer. More requests wait in a bounded queue
+        and are served asker by asker. `workload` decides which requests are expensive: these run
+        after the others, few at a time.
         """
         await self._asks.answer(ask, handler, concurrency, parts, workload)
 
     async def stop_answering(self, *, timeout_s: float = 1.0, device_class: str = "") -> None:
-        """Answer nothing from now on (for one class alone, where it is given), and finish what has
-        arrived: the next instance takes over while this one goes on otherwise.
+        """Answer nothing from now on (for one class alone, if it is given), and finish what has
+        arrived.
+
+        The next instance takes over the answers while this one continues its other work.
         """
         await self._asks.drain(timeout_s=timeout_s, device_class=device_class)

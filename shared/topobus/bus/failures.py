@@ -22,17 +22,17 @@ class ConnectionLost(PeerUnavailable):
 
 
 class NobodyThere(PeerUnavailable):
-    """Raised when the server says that nobody listens at a subject: surely nothing was done."""
+    """Raised when the server reports that a subject has no listener: surely nothing was done."""
 
 
 class StoreFull(PeerUnavailable):
-    """Raised when a write was refused because there is no room: surely nothing was done, and it
-    will not work before somebody makes room.
+    """Raised when a write was refused because there is no room. Surely nothing was done, and a
+    retry fails until room is made.
     """
 
 
 class JetStreamError(Exception):
-    """Raised when JetStream answers with an error of its own; never leaves the runtime as it is.
+    """Raised when JetStream answers with an error of its own. It never leaves the bus as it is.
 
     Codes: https://github.com/nats-io/nats-server/blob/main/server/errors.json.
     """
@@ -69,14 +69,14 @@ class JetStreamError(Exception):
 
     @property
     def is_temporary(self) -> bool:
-        """Say whether the same request may work soon: JetStream is starting (503), or waits for
+        """Return whether the same request may work soon: JetStream is starting (503), or waits for
         others of its cluster.
         """
         return (self.code == 503 and not self.is_full) or self.err_code in self._WAITING
 
     @property
     def lacks_consumers(self) -> bool:
-        """Say whether the stream has as many readers as it may have."""
+        """Return whether the stream has as many consumers as it may have."""
         return self.err_code == self.TOO_MANY_CONSUMERS
 
     @property
@@ -87,8 +87,8 @@ class JetStreamError(Exception):
         )
 
     def refusal(self, what: str, stream: str) -> PeerUnavailable:
-        """Give what a writer tells its own askers: that there is no room, where, and who can make
-        some; or just what JetStream said.
+        """Return the error that a writer raises to its own askers: that there is no room, where,
+        and who can make some; or JetStream's text alone.
 
         Shapes: what — begins the sentence, as `cannot write topobus_ledgers/n1`.
         """

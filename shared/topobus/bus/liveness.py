@@ -1,9 +1,8 @@
 """Asks the device services of a node periodically whether they run, and knows which have stopped
 answering.
 
-Flows in: the classes whose inventories the caller holds, and answers over the bus. Flows out: the
-silent classes with the time since when, and a callback when that set changes. What follows from
-silence (a taint, a warning, no new pods) is the caller's decision.
+It gives the silent classes with the time since when, and calls back when that set changes. The
+caller decides what follows from silence (a taint, a warning, no new pods).
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["ServiceLiveness"]
 
-# So many pauses pass between two looks while all services answer: each look is two messages a
-# class, and was most of what a node at rest said.
+# So many pauses pass between two checks while all services answer. Each check is two messages per
+# class, and was most of the traffic of a node at rest.
 _CALM_PAUSES = 3
 
 
 class ServiceLiveness:
-    """Who of one node's device services is silent.
+    """The silent device services of one node.
 
     Shapes: ask — any of theirs that the caller may ask, for its sign of life alone; classes — the
-    classes that matter now; on_change — called after each look that changed who is silent.
+    classes that matter now; on_change — called after each check that changed which are silent.
     """
 
     def __init__(
@@ -59,39 +58,40 @@ class ServiceLiveness:
 
     @property
     def silent(self) -> Mapping[str, str]:
-        """Silent class to since when (RFC 3339, UTC)."""
+        """The silent classes, each with the time since when (RFC 3339, UTC)."""
         return self._silent
 
     def is_judged(self, device_class: str) -> bool:
-        """Say whether it is known of a class's service that it speaks, or that it is silent.
+        """Return whether it is known that a class's service answers, or that it is silent.
 
-        At first neither is.
+        At first neither is known.
         """
         silence = self._known.get(device_class)
         return silence is not None and (silence.was_heard or silence.is_silent)
 
     @property
     def is_settled(self) -> bool:
-        """Say whether each class that matters has answered, and the last look was answered by all:
-        then a look is needed only by who is about to choose devices.
+        """Return whether each class that matters has answered, and all answered the last check.
+
+        Then only a caller that is about to choose devices needs another check.
         """
         return set(self._classes()) == self._known.keys() and all(
             silence.was_heard and silence.since is None for silence in self._known.values()
         )
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check periodically, without end."""
         while True:
             if self.is_due():
                 await self.check_all()
             await self._clock.sleep(until_tick(self._clock.monotonic(), self._settings.every_s))
 
     def is_due(self) -> bool:
-        """Say, each `every_s`, whether it is time for a look: at once for a class that is new or
-        did not answer, else when the last look is long ago.
+        """Return, each `every_s`, whether a check is due: at once for a class that is new or did
+        not answer, else when the last check is long ago.
 
-        At once, too, while NATS is away: a look must see that, for afterwards all
-        services come back in their own time.
+        It is due at once also while NATS is away: a check must see that, because afterwards the
+        services come back at different times.
         """
         is_calm = self._bus.is_connected and all(
             silence.was_heard and silence.since is None for silence in self._known.values()
@@ -101,7 +101,7 @@ class ServiceLiveness:
         return not (is_calm and is_recent and set(self._classes()) == self._known.keys())
 
     async def check_all(self) -> None:
-        """Look at all classes once, at the same time: a hung one delays no other."""
+        """Check all classes once, at the same time: a service that hangs delays no other."""
         classes = sorted(set(self._classes()))
         answers = await asyncio.gather(*(self._call(device_class) for device_class in classes))
         at = self._looked_at = self._clock.monotonic()

@@ -1,11 +1,10 @@
-"""Serves the asks at one subject: who asks is looked at first, then a bounded number of handlers
-run, and each request is answered once.
+"""Serves the asks at one subject: checks who asks, runs a bounded number of handlers, and answers
+each request once.
 
-Flows in: messages of one subscription, as they come. Flows out: one answer each, or an error as
-headers. A message that no asker of the catalogue can have sent is dropped without an answer; a
-request whose asker has given up has no effect; one bad request never ends the service. Requests
-wait in a bounded queue, of which each asker has its turn: who sends masses waits behind its own,
-and is told that the peer is busy when there is no room.
+A message that no asker of the catalogue can have sent is dropped without an answer. A request whose
+asker has given up has no effect. One bad request never ends the service. Requests wait in a bounded
+queue and are served asker by asker, so an asker that sends many requests delays only its own. When
+the queue is full, the asker with the most waiting requests gets the error that the peer is busy.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ __all__ = ["Answerer", "tell_twin"]
 
 # Clocks of two nodes may differ by as much without a fresh request being taken for a stale one.
 _SKEW_MS = 2000
-# Weight of the requests that wait for a free place behind those being handled; beyond that who
-# waits with most is told at once.
+# Weight of the requests that wait for a free place behind those being handled. Beyond it, the asker
+# with the most waiting requests is refused at once.
 _MAX_WAITING = 1024
 # A request weighs one, and one more for each so many bytes: as many as
 # may wait take 32 MiB at most.
 _WEIGHT_BYTES = 32 * 1024
-# Who asks from another account and does not say at which inbox it awaits the answer.
+# An asker from another account that does not name the inbox at which it awaits the answer.
 _NAMELESS = ("", "")
 
 
@@ -74,7 +73,7 @@ class Answerer:
         self._span = f"answer {ask.name}"
         self.subject = ask.subject(**parts)
         self._askers = askers_of(ask)
-        # Who looks for a twin would answer here itself.
+        # A process that looks for a twin would answer here itself.
         self._twins = (answerer_of(ask, parts.get("device_class", "")),)
         self._handler = handler
         self._concurrency = concurrency
@@ -95,8 +94,8 @@ class Answerer:
         self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(elapsed_s)
 
     async def on_message(self, message: Msg) -> None:
-        """Take a message in at once: this runs in the client's own loop over the subscription and
-        must not wait.
+        """Take a request. This runs in the client's own loop over the subscription and must not
+        wait.
         """
         arrived = self._connection.clock.monotonic()
         headers = message.headers or {}
@@ -131,20 +130,21 @@ class Answerer:
                 self._connection.retirement.settle(refused)
 
     def _distrust(self, message: Msg, *, is_twin_question: bool) -> str | None:
-        """Say what shows that a message is no request of somebody who may ask.
+        """Name what shows that a message is not a request from a permitted asker.
 
-        None when nothing does. The server itself delivers to any subject, whoever told it so: a
-        stored message keeps the subject at which it was stored, and what the server says of its own
-        (an acknowledgement, an answer of JetStream, a heartbeat) has no inbox of an asker as its
-        reply subject. So both are looked at, before the message has any effect. Behind an account
-        (`nats.zone`) what others ask has a reply subject that the server made.
+        None when nothing does. The server itself can deliver a message to any subject: a stored
+        message keeps the subject at which it was stored, and a message of the server's own (an
+        acknowledgement, an answer of JetStream, a heartbeat) has no inbox of an asker as its reply
+        subject. So both subjects are checked before the message has any effect. Behind an account
+        (`nats.zone`), the reply subject of a request from another account is one that the server
+        made.
         """
         if message.subject != self.subject:
             return "subject"
         if is_inbox_of(self._twins if is_twin_question else self._askers, message.reply):
             return None
-        # From another account: who may ask there is the server's matter, and nobody but the server
-        # can name such a reply subject. A twin is in our own.
+        # From another account: the server decides who may ask there, and only the server can make
+        # such a reply subject. A twin is in our own account.
         is_imported = bool(self._connection.settings.zone) and is_imported_reply(message.reply)
         return None if is_imported and not is_twin_question else "reply"
 
@@ -220,7 +220,9 @@ class Answerer:
             self._heavy.leave()
 
     def _is_heavy(self, message: Msg) -> bool:
-        """Say whether a request is expensive; what nobody can read is not, and refused soon."""
+        """Return whether a request is expensive. A request that cannot be decoded is not: it is
+        refused soon.
+        """
         if self._workload is None:
             return False
         try:
@@ -229,15 +231,15 @@ class Answerer:
             return False
 
     async def _is_given_up(self, message: Msg, arrived: float) -> bool:
-        """Say whether nobody waits for the answer any more.
+        """Return whether the asker no longer waits for the answer.
 
-        Then the asker is told so, and nothing is done.
+        It then gets an error, and the handler is not called.
         """
         too_late = self._too_late(message.headers or {}, arrived)
         if too_late is None:
             return False
-        # Whoever asked has given up, or its clock is behind ours: an
-        # effect now would surprise everybody.
+        # The asker has given up, or its clock is behind ours. It does not expect an effect any
+        # more.
         self._count("expired", self._connection.clock.monotonic() - arrived)
         asker = message.reply.split(".")[1]
         log_key = f"{self.subject} {asker}"
@@ -272,8 +274,8 @@ class Answerer:
             if outcome == "contract":
                 self._connection.metrics.rejects.labels(self._ask.name).inc()
             if outcome == "internal" and not self._connection.crash.done():
-                # Our own promise is broken: the asker learns it, and then this process ends rather
-                # than go on with a state that it cannot trust.
+                # Our own promise is broken. The asker gets the error first. Then this process ends,
+                # because it cannot trust its state.
                 self._connection.crash.set_exception(err)
                 self._connection.crash.exception()
         except Exception:  # noqa: BLE001
@@ -290,9 +292,9 @@ class Answerer:
         await self._reply(message, data, headers)
 
     def _too_late(self, headers: Headers, arrived: float) -> str | None:
-        """Say why nobody waits for an answer any more.
+        """Name the reason why the asker no longer waits for an answer.
 
-        None: somebody does, as far as clocks tell.
+        None when it does, as far as the clocks show.
         """
         deadline_ms = read_number(headers.get(DEADLINE))
         if deadline_ms is None:
@@ -349,7 +351,7 @@ def _weight_of(message: Msg) -> int:
 
 
 def tell_twin(ask: Ask[Any, Any], instance: str) -> None:
-    """Log that another instance serves the same subject: both stay safe, and the operator wants to
+    """Log that another instance serves the same subject: both stay safe, and the operator should
     know.
     """
     get_logger().warning(

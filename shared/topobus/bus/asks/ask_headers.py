@@ -1,9 +1,8 @@
 """The headers of a request and of its answer: deadline, clocks, signs of life, and an error as a
 code and a sentence.
 
-Flows in: errors and clocks of the side that speaks. Flows out: headers, and errors again on the
-side that hears. A traceback never travels, and a header that is no number says nothing. The names
-are part of the wire: they change by an ADR.
+A traceback never travels, and a header that should be a number and is not is ignored. The names are
+part of the wire: they change by an ADR.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def code_of(err: TopobusError) -> str:
 
 def error_headers(code: str, err: TopobusError) -> Headers:
     """Write an error as headers: its code, its sentence in at most 2000 characters, and when to try
-    again where it says so.
+    again if the error has that.
     """
     headers = {ERROR: code, MESSAGE: quote(str(err)[:2000].strip(), safe=_SAFE)}
     if isinstance(err, PeerUnavailable):
@@ -92,10 +91,10 @@ def error_headers(code: str, err: TopobusError) -> Headers:
 
 
 def raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
-    """Raise what the headers of an answer tell; nothing when they tell of no error.
+    """Raise the error in the headers of an answer, if there is one.
 
     Errors: raises ContractError, HardwareError or PeerUnavailable with the peer's code as the fact
-    `code`. Our own bug on the other side is a peer that is not there.
+    `code`. A bug of ours on the other side is raised as PeerUnavailable.
     """
     code = headers.get(ERROR)
     if code is None:
@@ -109,7 +108,7 @@ def raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
 
 
 def read_number(text: str | None) -> int | None:
-    """Read a header's number; None when it is left out or is none: then it says nothing."""
+    """Read a header's number. None when the header is absent or not a number."""
     try:
         return read_count(text) if text is not None else None
     except ContractError:
@@ -117,7 +116,7 @@ def read_number(text: str | None) -> int | None:
 
 
 def moment_text(milliseconds: int) -> str:
-    """Write a clock's reading; one that no calendar has stays a number."""
+    """Write a clock's reading as a date. A reading outside the calendar stays a number."""
     try:
         return rfc3339(datetime.fromtimestamp(milliseconds / 1000, UTC))
     except (ValueError, OverflowError, OSError):

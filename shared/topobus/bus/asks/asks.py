@@ -1,9 +1,8 @@
 """Asks peers on the bus, with a deadline, and offers answers to them.
 
-Flows in: requests of the catalogue's asks. Flows out: one reply each, or an error that
-says whether something may have happened. An answer counts only at the inbox of the
-answerer that the catalogue names, and the first one there counts. What is answered here is
-served by `topobus.bus.asks.answerer`.
+An ask returns one reply, or raises an error that shows whether the peer may have done something. An
+answer counts only at the inbox of the answerer that the catalogue names, and the first one there
+counts. `topobus.bus.asks.answerer` serves what is answered here.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = ["Asks"]
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-# How long to wait for a twin's word; one that hangs is not worth more of a start.
+# How long to wait for a twin's answer. A twin that hangs is not worth a longer delay at start.
 _TWIN_LIMIT_S = 0.3
 
 
@@ -133,7 +132,7 @@ class Asks:
             return Silent(because=SilentBecause.TIMEOUT)
         except PeerUnavailable:
             return Silent(because=SilentBecause.NO_BUS)
-        # An error is a sign of life, too.
+        # An error is a sign of life as well.
         headers = answer.headers or {}
         return Answered(
             instance=headers.get(PING, ""),
@@ -173,9 +172,9 @@ class Asks:
         return {ANSWER_AT: expected.subject} if self._connection.settings.zone else {}
 
     def _clock_ahead_s(self, headers: Headers, started: float) -> float | None:
-        """Compare the answerer's clock with ours; None when it does not say its own.
+        """Compare the answerer's clock with ours. None when the answer does not carry its clock.
 
-        It read it halfway between question and answer.
+        The answerer is taken to have read its clock halfway between question and answer.
         """
         clock_ms = read_number(headers.get(CLOCK))
         if clock_ms is None:
@@ -230,7 +229,7 @@ class Asks:
         tell_twin(ask, (answer.headers or {}).get(TWIN, "unknown"))
 
     async def drain(self, *, timeout_s: float, device_class: str = "") -> None:
-        """Stop listening, finish what has arrived; of one class alone where it is given."""
+        """Stop listening and finish what has arrived, for one class alone if it is given."""
         ending = [answerer for answerer in self._answerers if device_class in ("", answerer.device_class)]
         if ending:
             await asyncio.gather(*(answerer.drain(timeout_s) for answerer in ending))

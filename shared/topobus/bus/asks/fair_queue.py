@@ -1,13 +1,13 @@
-"""A bounded queue in which nobody waits behind what somebody else sent in masses.
+"""A bounded queue in which no asker waits behind the many requests of another one.
 
-Flows in: items, each of an asker, who belongs to a group (its principal), with a weight. Flows out:
-the items, group by group in turn, in a group asker by asker, of one asker in the order of sending;
-and those that lose their place because the queue is full. Who waits with most loses: a newcomer
-takes the place of the newest item of the heaviest asker in the heaviest group, unless that is the
-newcomer. No I/O and no clock; the order depends only on the order of calls.
+Each item belongs to an asker, has a weight, and each asker belongs to a group (its principal).
+Items leave group by group in turn, within a group asker by asker, and for one asker in the order of
+sending. When the queue is full, a newcomer takes the place of the newest item of the heaviest asker
+in the heaviest group, unless that is the newcomer itself. No I/O and no clock: the order depends
+only on the order of calls.
 
-An asker's name is its own word, so that a program may call itself many. It then takes turns from
-askers of its own group alone: the group is proven by the server's permissions.
+An asker chooses its own name, so one program may use several names. It then takes turns only from
+askers of its own group, because the server's permissions prove the group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Asker = tuple[str, str]
 
 @dataclass
 class _Line(Generic[T]):
-    """What one asker waits for."""
+    """The waiting items of one asker."""
 
     items: deque[tuple[T, int]] = field(default_factory=deque)
     weight: int = 0
@@ -61,7 +61,7 @@ class FairQueue(Generic[T]):
         return self._count
 
     def put(self, asker: Asker, weight: int, item: T) -> list[T]:
-        """Take an item in; gives those that have no place any more, which may be the item itself.
+        """Add an item, and return the items that lose their place, possibly the new one.
 
         Cost: O(1) while there is room; O(groups + askers of one group) for each item that must go.
         """
@@ -79,7 +79,7 @@ class FairQueue(Generic[T]):
         return lost
 
     def take(self) -> T | None:
-        """Give the next item; None when nobody waits."""
+        """Remove and return the next item. None when the queue is empty."""
         if not self._groups:
             return None
         group_name, group = next(iter(self._groups.items()))
@@ -94,7 +94,7 @@ class FairQueue(Generic[T]):
         return item
 
     def discard(self, asker: Asker, item: T) -> None:
-        """Remove an item that waits no longer; one that is not there is no error."""
+        """Remove an item that waits no longer. An item that is not in the queue is no error."""
         group = self._groups.get(asker[0])
         line = group.lines.get(asker[1]) if group is not None else None
         if group is None or line is None:
@@ -107,11 +107,11 @@ class FairQueue(Generic[T]):
                 return
 
     def _heaviest(self, newcomer: Asker, weight: int) -> Asker | None:
-        """Name who loses a place to a newcomer.
+        """Name the asker that loses a place to a newcomer.
 
-        None when nobody waits with more than the newcomer would. A group, or an asker, must
-        have more than the newcomer's would have afterwards: otherwise two of one weight
-        would push each other out for ever.
+        None when no asker has more weight waiting than the newcomer would have. A group, or an
+        asker, must have more than the newcomer's would have afterwards. Otherwise two of one weight
+        would replace each other without end.
         """
         own_group = self._groups.get(newcomer[0])
         own_weight = (own_group.weight if own_group is not None else 0) + weight

@@ -1,8 +1,8 @@
-"""Keeps expensive requests behind cheap ones: few run at a time, those that wait get their turn
-asker by asker, and whoever finds no room is told when to come again.
+"""Keeps expensive requests from delaying cheap ones: few run at a time, and the others wait their
+turn, asker by asker.
 
-Flows in: requests that the handler's owner calls expensive, with who asks. Flows out: turns. A
-request that waits here keeps none of the places in which cheap ones run.
+A request that waits here takes none of the places in which cheap ones run. An asker that finds no
+room is refused, with the time after which to ask again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["HeavyLane", "RunTimes", "Workload"]
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-# Whoever is told to come again comes within a minute, however long the queue is: what
-# waits now may be given up by then.
+# An asker that is refused comes again within a minute, however long the queue is, because the
+# requests that wait now may be given up by then.
 _LONGEST_S = 60.0
 # A handler's mean time follows the newest ones: each new one counts for so much of it.
 _NEWEST_PART = 0.2
@@ -28,8 +28,8 @@ _NEWEST_PART = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Workload(Generic[Q, R]):
-    """Which requests of an ask are expensive, how many of them run, and what an asker is told who
-    finds no room.
+    """Which requests of an ask are expensive, how many of them run at once, and the error for an
+    asker that finds no room.
     """
 
     is_heavy: Callable[[Q], bool]
@@ -43,17 +43,17 @@ class Workload(Generic[Q, R]):
 
 
 class RunTimes:
-    """How long requests take here, so that an asker can be told when there may be room."""
+    """How long requests take here, to estimate for an asker when there may be room."""
 
     def __init__(self) -> None:
         self._mean_s = 0.0
 
     def note(self, elapsed_s: float) -> None:
-        """Take in how long one took."""
+        """Record how long one request took."""
         self._mean_s += (elapsed_s - self._mean_s) * (_NEWEST_PART if self._mean_s else 1.0)
 
     def pause_s(self, waiting: int, at_once: int) -> float:
-        """Say after how many whole seconds those that wait now will have been served.
+        """Estimate after how many whole seconds the requests that wait now will have been served.
 
         >>> times = RunTimes()
         >>> times.note(0.5)
@@ -79,7 +79,7 @@ class HeavyLane:
     async def enter(self, asker: Asker, weight: int) -> bool:
         """Wait for a turn, which `leave` ends.
 
-        False: there is no room, also when it was lost to somebody who waits with less.
+        False when there is no room, also when an asker with fewer waiting requests took the place.
         """
         if self._running < self.at_once:
             self._running += 1
@@ -100,7 +100,7 @@ class HeavyLane:
             raise
 
     def leave(self) -> None:
-        """End a turn: the next one that waits has it."""
+        """End a turn: the next waiting request gets it."""
         turn = self._queue.take()
         while turn is not None and turn.done():
             turn = self._queue.take()

@@ -1,10 +1,9 @@
-"""When a connection asks itself whether its client lives: only when what comes anyway does not show
-it.
+"""Decides when a connection must check whether its client lives: only when other traffic does not
+show it.
 
-Flows in: the moments at which messages and answers come. Flows out: the moment to look, put
-off by all that comes, so that a process that hears enough is never woken for it. Any message
-shows that we hear; only an answer shows that we are heard. What is asked, and what follows
-from silence, is the connection's.
+Every message or answer that arrives postpones the check, so a process that receives enough is never
+woken for it. Any message shows that the client receives. Only an answer shows that it also sends.
+`topobus.bus.connection.connection` makes the check and acts on silence.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ __all__ = ["CANARY_EVERY_S", "Canary"]
 # Where messages still come and only ours do not arrive, nothing is asked before two periods
 # without an answer: up to 10 s.
 CANARY_EVERY_S = 3.0
-# Looks come at whole seconds, when the process's other loops wake up, too; so the silence before a
-# look is up to a second shorter than the period.
+# Checks are made at whole seconds, when the process's other loops wake up as well. So the silence
+# before a check is up to a second shorter than the period.
 _TICK_S = 1.0
 _ROUNDING_S = 1e-3
 
 
 class Canary:
-    """The looks at one connection's silence."""
+    """Decides for one connection when silence must be checked."""
 
     def __init__(self, mailbox: ReplyInbox) -> None:
         self._mailbox = mailbox
@@ -37,9 +36,9 @@ class Canary:
         self._next_look: asyncio.Timeout | None = None
 
     async def wait_for_silence(self, lost: asyncio.Event) -> bool:
-        """Wait for the next look, or until the client is lost.
+        """Wait for the next check, or until the client is lost.
 
-        True when nothing shows that it lives, and it should be asked.
+        True when nothing shows that the client lives, and a message to ourselves must show it.
         """
         try:
             async with asyncio.timeout(self._pause_s()) as self._next_look:
@@ -51,13 +50,13 @@ class Canary:
         return False
 
     def note_heard(self) -> None:
-        """Take in that a message of a subscription came."""
+        """Note that a message of a subscription came."""
         self.heard_at = asyncio.get_running_loop().time()
         self.put_off()
 
     def put_off(self) -> None:
-        """Look later, for something came: a client that talks all the time is not looked at, which
-        would wake the process up.
+        """Postpone the check, because something came: a busy client is not checked, since each
+        check wakes the process up.
         """
         now_s = asyncio.get_running_loop().time()
         look = self._next_look
@@ -74,8 +73,8 @@ class Canary:
 
     @property
     def is_talking(self) -> bool:
-        """Say whether what came lately shows that the client lives: any message that we hear, an
-        answer that we are heard. Then there is no need to ask ourselves.
+        """Return whether recent traffic shows that the client lives: a message that it receives, an
+        answer that it also sends. No check is needed then.
         """
         return self.silent_s < CANARY_EVERY_S - _TICK_S and self._mailbox.silent_s < 2 * CANARY_EVERY_S
 

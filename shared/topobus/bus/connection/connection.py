@@ -5,11 +5,11 @@ dead after a late PONG), that are closed for good by any -ERR, or that replay re
 gave up. So it is switched off. When anything goes wrong, the client is thrown away, everything that
 waited on it fails at once, and a new client is made, with full jitter, for as long as the process
 runs. A canary decides whether a client is alive: every 3 s a message to ourselves must come back,
-unless other messages and answers came meanwhile. Subscriptions made here move to the new client;
-other users are informed through `on_change`.
+unless other messages and answers came meanwhile. Subscriptions made here move to the new client.
+Other users are informed through `on_change`.
 
-When the files of the login (password, authority) hold another one, a new client is made with it
-beside the one that lives, and takes over when it hears: nothing is lost.
+When the files of the login (password, authority) change, a new client is made with the new login
+while the present one still runs. It takes over once it receives, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _EARNEST = 2
 class Connection:
     """One process's connection. Make with `open`, end with `close`.
 
-    Errors: what is sent while no client is up fails at once with PeerUnavailable; what was sent and
+    Errors: a message sent while no client is up fails at once with PeerUnavailable; a request
     awaited when a client is lost fails with ConnectionLost.
     """
 
@@ -81,8 +81,10 @@ class Connection:
         new_client: Callable[[str], Client] | None = None,
         release: str | None = None,
     ) -> None:
-        """Prepare a connection; `new_client` makes each client from why it must use TLS (empty: it
-        need not), in place of nats-py's; `release` is said to peers.
+        """Prepare a connection.
+
+        `new_client` makes each client, in place of nats-py's, from the reason why it must use TLS
+        (empty: none). `release` is the release that peers see.
         """
         self.settings = settings
         self.name = name
@@ -142,7 +144,9 @@ class Connection:
             up.cancel()
 
     async def close(self) -> None:
-        """Stop the supervision and the client; what still waits fails with ConnectionLost."""
+        """Stop the supervision and the client. Requests that still wait fail with
+        ConnectionLost.
+        """
         if self._supervisor is not None:
             await end_tasks(self._supervisor)
             self._supervisor = None
@@ -164,7 +168,7 @@ class Connection:
 
     @property
     def may_provision(self) -> bool:
-        """Say whether we may make streams: where each process is a user of its own, one of them
+        """Return whether we may make streams. Where each process is a user of its own, one of them
         alone has that right.
         """
         is_of_a_kind = self.settings.user in (*LEAF_PRINCIPALS, self.name) or bool(self.settings.zone)
@@ -172,8 +176,8 @@ class Connection:
 
     @property
     def is_outside(self) -> bool:
-        """Say whether we are in an account without streams: at a server with accounts each kind of
-        process has its side.
+        """Return whether we are in an account without streams. A server with accounts puts each
+        kind of process on one side.
         """
         return self.settings.zone == "vendor" or (self.settings.zone == "core" and is_outside(self.name))
 
@@ -184,7 +188,7 @@ class Connection:
 
     @property
     def server_version(self) -> tuple[int, int, int]:
-        """The server's version; zeros when not connected."""
+        """The server's version, or zeros when not connected."""
         if self._client is None:
             return (0, 0, 0)
         version = self._client.connected_server_version
@@ -192,12 +196,12 @@ class Connection:
 
     @property
     def wants_login(self) -> bool:
-        """Say whether the server has users; false when not connected."""
+        """Return whether the server has users. False when not connected."""
         return self._client is not None and bool(self._client._server_info.get("auth_required"))
 
     @property
     def is_encrypted(self) -> bool:
-        """Say whether the client talks by TLS; false when not connected."""
+        """Return whether the client uses TLS. False when not connected."""
         return isinstance(self._client, GatedClient) and self._client.is_encrypted
 
     @property
@@ -206,16 +210,19 @@ class Connection:
         return (self._client.max_payload if self._client is not None else 1024 * 1024) - _HEADER_OVERHEAD
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` when a client is lost and when a new one is up; gives what ends that."""
+        """Call `listener` when a client is lost and when a new one is up. Return what ends the
+        calls.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     async def wait_up(self) -> None:
-        """Wait until a client is up, as `is_connected` says.
+        """Wait until a client is up, as `is_connected` defines it.
 
-        nats-py calls a client closed some turns of the event loop before it says so to us. Whoever
-        fails to send in between, waits here and tries again would take all turns, and nobody would
-        ever replace the client: so a closed client is reported as lost here, and the wait goes on.
+        nats-py marks a client closed some turns of the event loop before it calls us. A caller that
+        fails to send in between, waits here and tries again would take all turns, and the client
+        would never be replaced. So a closed client is reported as lost here, and the wait
+        continues.
         """
         while not self.is_connected:
             if self._up.is_set():
@@ -226,7 +233,7 @@ class Connection:
     # talk
 
     def new_inbox(self) -> str:
-        """Give a fresh subject that only we listen at, and where only the server may publish."""
+        """Return a fresh subject where only we listen and only the server may publish."""
         return f"{inbox_branch(self.name, SERVER)}.{new_token()}"
 
     async def publish(
@@ -275,8 +282,8 @@ class Connection:
         answerer: str = SERVER,
         prepare: Callable[[Expectation], None] | None = None,
     ) -> Msg:
-        """Send and await one answer of `answerer`, by its connection name; `prepare` is told of
-        what is expected before anything is sent.
+        """Send, and await one answer of `answerer`, by its connection name. `prepare` gets the
+        expectation before anything is sent.
 
         Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost
         and TimeoutError when that is not known.
@@ -294,10 +301,10 @@ class Connection:
     async def barrier(self, *, timeout_s: float = 5.0) -> None:
         """Wait until the server has seen all that we sent before.
 
-        A message to ourselves, not nats-py's flush: its PING overtakes queued commands, and a flush
-        given up kills the read loop later.
-        Errors: PeerUnavailable when not connected, TimeoutError when the
-        message does not come back in time.
+        It sends a message to ourselves and does not use nats-py's flush: its PING overtakes queued
+        commands, and a flush given up kills the read loop later.
+        Errors: PeerUnavailable when not connected, TimeoutError when the message does not come back
+        in time.
         """
         client = self._client
         if client is None:
@@ -312,7 +319,7 @@ class Connection:
             try:
                 await self._subscriptions.attach(client, lasting)
             except BaseException:
-                # Nobody could ever end it.
+                # The caller would have no way to end it.
                 await self._subscriptions.remove(lasting)
                 raise
         return lasting
@@ -349,11 +356,11 @@ class Connection:
                 attempt += 1
 
     def _tell_waiting(self, error: str, attempt: int) -> None:
-        """Log that there is no client: the first try, the third, and then every tenth: a wait of
-        hours must show, and must not fill the disk.
+        """Log that there is no client: at the first try, the third, and then every tenth.
 
-        One try that fails is the ordinary start beside a server that starts; who waits for longer
-        must be told, and a refused login does not come right by waiting.
+        A wait of hours must show, and must not fill the disk. One failed try is normal when the
+        server starts at the same time. A longer wait must be reported, and a refused login does not
+        resolve by waiting.
         """
         log = get_logger()
         is_told = attempt in (0, _EARNEST) or attempt % 10 == 0
@@ -390,7 +397,7 @@ class Connection:
             try:
                 client, lost, fresh = await self._dialer.dial(login, self._note_error, is_beside=True)
             except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable) as err:
-                # The server may be told of it later.
+                # The server may learn of the user later.
                 (get_logger().warning if attempt == 0 else get_logger().debug)(
                     "bus.login-refused", url=self._url, error=error_text(err)
                 )
@@ -410,7 +417,7 @@ class Connection:
         if not task.cancelled() and (err := task.exception()) is not None and not self.crash.done():
             self.crash.set_exception(err)
             get_logger().error("bus.supervision-ended", url=self._url, error=repr(err))
-            # Somebody may look, or nobody (a connect that fails raises it as well).
+            # No task may await the crash (a connect that fails raises it as well).
             self.crash.exception()
 
     async def _connect(self) -> None:
@@ -420,7 +427,7 @@ class Connection:
         self._come_up(client, lost, login)
 
     def _come_up(self, client: Client, lost: asyncio.Event, login: Login) -> None:
-        """Let a client be the present one, and tell everybody."""
+        """Make a client the present one, and call all listeners."""
         self._client, self._lost = client, lost
         self.files.use(login)
         self.generation += 1

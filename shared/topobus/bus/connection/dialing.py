@@ -1,9 +1,8 @@
-"""Makes the clients of a connection: each listens wherever the connection does, and has heard
-itself, before anybody uses it.
+"""Makes the clients of a connection: each has all subscriptions of the connection, and has received
+a message of its own, before it is used.
 
-Flows in: a login, and the connection's subscriptions. Flows out: a client that hears, made alone or
-beside one that lives. Which of them is the present one, and when another is needed, is decided by
-`topobus.bus.connection.connection`.
+A client is made alone or beside a live one. `topobus.bus.connection.connection` decides which of
+them is the present one, and when another is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _FIRST_CANARY_TIMEOUT_S = 2.0
 
 
 class Dialer:
-    """Makes clients, asks them whether they live, and closes those that do not."""
+    """Makes clients, checks whether they live, and closes those that do not."""
 
     def __init__(
         self,
@@ -61,11 +60,11 @@ class Dialer:
     async def dial(
         self, login: Login, on_error: Callable[[Client, Exception], None], *, is_beside: bool = False
     ) -> tuple[Client, asyncio.Event, Fresh]:
-        """Make a client that listens wherever we do, and hears.
+        """Make a client that has all subscriptions and receives.
 
-        Shapes: is_beside — another one lives, and goes on; result — the client, what is set
-        when it is lost, and what `Subscriptions.hand_over` takes, which must be called
-        without another turn of the loop.
+        Shapes: is_beside — another client is live and continues; result — the client, the event
+        that is set when it is lost, and the argument for `Subscriptions.hand_over`, which must be
+        called without another turn of the loop.
         Errors: raises OSError, TimeoutError, nats.errors.Error or PeerUnavailable when there is
         none; nothing has changed then.
         """
@@ -113,7 +112,7 @@ class Dialer:
         return client, lost, fresh
 
     async def is_alive(self, client: Client) -> bool:
-        """Say whether a client hears and is heard."""
+        """Return whether a client sends and receives."""
         # Twice: when our own process stood still, the first timeout comes due before the echo that
         # lies in the socket has been read.
         for _ in range(2):

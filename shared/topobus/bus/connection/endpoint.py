@@ -49,7 +49,7 @@ def read_url(text: str) -> tuple[list[str], str]:
 
 
 def strange_urls(text: str) -> list[str]:
-    """Tell of servers that are written as no URL, and for what they are taken.
+    """List servers that are not written as a URL, each with how it is understood.
 
     >>> strange_urls("127.0.0.1, nats://a:4222, b:4223")
     ["nats.url: '127.0.0.1' is taken for nats://127.0.0.1:4222", "nats.url: 'b:4223' is taken for nats://b:4223"]
@@ -63,7 +63,11 @@ def strange_urls(text: str) -> list[str]:
 
 
 def read_secret(path: str, key: str) -> str:
-    """Read a secret's file, stripped; `key` is the setting that named it."""
+    """Read a secret's file, stripped.
+
+    Shapes: key — the setting that named the file.
+    Errors: raises ConfigError for a file that cannot be read.
+    """
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError as err:
@@ -77,9 +81,9 @@ def read_secret(path: str, key: str) -> str:
 
 
 def read_files(settings: NatsSettings) -> tuple[str | None, ssl.SSLContext | None]:
-    """Read the files that a connection needs: gives the password, and whom to trust.
+    """Read the files that a connection needs: return the password, and which authorities to trust.
 
-    Anew for each connection: a mounted secret is replaced while we run.
+    They are read again for each connection, because a mounted secret is replaced while we run.
 
     Errors: raises ConfigError that names the key.
     """
@@ -88,7 +92,10 @@ def read_files(settings: NatsSettings) -> tuple[str | None, ssl.SSLContext | Non
 
 
 def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
-    """Give what to trust; None: the client's own choice."""
+    """Return the context with the authorities to trust. None: the client's own choice.
+
+    Errors: raises ConfigError when the file of authorities cannot be read.
+    """
     if not settings.tls_ca_file:
         return None
     try:
@@ -102,9 +109,9 @@ def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
 
 
 def why_tls(settings: NatsSettings) -> str:
-    """Name the setting that wants TLS; empty when none does.
+    """Name the setting that requires TLS. Empty when none does.
 
-    One tls:// among several servers wants it of all: they are sent the same password.
+    One tls:// among several servers requires it of all, because they are sent the same password.
 
     >>> from topobus.process.config import NatsSettings
     >>> why_tls(NatsSettings(url="nats://a,tls://b")), why_tls(NatsSettings())

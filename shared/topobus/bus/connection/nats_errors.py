@@ -13,16 +13,18 @@ from topobus.process.readiness import Readiness
 
 __all__ = ["NatsErrors", "error_text", "is_refused_login", "next_step"]
 
-# A slow consumer reports each message that it drops; one line a kind in
-# so many seconds tells as much.
+# A slow consumer reports each message that it drops. One line per kind in so many seconds is
+# enough.
 _REPORT_EVERY_S = 5.0
 # nats-py gives it in lower case.
 _DENIAL = re.compile(r'permissions violation(?: for \w+ to "([^"]*)")?', re.IGNORECASE)
 
 
 def error_text(err: Exception) -> str:
-    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text, and a
-    task group's says nothing of what it wraps.
+    """Return an error's text, or its kind.
+
+    Several errors of nats-py and asyncio have no text, and a task group's does not mention the
+    errors that it wraps.
     """
     while isinstance(err, ExceptionGroup):
         err = err.exceptions[0]
@@ -32,7 +34,7 @@ def error_text(err: Exception) -> str:
 
 
 def is_refused_login(error: str) -> bool:
-    """Say whether this is what a server says to a wrong or missing login.
+    """Return whether this is the server's error for a wrong or missing login.
 
     >>> is_refused_login("nats: 'Authorization Violation'")
     True
@@ -41,7 +43,7 @@ def is_refused_login(error: str) -> bool:
 
 
 def next_step(error: str) -> str:
-    """Say what ends the wait for a server that this error keeps away."""
+    """Name the step that ends the wait for a server after this error."""
     text = error.lower()
     if "authorization" in text or "authentication" in text:
         return "name the user and the file of its password: nats.user, nats.password_file (docs/how-to/secure-nats.md)"
@@ -51,7 +53,7 @@ def next_step(error: str) -> str:
 
 
 class NatsErrors:
-    """Takes note of errors."""
+    """Counts and logs errors, and remembers denials."""
 
     def __init__(self, metrics: BusMetrics, readiness: Readiness, clock: Clock) -> None:
         self._metrics = metrics
@@ -62,7 +64,7 @@ class NatsErrors:
         self.last = ""
 
     def note(self, err: Exception, *, is_current: bool) -> None:
-        """Take note of an error; only the current client's is worth a line."""
+        """Count an error, and log it only if it is the current client's."""
         kind = type(err).__name__
         self.last = error_text(err)
         self._metrics.errors.labels(kind).inc()
@@ -70,8 +72,8 @@ class NatsErrors:
             return
         is_denial = _DENIAL.search(self.last) is not None
         if is_denial:
-            # The server refuses and nats-py goes on: without this the process would wait
-            # for ever and call itself ready.
+            # The server refuses and nats-py continues. Without this the process would wait without
+            # end and report itself ready.
             self._is_denied = True
             self._readiness.set("bus-permissions", is_ready=False, why=self.last)
         now = self._clock.monotonic()

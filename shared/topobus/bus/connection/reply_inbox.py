@@ -25,7 +25,7 @@ __all__ = ["Expectation", "ReplyInbox", "is_nobody", "new_token"]
 
 
 def new_token() -> str:
-    """Give a token that nobody can guess: 88 random bits."""
+    """Return a token that cannot be guessed: 88 random bits."""
     return secrets.token_hex(11)
 
 
@@ -39,13 +39,13 @@ class Expectation:
         """What it says no to is as if it had not come."""
 
     def take(self, message: Msg) -> None:
-        """Look at what arrived at our subject: the first that is accepted is the answer."""
+        """Check a message at our subject: the first that is accepted is the answer."""
         if not self.answer.done() and self.accepts(message):
             self.answer.set_result(message)
 
 
 def is_nobody(message: Msg) -> bool:
-    """Say whether this is the server's word that nobody listens there."""
+    """Return whether this is the server's message that a subject has no listener."""
     return (message.headers or {}).get("Status") == "503" and not message.data
 
 
@@ -54,7 +54,7 @@ def _any(_: Msg) -> bool:
 
 
 class ReplyInbox:
-    """Matches what arrives with who waits for it."""
+    """Matches answers with their waiters."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -69,16 +69,16 @@ class ReplyInbox:
 
     @property
     def pattern(self) -> str:
-        """What to subscribe to: all subjects that `expect` gives until `renew`."""
+        """The subject to subscribe to: it covers all subjects that `expect` gives until `renew`."""
         return f"{inbox_branch(self._name, '*')}.{self._random}.*"
 
     def renew(self) -> None:
-        """Take another subject: what the lost client was to receive can no longer come in."""
+        """Take another subject, so that messages to the lost client can no longer come in."""
         self._random = new_token()
 
     @contextmanager
     def expect(self, answerer: str) -> Iterator[Expectation]:
-        """Await one answer of somebody (by connection name); giving up is leaving the block."""
+        """Await one answer of a peer (by connection name). Leaving the block gives up."""
         subject = f"{inbox_branch(self._name, answerer)}.{self._random}.{new_token()}"
         expected = Expectation(subject, asyncio.get_running_loop().create_future())
         self._waiting[subject] = expected
@@ -87,19 +87,19 @@ class ReplyInbox:
         finally:
             self._waiting.pop(subject, None)
             if expected.answer.done() and not expected.answer.cancelled():
-                # Looked at, even when nobody waits any more: otherwise asyncio
-                # complains of an error that nobody took.
+                # Read even when no caller waits any more. Otherwise asyncio complains of an error
+                # that was never retrieved.
                 expected.answer.exception()
 
     def take(self, message: Msg) -> None:
-        """Hand an answer to who waits for it; one that nobody waits for is dropped."""
+        """Pass an answer to its waiter. An answer without a waiter is dropped."""
         expected = self._waiting.get(message.subject)
         if expected is not None:
             self._answered_at = asyncio.get_running_loop().time()
             expected.take(message)
 
     def fail_all(self) -> None:
-        """Tell everybody that the connection is gone."""
+        """Fail all waiters, because the connection is gone."""
         for expected in list(self._waiting.values()):
             if not expected.answer.done():
                 expected.answer.set_exception(ConnectionLost("the connection to NATS went away before the answer came"))

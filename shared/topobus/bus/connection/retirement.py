@@ -1,9 +1,8 @@
-"""Clients that another one has taken over from: each hands over what has come, gives the answers
+"""Retires clients that another one has replaced: each passes on what has arrived, gives the answers
 that it owes, and is closed then.
 
-Flows in: the older client with its subscriptions, and each request that is taken in and answered.
-Flows out: the older client's end. A request is answered by the client that it came by: where a
-right to answer is given with the request (`allow_responses`), no other client has it.
+A request is answered by the client that it came by: where a right to answer is given with the
+request (`allow_responses`), no other client has it.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Retirement:
         self._retiring: dict[Client, asyncio.Task[None]] = {}
 
     def owe(self, request: Msg) -> None:
-        """Take note of a request that will be answered."""
+        """Note a request that will be answered."""
         self._owed[request._client] += 1
 
     def settle(self, request: Msg) -> None:
-        """Take note that it has been answered, or will not be."""
+        """Note that it has been answered, or will not be."""
         client = request._client
         self._owed[client] -= 1
         if self._owed[client] <= 0:
@@ -49,20 +48,23 @@ class Retirement:
                 self._settled.set()
 
     def answering(self, request: Msg, present: Client | None) -> Client | None:
-        """Give the client that a request is answered by: the one that it came by while that lives,
+        """Return the client that must answer a request: the one that it came by while that is live,
         older or newer than the present one, else the present one.
         """
         client = request._client
         return client if client.is_connected else present
 
     def retire(self, client: Client, live: Sequence[Subscription]) -> None:
-        """Let a client end in its own time; `live`: what it listens to, and others take over."""
+        """Let a client end in its own time.
+
+        Shapes: live — its subscriptions, which other clients take over.
+        """
         task = asyncio.create_task(self._retire(client, live), name="bus-retiring-client")
         self._retiring[client] = task
         task.add_done_callback(lambda _: self._retiring.pop(client, None))
 
     async def close(self) -> None:
-        """End those that still linger."""
+        """End those that are still open."""
         tasks = list(self._retiring.values())
         for task in tasks:
             task.cancel()
@@ -86,7 +88,7 @@ class Retirement:
 
 
 async def close_quietly(client: Client) -> None:
-    """Close a client; one that hangs with its server is left after a second."""
+    """Close a client. A client that hangs with its server is abandoned after a second."""
     with suppress(nats.errors.Error, OSError, TimeoutError, AssertionError):
         async with asyncio.timeout(1.0):
             await client.close()

@@ -1,10 +1,9 @@
-"""Compares this machine's clock with the NATS server's, by what the server says anyway: no message
-is sent for it.
+"""Compares this machine's clock with the NATS server's, by the times in the server's other answers:
+it sends no message of its own.
 
-Flows in: moments that the server named, with ours before and after. Flows out: by how
-much our clock differs, a log line when it begins or ends to differ, and a remark of
-readiness. The process stays ready: what it promises does not depend on clocks, but others
-may take its requests for old ones.
+It logs when the difference becomes too large and when it is normal again, and adds a remark to
+readiness. The process stays ready: its promises do not depend on clocks, but other processes may
+take its requests for old ones.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MOST_WRITES = 16
 
 
 class ServerClock:
-    """How our clock stands to the server's."""
+    """The difference between our clock and the server's."""
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
@@ -34,7 +33,7 @@ class ServerClock:
         less; None before the first one."""
 
     def note(self, asked_ms: int, answered_ms: int, server_ms: float) -> None:
-        """Take in that the server's clock showed `server_ms` at some moment between two of ours."""
+        """Note that the server's clock showed `server_ms` at some moment between two of ours."""
         self.ahead_s = ((asked_ms + answered_ms) / 2 - server_ms) / 1000
         # As far as even the slowest way cannot explain it.
         is_ahead, is_behind = asked_ms - server_ms > _LIMIT_MS, server_ms - answered_ms > _LIMIT_MS
@@ -61,15 +60,15 @@ class ServerClock:
         self._differs = differs
 
     def note_write(self, stream: str, sequence: int, asked_ms: int, answered_ms: int) -> None:
-        """Remember when a write of ours was sent and acknowledged: whoever reads it later learns
-        when the server stored it.
+        """Remember when a write of ours was sent and acknowledged. A later read of the message
+        shows when the server stored it.
         """
         self._writes[stream, sequence] = (asked_ms, answered_ms)
         if len(self._writes) > _MOST_WRITES:
             self._writes.popitem(last=False)
 
     def note_stored(self, stream: str, sequence: int, server_ms: float) -> None:
-        """Compare once when a write of ours was stored."""
+        """Compare once the times of a write of ours with the time at which it was stored."""
         moments = self._writes.pop((stream, sequence), None)
         if moments is not None:
             self.note(*moments, server_ms)

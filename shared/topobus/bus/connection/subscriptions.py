@@ -1,9 +1,8 @@
 """Subscriptions that outlive their client: made again on each new client of the connection, and
 ended without losing what has arrived.
 
-Flows in: subjects with callbacks, and each new client. Flows out: messages to the callbacks, and
-word of each one that comes. Nothing is kept for a client that is lost: what was sent meanwhile is
-gone, and who must not miss anything reads it from a stream or a bucket again.
+Nothing is kept for a client that is lost. Messages sent meanwhile are gone, and a reader that must
+not miss any reads them again from a stream or a bucket.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ class Lasting:
         reply; None: only one does."""
 
     def is_second(self, message: Msg) -> bool:
-        """Say whether this came by another client before.
+        """Return whether this message came by another client before.
 
-        Of a queue group one client only is given each message, and what has no reply
-        subject changes nothing twice.
+        The server gives each message of a queue group to one client only, and a message without a
+        reply subject changes nothing when it comes twice.
         """
         if self.seen is None or self.queue or not message.reply:
             return False
@@ -65,7 +64,7 @@ Fresh = dict[Lasting, Subscription]
 
 
 class Subscriptions:
-    """The lasting subscriptions of one connection; `on_heard` is called for each message, before
+    """The lasting subscriptions of one connection. `on_heard` is called for each message, before
     its callback.
     """
 
@@ -76,18 +75,15 @@ class Subscriptions:
         self._ending: asyncio.TimerHandle | None = None
 
     def add(self, subject: str, callback: Callback, queue: str) -> Lasting:
-        """Take a subscription in.
-
-        The next client has it, or `attach` puts it on the present one.
-        """
+        """Add a subscription. The next client has it, or `attach` makes it on the present one."""
         lasting = Lasting(subject, queue, callback)
         self._lasting.append(lasting)
         return lasting
 
     async def attach(self, client: Client, lasting: Lasting) -> None:
-        """Put one subscription on a client, once.
+        """Make one subscription on a client, once.
 
-        Errors: raises PeerUnavailable when the client cannot listen.
+        Errors: raises PeerUnavailable when the client cannot subscribe.
         """
         if lasting.client is client:
             # Made while this client was being set up, and attached from both sides: once is enough,
@@ -119,14 +115,14 @@ class Subscriptions:
             raise PeerUnavailable(f"cannot listen at {lasting.subject}: {error_text(err)}") from err
 
     async def attach_beside(self, client: Client, fresh: Fresh, *, is_beside: bool) -> bool:
-        """Put every subscription that is not in `fresh` yet on a client that is not the present
-        one, and there.
+        """Make every subscription that is not in `fresh` yet on a client that is not the present
+        one, and add it to `fresh`.
 
         True when there was any.
 
-        Shapes: is_beside — another client listens, too: each message counts once, whichever it
-        comes by, until some time after `hand_over` or `stop_beside`.
-        Errors: raises PeerUnavailable when the client cannot listen.
+        Shapes: is_beside — another client has the subscriptions as well: each message counts once,
+        whichever client it comes by, until some time after `hand_over` or `stop_beside`.
+        Errors: raises PeerUnavailable when the client cannot subscribe.
         """
         missing = [lasting for lasting in self._lasting if lasting not in fresh]
         for lasting in missing:
@@ -136,9 +132,10 @@ class Subscriptions:
         return bool(missing)
 
     def hand_over(self, client: Client, fresh: Fresh) -> list[Subscription]:
-        """Let a second client be the one.
+        """Make a second client the present one.
 
-        Gives what is to be drained: the first one's, and what nobody wants any more.
+        Return the subscriptions to drain: those of the first client, and those that were ended
+        meanwhile.
         """
         drained = [live for lasting, live in fresh.items() if lasting not in self._lasting]
         for lasting in self._lasting:
@@ -149,7 +146,7 @@ class Subscriptions:
         return drained
 
     def stop_beside(self) -> None:
-        """End counting each message once, when what may still come twice has come."""
+        """Stop counting each message once, after the time in which one may still come twice."""
         if self._ending is not None:
             self._ending.cancel()
         self._ending = asyncio.get_running_loop().call_later(_TWICE_S, self._forget_seen)
@@ -191,7 +188,7 @@ class Subscriptions:
 
     @property
     def draining(self) -> frozenset[asyncio.Task[None]]:
-        """What still drains; whoever closes the client waits for it."""
+        """The tasks that still drain. Await them before closing the client."""
         return frozenset(self._draining)
 
 

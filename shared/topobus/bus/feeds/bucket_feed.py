@@ -1,11 +1,11 @@
 """A feed of a state whose classes have buckets of their own: delivers what all its buckets have, as
 if there were one.
 
-Flows in: a feed of each bucket. Flows out: their messages under the common bucket's subjects,
-CAUGHT_UP when all have been read, RESET when one of them was lost. An entry may stand in its
-class's bucket and in the common one: at a hub relays write to that, and a node that was moved to a
-server of its own, or back, has written to both. The newest by the server's time counts. The
-classes' buckets are read first, so that what is older in the common one is never told after it.
+Messages have the common bucket's subjects. CAUGHT_UP is delivered when all buckets have been read,
+RESET when one of them was lost. An entry may be in its class's bucket and in the common one: at a
+hub relays write to the common one, and a node that was moved to a server of its own, or back, has
+written to both. The newest by the server's time counts. The classes' buckets are read first, so
+that an older value of the common one is never delivered after a newer one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from topobus.process.ended_tasks import end_tasks
 
 __all__ = ["BucketFeed", "state_feed"]
 
-# So many messages wait for the reader: who reads slowly makes the feeds wait.
+# So many messages wait for the reader. A slow reader stops the feeds.
 _WAITING = 64
 
 
 def state_feed(
     connection: Connection, state: State[Any], parts: Mapping[str, str]
 ) -> BucketFeed | Feed | KeyFeed | PatternFeed:
-    """Make the feed of a state's entries that match; a part left out matches anything."""
+    """Make the feed of a state's entries that match. A part left out matches anything."""
     return BucketFeed(connection, state, parts) if len(_buckets(state, parts)) > 1 else _feed(connection, state, parts)
 
 
@@ -49,14 +49,14 @@ class BucketFeed:
         self._prefix = bucket_subject(state, "")
 
     async def messages(self) -> AsyncGenerator[Delivery | Mark, None]:
-        """Yield messages and marks until closed. After a RESET all buckets are read anew."""
+        """Yield messages and marks until closed. After a RESET all buckets are read again."""
         while True:
             async with aclosing(self._read_all()) as items:
                 async for item in items:
                     yield item
 
     async def _read_all(self) -> AsyncGenerator[Delivery | Mark, None]:
-        """Read all buckets until one is another one; that RESET is the last item."""
+        """Read all buckets until one was lost. That RESET is the last item."""
         arrived: asyncio.Queue[tuple[State[Any], Delivery | Mark]] = asyncio.Queue(_WAITING)
         failures: list[BaseException] = []
         common, *apart = _buckets(self._state, self._parts)
@@ -68,8 +68,7 @@ class BucketFeed:
             if not task.cancelled() and (failure := task.exception()) is not None:
                 failures.append(failure)
                 if arrived.empty():
-                    # Whoever reads hears of it: a defect of ours ends the
-                    # reader, as it would with one feed.
+                    # Wakes the reader, so that a defect of ours ends it, as it would with one feed.
                     arrived.put_nowait((common, Mark.RESET))
 
         def begin(bucket: State[Any]) -> None:
@@ -99,7 +98,7 @@ class BucketFeed:
                         continue
                     newest_ns[key] = item.time_ns
                 elif bucket.bucket != common.bucket:
-                    # Nobody but a stranger writes another class's key there.
+                    # Only a process without the right writes another class's key there.
                     continue
                 yield msgspec.structs.replace(item, subject=f"{self._prefix}{key}")
         finally:
@@ -111,8 +110,8 @@ class BucketFeed:
                 await arrived.put((bucket, item))
 
     def _own_parts(self, bucket: State[Any]) -> dict[str, str]:
-        """Name the class, too: with the node it is a whole key, which
-        is read without a consumer.
+        """Add the class to the parts. With the node they are a whole key, which is read without a
+        consumer.
         """
         device_class = (
             bucket.bucket.removeprefix(f"{self._state.bucket}_") if bucket.bucket != self._state.bucket else ""
@@ -121,7 +120,7 @@ class BucketFeed:
 
 
 def _buckets(state: State[Any], parts: Mapping[str, str]) -> tuple[State[Any], ...]:
-    """Give the buckets in which entries may stand that match, the common one first."""
+    """Return the buckets that may have matching entries, the common one first."""
     if "device_class" in parts:
         home = state.home(**parts)
         return (state,) if home.bucket == state.bucket else (state, home)

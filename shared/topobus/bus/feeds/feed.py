@@ -41,16 +41,16 @@ _BATCH_BYTES = 8 * 1024 * 1024
 # pull asks for fewer heartbeats.
 _EAGER_EXPIRES_S = 5
 _EXPIRES_S = 30
-# While the beginning is read each feed asks for heartbeats: two of them before its end, and the
-# server stands still (see _Snapshot). Afterwards one for all does (see shared_heartbeats), for each
-# one wakes up this process and the server.
+# While the beginning is read each feed asks for heartbeats: two of them before its end show that
+# the server stalls (see _Snapshot). Afterwards one feed asks for all (see shared_heartbeats),
+# because each heartbeat wakes up this process and the server.
 _EAGER_HEARTBEAT_S = 1
 # Silence is so many heartbeats missed, or the word missed that a pull has run out,
 # and a little for a busy machine.
 _MISSED_HEARTBEATS = 2
 _BUSY_S = 1.0
-# The server removes a consumer that nobody pulled from for so long; a reader that
-# paused longer simply gets a new one.
+# The server removes a consumer without a pull for so long. A reader that paused longer gets a new
+# one.
 _INACTIVE_S = 30
 _NANO = 1_000_000_000
 
@@ -65,7 +65,7 @@ class From(Enum):
 
 
 class Mark(Enum):
-    """What is not a message."""
+    """Items of a feed that are not messages."""
 
     CAUGHT_UP = "caught-up"
     """All that was there at the start has been delivered. Comes once, and once after each RESET."""
@@ -86,7 +86,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, frozen=True):
-    """Where a delivered message stands: what the server writes into its reply subject."""
+    """The position of a delivered message, which the server writes into its reply subject."""
 
     consumer_sequence: int
     sequence: int
@@ -116,7 +116,7 @@ class Place(Struct, frozen=True):
 
 
 class _Reopen(Exception):
-    """Raised inside when the consumer must be made anew."""
+    """Raised inside when the consumer must be made again."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -126,12 +126,12 @@ class _Reopen(Exception):
 class _Snapshot:
     """Decides when all that was there has been delivered.
 
-    Not by the server's count of pending messages: when a key is overwritten so often meanwhile
-    that its first value is gone, a consumer of the newest of each stands still there (2.10, 2.15)
-    with nothing pending, or delivers others twice (2.9). Instead: deliver up to the newest
-    message that matches, look again, deliver up to what is the newest now. In the first round
-    each key's value of the beginning came, unless it was pushed out by newer ones; these stand at
-    or before the second round's end.
+    The server's count of pending messages does not show it. When a key is overwritten so often
+    meanwhile that its first value is gone, a consumer of the newest of each stalls (2.10, 2.15)
+    with nothing pending, or delivers others twice (2.9). Instead: deliver up to the newest message
+    that matches, look again, deliver up to what is the newest now. In the first round each key's
+    value of the beginning came, unless newer ones replaced it. These are at or before the second
+    round's end.
     """
 
     def __init__(self, jetstream: JetStream, stream: str, pattern: str) -> None:
@@ -170,8 +170,10 @@ class Feed:
         on_waiting: Callable[[str], None] | None = None,
         has_data: bool = True,
     ) -> None:
-        """Make a feed; `behind`: skip all up to this sequence; `on_waiting` hears why nothing can
-        be read, each time that it was tried; `has_data`: false for headers alone.
+        """Make a feed.
+
+        `behind`: skip all up to this sequence. `on_waiting` is called with the reason, each time
+        that a read failed. `has_data`: false for headers alone.
         """
         self._has_data = has_data
         self._on_waiting = on_waiting
@@ -209,8 +211,8 @@ class Feed:
             except _Reopen as err:
                 self._note(err.reason)
             except (PeerUnavailable, JetStreamError, ContractError) as err:
-                # Whoever reads that it waits also reads that it is over; what comes
-                # after a start is told by the bus.
+                # A caller that reads that the feed waits also reads that it is over. The bus logs
+                # what comes after a start.
                 waits = waits or is_first
                 level = "info" if is_first else "debug"
                 error = _describe_failure(err, self._stream)
@@ -305,12 +307,12 @@ class Feed:
                     wanted = _read_status(status, message.headers or {}, wanted, expected)
                     idle += 1
                     if idle >= 2 and not self._is_caught_up:
-                        # The server stands still before the end (see _Snapshot); a consumer that
-                        # starts at our position does not.
+                        # The server stalls before the end (see _Snapshot). A consumer that starts
+                        # at our position does not.
                         raise _Reopen("stalled")
                     continue
                 if f".{self._stream}.{name}." not in message.reply and message.reply.startswith("$JS.ACK."):
-                    # Another consumer's delivery, which the server was told to bring here: not of
+                    # A delivery of another consumer, which the server was made to send here: not of
                     # our stream, or not of our filter.
                     self._connection.metrics.strays.labels(self._stream, "consumer").inc()
                     self._connection.quiet.warning(
@@ -345,7 +347,7 @@ class Feed:
             if lasting is not None:
                 await self._connection.unsubscribe(lasting)
             if self._connection.is_connected:
-                # Best effort; the server removes it anyway when nobody pulls.
+                # Best effort. The server removes a consumer without pulls anyway.
                 try:
                     await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}")
                 except PeerUnavailable:
@@ -376,7 +378,8 @@ class Feed:
             f"CONSUMER.CREATE.{self._stream}.{name}.{self._pattern}", {"stream_name": self._stream, "config": config}
         )
         cluster = answer.get("cluster")
-        # Where the server of a cluster is not told, nobody shares the consumer's fate for certain.
+        # Where the server of a cluster is unknown, no other consumer is known to share this one's
+        # fate.
         return str(cluster.get("leader") or name) if isinstance(cluster, dict) else ""
 
     async def _pull(self, name: str, inbox: str, count: int, *, expires_s: int, heartbeat_s: int) -> None:
@@ -431,7 +434,7 @@ def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> i
 
 
 def _count(headers: Headers, key: str, default: int) -> int:
-    """Read a number that the server may leave out; one that is none reads as a gap."""
+    """Read a number that the server may leave out. A text that is no number reads as a gap."""
     try:
         return read_count(headers[key]) if key in headers else default
     except ContractError:

@@ -1,12 +1,12 @@
 """A feed of one key: delivers the newest message of one subject of a stream, and each newer one
 that it sees, without a consumer.
 
-The server says at a subject of its own that the key was written (the stream's `republish`). Anybody
-with the right could publish there, and what is said may be lost, so it is a hint only: the message
-itself is read from the stream's leader. Hints that come while a read is under way cost one more
-read, and a flood of them some reads a second. Whether the stream is still the same, and nothing was
-missed, is looked after at the start, after each reconnect, and from time to time. When the stream
-was lost or rolled back, the feed delivers RESET and the key's message again.
+The server publishes a hint at a separate subject when the key was written (the stream's
+`republish`). Every process with the right could publish there, and a hint may be lost. So the
+message itself is read from the stream's leader. Hints that come while a read is under way cost one
+more read, and a flood of them some reads a second. At the start, after each reconnect, and from
+time to time the feed checks that the stream is still the same and that nothing was missed. When the
+stream was lost or rolled back, the feed delivers RESET and the key's message again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["KeyFeed"]
 
-# How often to look whether a hint was lost. The first look is soon: what was written while the
-# other servers of a cluster did not know yet that we listen was said to nobody.
+# How often to check whether a hint was lost. The first check is soon: until the other servers of a
+# cluster know of our subscription, their hints do not reach us.
 CHECK_S = 30.0
 _FIRST_CHECK_S = 2.0
-# Looks come at whole seconds, when the process's other loops wake up, too.
+# Checks are made at whole seconds, when the process's other loops wake up as well.
 _TICK_S = 1.0
-# A key may be read so many times at once, and so many times a second for ever: a ledger is written
-# for each pod, and a busy node has tens of them in a second.
+# A key may be read so many times at once, and so many times a second in the long run: a ledger is
+# written for each pod, and a busy node has tens of them in a second.
 _BURST = 64
 _READS_PER_S = 32.0
 
@@ -52,8 +52,10 @@ class KeyFeed:
         *,
         on_waiting: Callable[[str], None] | None = None,
     ) -> None:
-        """Make a feed of a stream's subject; `hints`: where the server says that it was written;
-        `on_waiting` hears why nothing can be read, each time that it was tried.
+        """Make a feed of a stream's subject.
+
+        `hints` is the subject of the hints that it was written. `on_waiting` is called with the
+        reason, each time that a read failed.
         """
         self._connection = connection
         self._jetstream = JetStream(connection)
@@ -87,10 +89,10 @@ class KeyFeed:
                     if lasting is None:
                         lasting = await self._connection.subscribe(self._hints, self._on_hint)
                     if generation != self._connection.generation:
-                        # What is written from now on is said to us.
+                        # Hints of all later writes reach us.
                         await self._connection.barrier()
                         generation, look_s, is_due = self._connection.generation, _FIRST_CHECK_S, True
-                        # What stands there is read, whatever the stream's numbers say.
+                        # The present message is read, whatever the stream's numbers are.
                         self._checked = 0
                     async with aclosing(self._look() if is_due else self._read()) as items:
                         async for item in items:
@@ -104,7 +106,7 @@ class KeyFeed:
                     waits = waits or is_first
                     self._note_failure(err, is_first=is_first)
                     is_first = False
-                    # As after a reconnect: nobody knows what was said meanwhile.
+                    # As after a reconnect: hints may have been missed meanwhile.
                     generation = 0
                     await asyncio.sleep(full_jitter(attempt))
                     attempt += 1
@@ -170,7 +172,7 @@ class KeyFeed:
         async with aclosing(self._read(is_anchored=False)) as items:
             async for item in items:
                 yield item
-        # Of what came while we read we are told, or see it at the next look.
+        # A message that came while we read has a hint, or is found by the next check.
         self._checked = max(self._position, info.last_sequence)
 
     async def _read(self, *, is_anchored: bool = True) -> AsyncGenerator[Delivery | Mark, None]:
@@ -237,7 +239,7 @@ class _Budget:
         self._at_s = 0.0
 
     def take(self, now_s: float) -> float:
-        """Take the right to one read; gives the seconds until it may begin."""
+        """Take the right to one read, and return the seconds until it may begin."""
         self._tokens = min(float(_BURST), self._tokens + (now_s - self._at_s) * _READS_PER_S)
         self._at_s = now_s
         self._tokens -= 1.0

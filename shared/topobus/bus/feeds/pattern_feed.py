@@ -1,11 +1,11 @@
-"""A feed of many keys or subjects of a stream without a consumer: reads what stands there, key by
-key, and then each message in its turn.
+"""A feed of many keys or subjects of a stream without a consumer: reads the stored messages, key by
+key, and then each later message in its turn.
 
-It keeps the promises of `topobus.bus.feeds.feed` for who may make no consumer, since a consumer's
-messages may be delivered to any subject (docs/adr/0029). What stands there is read by the stream's
-list of subjects, so many at a time; afterwards each message after the last one is asked for
-(`next_by_subj`), whenever the server says that something was stored (the stream's `republish`) and
-at the looks of `topobus.bus.feeds.key_feed`. Nothing that is said is believed but how far to read.
+It keeps the promises of `topobus.bus.feeds.feed` for principals that may make no consumer, because
+a consumer's messages may be delivered to any subject (docs/adr/0029). The stored messages are read
+by the stream's list of subjects, so many at a time. Afterwards each message after the last one is
+requested (`next_by_subj`), whenever a hint of the server announces a stored message (the stream's
+`republish`) and at the checks of `topobus.bus.feeds.key_feed`. A hint only decides how far to read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _HINTED_STREAM, _HINTED_SEQUENCE = "Nats-Stream", "Nats-Sequence"
 class PatternFeed(KeyFeed):
     """Reads one stream. Use `messages()` once.
 
-    What stands there at the start comes in the order of its subjects, all else in the stream's.
+    The messages stored at the start come in the order of their subjects, all later ones in the
+    stream's.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class PatternFeed(KeyFeed):
     ) -> None:
         """Make a feed.
 
-        As `Feed`, and `hints` is where the server says that something was stored.
+        As `Feed`. `hints` is the subject of the server's hints that something was stored.
         """
         super().__init__(connection, stream, pattern, hints, on_waiting=on_waiting)
         self._start = start
@@ -61,8 +62,8 @@ class PatternFeed(KeyFeed):
     async def _on_hint(self, message: Msg) -> None:
         headers = message.headers or {}
         if headers.get(_HINTED_STREAM, self._stream) != self._stream:
-            # Classes have buckets of their own, and all say at one
-            # noun's subjects what was written.
+            # Classes have buckets of their own, and the hints of all come at the subjects of one
+            # noun.
             return
         try:
             self._hinted_sequence = max(self._hinted_sequence, read_count(headers.get(_HINTED_SEQUENCE, "")))
@@ -71,9 +72,9 @@ class PatternFeed(KeyFeed):
         await super()._on_hint(message)
 
     async def _read(self, *, is_anchored: bool = True) -> AsyncGenerator[Delivery | Mark, None]:
-        """Deliver what stands there, and then all that is newer.
+        """Deliver the stored messages, and then all newer ones.
 
-        Says RESET when what was delivered is not the stream's any more.
+        Yields RESET when what was delivered is not the stream's any more.
         """
         if not is_anchored and self._position_ns and await self._is_other_history(None, is_anchored=False):
             yield await self._begin_anew()
@@ -84,7 +85,7 @@ class PatternFeed(KeyFeed):
             async with aclosing(self._read_beginning()) as items:
                 async for item in items:
                     yield item
-        # By a hint no further than it says; a look goes to the end.
+        # After a hint read no further than its sequence. A check reads to the end.
         upto = self._hinted_sequence if is_anchored else 0
         async with aclosing(self._walk(upto)) as items:
             async for item in items:

@@ -1,6 +1,6 @@
 """Limits how long a read of existing data may go without progress.
 
-A watch has no such limit, a list has.
+A watch has no such limit, but a list has.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class ReadTimeout:
         self._limit_s = limit_s
 
     async def next(self, items: AsyncGenerator[T, None]) -> T:
-        """Give the next item.
+        """Return the next item.
 
-        Errors: raises PeerUnavailable when none comes in time; the feed is
-        then closed by whoever opened it.
+        Errors: raises PeerUnavailable when none comes in time. The opener of the feed then closes
+        it.
         """
         try:
             async with asyncio.timeout(self._limit_s):

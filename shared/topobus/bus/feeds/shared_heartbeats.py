@@ -1,11 +1,10 @@
-"""Finds out for all feeds of a connection that their server stopped delivering, by the heartbeats
-of one of them.
+"""Detects for all feeds of a connection that their server stopped delivering, by the heartbeats of
+one of them.
 
 A consumer dies silently only with the server that keeps it, and all consumers that this server
-keeps die with it. So of the feeds whose consumers live at the same server, one asks for heartbeats
-(`Seat.takes_beats`), and when these stop, all are told to make their consumers anew. A consumer
-that is deleted alone is told by the server at once (status 409). Flows in: which server keeps each
-feed's consumer, and when messages come. Flows out: a call with the reason to begin anew.
+keeps die with it. So of the feeds whose consumers are at the same server, one asks for heartbeats
+(`Seat.takes_beats`), and when these stop, all feeds must make their consumers again. Of a consumer
+that is deleted alone its feed learns from the server at once (status 409).
 """
 
 from __future__ import annotations
@@ -31,14 +30,16 @@ class SharedHeartbeats:
         self._groups: dict[str, _Group] = {}
 
     def enter(self, server: str, begin_anew: Callable[[str], None]) -> Seat:
-        """Count a feed in whose consumer lives at a server; `begin_anew` is called with the reason:
-        `silence`, or `heartbeats` when it shall ask for them.
+        """Add a feed whose consumer is at a server.
+
+        `begin_anew` is called with the reason to make the consumer again: `silence`, or
+        `heartbeats` when this feed must ask for them from now on.
         """
         return Seat(self._groups.setdefault(server, _Group()), begin_anew)
 
 
 class Seat:
-    """One feed among those of its server; its life is that of the feed's consumer."""
+    """One feed among those of its server, for the life of the feed's consumer."""
 
     def __init__(self, group: _Group, begin_anew: Callable[[str], None]) -> None:
         self._group = group
@@ -49,20 +50,20 @@ class Seat:
         group.seats.append(self)
 
     def takes_beats(self) -> bool:
-        """Say, at each pull, whether it must ask for heartbeats: if nobody does, this one begins
-        to.
+        """Return, at each pull, whether it must ask for heartbeats. If no feed does, this one
+        begins to.
         """
         if self._group.beating is None:
             self._group.listen_to(self)
         return self._group.beating is self
 
     def note_message(self) -> None:
-        """Say that anything came from the consumer, a heartbeat included."""
+        """Note that a message came from the consumer, a heartbeat included."""
         if self._group.beating is self:
             self._group.wait_for_beat()
 
     def leave(self) -> None:
-        """Count the feed out; if it had the heartbeats, another one gets them."""
+        """Remove the feed. If it asked for the heartbeats, another one does next."""
         if self in self._group.seats:
             self._group.seats.remove(self)
             if self._group.beating is self:
@@ -83,7 +84,7 @@ class _Group:
         self._set_timer(_MISSED_BEATS * BEAT_S, self._give_time)
 
     def hand_over(self) -> None:
-        """Let one that waits ask for heartbeats; where none waits, the next that pulls does."""
+        """Make a waiting feed ask for heartbeats. If none waits, the next one that pulls does."""
         self._set_timer(None)
         self.beating = None
         heir = next((seat for seat in self.seats if seat.is_waiting), None)
@@ -96,7 +97,7 @@ class _Group:
     def _judge(self) -> None:
         self._set_timer(None)
         if self.beating is None or not self.beating.is_waiting:
-            # Nobody reads there, so that the server owes it nothing.
+            # No reader waits there, so the server owes it nothing.
             self.hand_over()
             return
         self.beating = None

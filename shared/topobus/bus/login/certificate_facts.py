@@ -1,9 +1,7 @@
-"""Reads what a certificate says of itself: its names, its dates, and who signed it.
+"""Reads the facts of a certificate: its names, its dates, and who signed it.
 
-Nothing is verified here: whoever is shown a certificate may have been shown any.
-
-Flows in: DER, or a PEM file. Flows out: facts. Python's `ssl` gives them of a certificate that it
-has verified, and of no other; they are wanted of just those that it refused.
+Nothing is verified here: a certificate may be anybody's. Python's `ssl` gives these facts only for
+a certificate that it has verified, and they are needed for just those that it refused.
 Source: RFC 5280 section 4.1, X.690.
 """
 
@@ -36,7 +34,7 @@ _MOST_BYTES = 1024 * 1024
 
 
 class CertificateFacts(Struct, frozen=True, kw_only=True):
-    """What one certificate says."""
+    """The names, dates and signer of one certificate."""
 
     names: tuple[str, ...]
     """DNS names and addresses that it is for, sorted."""
@@ -48,7 +46,7 @@ class CertificateFacts(Struct, frozen=True, kw_only=True):
     """The common name of the authority that signed it, as it says."""
 
     def is_expired(self, now: datetime) -> bool:
-        """Say whether its time is over."""
+        """Return whether its validity has ended."""
         return now > self.not_after
 
     def is_ageing(self, now: datetime) -> bool:
@@ -73,7 +71,8 @@ def pem_blocks(text: str) -> tuple[str, ...]:
 def read_certificates(file: Path) -> tuple[CertificateFacts, ...]:
     """Read all certificates of a PEM file.
 
-    Errors: raises ConfigError for a file that cannot be read, has none, or has one that is none.
+    Errors: raises ConfigError for a file that cannot be read, has no certificate, or has a block
+    that cannot be parsed.
     """
     try:
         with file.open("rb") as opened:
@@ -99,7 +98,7 @@ def read_certificates(file: Path) -> tuple[CertificateFacts, ...]:
 def parse_certificate(der: bytes) -> CertificateFacts:
     """Read a certificate.
 
-    Errors: raises ValueError for what is none.
+    Errors: raises ValueError for bytes that are no certificate.
     """
     try:
         return _parse(der)

@@ -1,8 +1,8 @@
-"""Makes keys and certificates by the program `openssl`, in a folder that is gone afterwards.
+"""Makes keys and certificates by the program `openssl`, in a folder that is deleted afterwards.
 
-Flows in: names, dates, the authority's key in a file. Flows out: PEM text; who keeps it in which
-files is `topobus.bus.login.certificates`. `openssl ca` signs and not `openssl x509`, which before
-3.4 cannot be told when a certificate begins to be good.
+The authority's key comes as a file, and results are PEM texts. `topobus.bus.login.certificates`
+keeps them in files. `openssl ca` signs and not `openssl x509`, which before 3.4 cannot set the
+begin of a certificate's validity.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def new_key(folder: Path) -> str:
 
 
 def sign_authority(folder: Path, key: str, name: str, life: tuple[datetime, datetime]) -> str:
-    """Make the certificate of an authority by its own key; `folder`: where nobody else can look in
-    while it is made.
+    """Make the certificate of an authority by its own key.
+
+    Shapes: folder — one that no other user can read while it is made.
     """
     with _workplace(folder) as work:
         (work / "key.pem").touch(mode=0o600)
@@ -72,8 +73,8 @@ def sign_server(
 ) -> str:
     """Make the certificate of a server.
 
-    Shapes: folder — where nobody else can write while it is made. key — the server's. names — DNS
-    names and addresses, one at least. authority — file of the authority's key and certificate.
+    Shapes: folder — one that no other user can write while it is made. key — the server's. names —
+    DNS names and addresses, one at least. authority — file of the authority's key and certificate.
     """
     # At most 64 characters (RFC 5280, ub-common-name); clients compare the names
     # beside it, and never this one.
@@ -121,7 +122,7 @@ def _workplace(folder: Path, more: str = "") -> Iterator[Path]:
 
 
 def _openssl(work: Path, *arguments: str) -> str:
-    """Run `openssl` in a folder; gives what it printed."""
+    """Run `openssl` in a folder, and return what it printed."""
     try:
         done = subprocess.run(
             ["openssl", *arguments],

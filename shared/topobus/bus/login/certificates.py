@@ -1,12 +1,11 @@
 """Makes and keeps the certificate of a NATS server and the authority (CA) that signs it, in files,
 by the program `openssl`.
 
-Flows in: a folder for the server, a folder for the authority, the names by which clients reach the
-server, and the time. Flows out: `tls.crt`, `tls.key` and `ca.crt` in the server's folder, as in a
-Secret of cert-manager. A folder that somebody else filled so is taken as it is and never written.
-The authority's key stays in its own folder and is wanted again only to sign. Each file appears
-whole or not at all; `ca.crt` is written before what it vouches for, and a key without its
-certificate is given one by the next call.
+The server's folder gets `tls.crt`, `tls.key` and `ca.crt`, as in a Secret of cert-manager. A folder
+that another program filled so is used as it is and never written. The authority's key stays in its
+own folder and is needed again only to sign. Each file appears whole or not at all. `ca.crt` is
+written before the certificate that it vouches for, and a key without its certificate gets one by
+the next call.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 class ServerCertificate(Struct, frozen=True, kw_only=True):
-    """A server's certificate as it stands in its folder."""
+    """A server's certificate as its folder has it."""
 
     folder: Path
     facts: CertificateFacts
@@ -75,12 +74,12 @@ def certify(
 ) -> ServerCertificate:
     """Make what is missing of an authority and of a server's certificate.
 
-    Make a certificate anew that lacks a name, or has less than a third of its life left.
+    A certificate that lacks a name, or has less than a third of its life left, is made again.
 
     Shapes: folder — gets the certificate, its key and the authorities to trust. names — DNS names
     and addresses; none: those that the certificate has. authority — folder of the authority, which
     no server needs. is_for_group — let the group of this process read the server's key. is_renewal
-    — make it anew in any case; by the newest authority.
+    — make a new certificate in any case, by the newest authority.
     Errors: raises ConfigError for a folder that is not ours alone, for names that are none, and
     when `openssl` is missing or fails.
     Cost: some 50 ms when something is made.
@@ -106,8 +105,9 @@ def certify(
 
 
 def add_authority(folder: Path, *, authority: Path, now: datetime) -> CertificateFacts:
-    """Make another authority for the certificates to come, and put it beside the present one into
-    `ca.crt`, for the clients; the server's certificate stays.
+    """Make another authority for later certificates, and add it to `ca.crt`, for the clients.
+
+    The server's certificate stays.
 
     Errors: raises ConfigError when there is no authority of ours here, and as `certify` does.
     """
@@ -122,10 +122,10 @@ def add_authority(folder: Path, *, authority: Path, now: datetime) -> Certificat
 
 
 def drop_old_authorities(folder: Path, *, authority: Path) -> CertificateFacts:
-    """Leave in `ca.crt` the newest authority alone.
+    """Leave only the newest authority in `ca.crt`.
 
-    Errors: raises ConfigError when the server's certificate is by
-    another one: clients would refuse it.
+    Errors: raises ConfigError when another authority signed the server's certificate: clients would
+    refuse it.
     """
     if is_of_somebody_else(folder, authority) or not (authority / _AUTHORITY_KEY).exists():
         raise _not_ours(folder, authority)
@@ -146,10 +146,10 @@ def drop_old_authorities(folder: Path, *, authority: Path) -> CertificateFacts:
 
 
 def accept_certificate(folder: Path) -> ServerCertificate:
-    """Read a certificate that somebody else keeps in this folder; nothing is written.
+    """Read a certificate that another program keeps in this folder. Nothing is written.
 
-    Errors: raises ConfigError when the certificate is missing, cannot be
-    read, or is not that of the key.
+    Errors: raises ConfigError when the certificate is missing, cannot be read, or is not that of
+    the key.
     """
     facts = read_certificates(folder / CERTIFICATE_FILE)[0]
     if trouble := _pair_trouble(folder):
@@ -161,8 +161,11 @@ def accept_certificate(folder: Path) -> ServerCertificate:
 
 
 def is_of_somebody_else(folder: Path, authority: Path) -> bool:
-    """Say whether a server's folder was filled by somebody else than the authority here: by
+    """Return whether a server's folder was filled by another authority than the one here: by
     cert-manager, or by one of our own on another machine.
+
+    Errors: raises ConfigError when the folder has a key without a certificate and there is no
+    authority that could sign one, or when the certificate cannot be read.
     """
     # In this order: ours make the authority first.
     has_certificate = os.path.lexists(folder / CERTIFICATE_FILE)
@@ -183,7 +186,7 @@ def is_of_somebody_else(folder: Path, authority: Path) -> bool:
 
 
 def _name(text: str) -> str:
-    """Give a name as it stands in a certificate."""
+    """Return a name as a certificate has it."""
     try:
         return str(ipaddress.ip_address(text.strip("[]"))) if "%" not in text else _refuse_name(text)
     except ValueError:
@@ -244,7 +247,7 @@ def _issue(
     *,
     is_for_group: bool,
 ) -> None:
-    """Make a certificate; the key stays unless another authority signs, or there is none."""
+    """Make a certificate. The key stays unless another authority signs, or there is none."""
     if not os.path.lexists(folder / KEY_FILE) or _present_issuer(folder) not in ("", signer.subject):
         write_whole(folder / KEY_FILE, new_key(folder), is_for_group=is_for_group)
     _check_secret(folder / KEY_FILE)
@@ -254,7 +257,7 @@ def _issue(
 
 
 def _why_anew(folder: Path, names: tuple[str, ...], now: datetime) -> str:
-    """Say why a certificate of ours is to be made; empty when the present one will do."""
+    """Name the reason to make a certificate of ours again. Empty when the present one will do."""
     file = folder / CERTIFICATE_FILE
     if not os.path.lexists(file):
         return "there was none"
@@ -270,7 +273,7 @@ def _why_anew(folder: Path, names: tuple[str, ...], now: datetime) -> str:
 
 
 def _pair_trouble(folder: Path) -> str:
-    """Say why a certificate and its key do not work together; empty when they do."""
+    """Name the reason why a certificate and its key do not work together. Empty when they do."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # A key with a password would be asked for at the terminal.
@@ -300,7 +303,7 @@ def _own_block(authority: Path) -> str:
 
 
 def _bundle(authority: Path) -> str:
-    """Give what clients shall trust: the newest authority, then those before."""
+    """Return the authorities that clients must trust: the newest one, then the earlier ones."""
     file = authority / AUTHORITY_FILE
     before = pem_blocks(file.read_text(encoding="ascii")) if file.exists() else ()
     return "".join(dict.fromkeys((_own_block(authority), *before)))

@@ -1,11 +1,8 @@
-"""As whom a connection comes: what stands in the files that the settings name, and when they hold
-something else.
+"""The login of a connection, from the files that the settings name, and its changes.
 
-Flows in: the settings' files, as they are and as they change. Flows out: a login for each client,
-and word that another one is there. A folder is listened to (inotify), so that nothing is read while
-nothing happens; what that does not see (a file mounted alone, a folder of another machine) is seen
-within half a minute. What is done with it is the connection's
-(`topobus.bus.connection.connection`).
+The files are read again for each client. Folders are watched (inotify), so that nothing is read
+while nothing happens. A change that inotify does not see (a file mounted alone, a folder of another
+machine) is seen within half a minute. `topobus.bus.connection.connection` acts on a change.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _LOOK_EVERY_S = 30.0
 
 
 class Login(Struct, frozen=True, kw_only=True):
-    """What stood in the files at one moment."""
+    """The content of the files at one moment."""
 
     user: str
     """Empty: none. The second name of the settings' user, where that stands before the password."""
@@ -43,19 +40,19 @@ class Login(Struct, frozen=True, kw_only=True):
 
 
 def login_files(settings: NatsSettings) -> tuple[str, ...]:
-    """List the files that the settings name, sorted; all of them are read anew for each client."""
+    """List the files that the settings name, sorted. All of them are read again for each client."""
     names = (name for name in settings.__struct_fields__ if name.endswith("_file"))
     return tuple(sorted({str(getattr(settings, name)) for name in names if getattr(settings, name)}))
 
 
 def _digest_of(settings: NatsSettings) -> bytes:
-    """Tell what stands in all files from anything else that may stand there."""
+    """Return a digest that changes whenever the content of one of the files does."""
     digest = hashlib.sha256()
     for file in login_files(settings):
         try:
             content = Path(file).read_bytes()
         except OSError:
-            # Who reads it says which setting names it.
+            # The reader of the file names the setting in its error.
             content = b""
         digest.update(hashlib.sha256(content).digest())
     return digest.digest()
@@ -93,11 +90,11 @@ class LoginFiles:
         return await asyncio.to_thread(read_login, self._settings) if self._files else read_login(self._settings)
 
     def use(self, login: Login) -> None:
-        """Take note that a client came with this."""
+        """Record the login with which a client connected."""
         self.login = login
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long, or until something happened to the files."""
+        """Wait so long, or until the files change."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -105,9 +102,8 @@ class LoginFiles:
             pass
 
     async def next(self) -> Login:
-        """Wait until the files hold a login that is not the one in use.
-
-        Says once why they cannot be read.
+        """Wait until the files hold a login that is not the one in use. Log once why they cannot be
+        read.
         """
         if not self._files:
             await asyncio.get_running_loop().create_future()
@@ -118,9 +114,9 @@ class LoginFiles:
             await self.pause(_LOOK_EVERY_S)
 
     async def _is_changed(self) -> bool:
-        """Say whether the files hold something else than the login in use. Their bytes tell.
+        """Return whether the files hold another content than the login in use, by their bytes.
 
-        To read them as a login means to load all authorities, 25 ms for a system's own bundle.
+        To read them as a login would load all authorities, 25 ms for a system's own bundle.
         """
         self._changed.clear()
         is_changed = self.login is None or await asyncio.to_thread(_digest_of, self._settings) != self.login.digest
@@ -145,7 +141,7 @@ class LoginFiles:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Listen to the folders of the files within the block."""
+        """Watch the folders of the files within the block."""
         with ExitStack() as stack:
             listening = []
             for folder in self._folders:

@@ -1,12 +1,11 @@
-"""Watches until when the NATS server's certificate is good, and says in words why one was refused,
-with its dates and names.
+"""Watches until when the NATS server's certificate is valid, and explains why one was refused, with
+its dates and names.
 
-Flows in: each new client and each error of one. Flows out: a metric, and warnings from 30 days
-before the end. A connection that is up lives on when a certificate ends, so only the next connect
-would tell, too late; and the certificate that it began with says nothing of the one that the
-server has got since. So from that day on the server is asked what it shows now, by a handshake
-after which nothing is sent. What was refused is looked at in the same way, unverified: its facts
-are for people and decide nothing.
+It keeps a metric, and warns from 30 days before the end. A connection that is up survives the end
+of a certificate, so only the next connect would show it, which is late. And the certificate that
+the connection began with does not show the one that the server has got since. So from that day on
+the server's present certificate is read by a handshake after which nothing is sent. A refused
+certificate is read in the same way, unverified: its facts are for people and decide nothing.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ async def shown_certificate(host: str, port: int, context: ssl.SSLContext) -> Ce
 def why_refused(
     err: ssl.SSLCertVerificationError, facts: CertificateFacts, *, host: str, port: int, now: datetime, ca_file: str
 ) -> str:
-    """Say why a certificate was refused.
+    """Explain why a certificate was refused.
 
-    Shapes: facts — what the server shows, unverified. ca_file — setting nats.tls_ca_file;
-    empty: the system's own authorities.
+    Shapes: facts — those of the server's certificate, unverified. ca_file — setting
+    nats.tls_ca_file; empty: the system's own authorities.
     """
     server = f"the certificate of the server at {host}:{port}"
     if err.verify_code == _EXPIRED and facts.is_expired(now):
@@ -80,7 +79,7 @@ def why_refused(
 
 
 class ServerCertificates:
-    """What one connection knows of its server's certificate."""
+    """The server's certificate as one connection knows it."""
 
     def __init__(self, settings: NatsSettings, metrics: BusMetrics, clock: Clock) -> None:
         self._settings = settings
@@ -93,16 +92,15 @@ class ServerCertificates:
         """What the server has shown last; None: no TLS, or not connected yet."""
 
     async def close(self) -> None:
-        """End the looks at the server."""
+        """Stop checking the server."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait({self._following})
             self._following = None
 
     def take(self, client: Client) -> None:
-        """Take in what a new client was shown.
-
-        From 30 days before its end the server is looked at, until `close`.
+        """Record the certificate that a new client saw. From 30 days before its end the server is
+        checked, until `close`.
         """
         shown = client.peer_certificate if isinstance(client, GatedClient) else None
         server = _server_of(client)
@@ -115,15 +113,14 @@ class ServerCertificates:
             self._following = asyncio.create_task(self._follow(), name="bus-certificate")
 
     def note_error(self, err: Exception, client: Client) -> None:
-        """Take in an error of a client that connects."""
+        """Record an error of a client that connects."""
         server = _server_of(client)
         if isinstance(err, ssl.SSLCertVerificationError) and server is not None:
             self._refused = (err, *server)
 
     async def explain(self, text: str) -> str:
-        """Say why the last connect failed, if it was for the certificate.
-
-        Else give the text back.
+        """Explain why the last connect failed, if the certificate was the cause. Otherwise return
+        the text unchanged.
         """
         refused, self._refused = self._refused, None
         if refused is None:
@@ -167,7 +164,7 @@ class ServerCertificates:
             self._refused = (err, host, port)
             get_logger().warning("bus.certificate-refused", url=_text(self._server), error=await self.explain(str(err)))
         except (*_NOT_SHOWN, ConfigError) as err:
-            # The connection's own watch tells when the server is gone; this one looks again.
+            # The connection itself notices when the server is gone. This one tries again.
             get_logger().debug("bus.certificate-unseen", url=_text(self._server), error=str(err))
 
 

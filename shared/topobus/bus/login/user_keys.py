@@ -1,10 +1,10 @@
 """Makes and keeps the passwords of a NATS server's users in files: at the first start, and never
 again.
 
-Flows in: a folder, and the principals. Flows out: `<folder>/<principal>/password`, each in a folder
-of its own, so that each can be handed to its process alone. A password appears whole or not at all,
-whenever this process is killed, and a later call makes only what is missing. Two that begin at the
-same time wait for each other at the lock of each folder, and the second finds what the first made.
+The files are `<folder>/<principal>/password`, each in a folder of its own, so that each can be
+given to its process alone. A password appears whole or not at all, whenever this process is killed,
+and a later call makes only what is missing. Two processes that begin at the same time wait for each
+other at the lock of each folder, and the second finds what the first made.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def new_password() -> str:
-    """Give a random password that a server's configuration and a URL take as it is."""
+    """Return a random password that fits into a server's configuration and a URL as it is."""
     return f"p{secrets.token_hex(_RANDOM_BYTES)}"
 
 
@@ -62,13 +62,13 @@ def password_file(folder: Path, principal: str) -> Path:
 def make_passwords(folder: Path, principals: Sequence[str], *, is_for_group: bool = False) -> dict[str, str]:
     """Make the passwords that are missing.
 
-    Give all that count, by login (`server_users.logins_of`): the principal's name, unless its
+    Return all that count, by login (`server_users.logins_of`): the principal's name, unless its
     password was changed with an overlap.
 
-    Shapes: is_for_group — let the group of this process read them, for services that run
-    as another user of that group.
-    Errors: raises ConfigError for a folder that cannot be made or belongs to somebody
-    else, and as `read_password` does.
+    Shapes: is_for_group — let the group of this process read them, for services that run as another
+    user of that group.
+    Errors: raises ConfigError for a folder that cannot be made or belongs to another user, and as
+    `read_password` does.
     """
     make_folder(folder, is_for_group, is_shared=True)
     passwords: dict[str, str] = {}
@@ -84,8 +84,8 @@ def make_passwords(folder: Path, principals: Sequence[str], *, is_for_group: boo
 
 
 def read_logins(folder: Path, principal: str) -> dict[str, str]:
-    """Read the passwords of a principal that count, by login: the one that it takes, and while it
-    changes the one of before.
+    """Read the passwords of a principal that count, by login: the present one, and during a change
+    the previous one.
 
     Errors: as `read_password`.
     """
@@ -99,11 +99,11 @@ def read_logins(folder: Path, principal: str) -> dict[str, str]:
 
 
 def change_password(folder: Path, principal: str, *, is_overlapping: bool, is_for_group: bool = False) -> None:
-    """Give a principal another password; `is_overlapping`: the one of before counts, too, until
-    `forget_previous`.
+    """Give a principal another password. With `is_overlapping` the previous one counts as well
+    until `forget_previous`.
 
-    The server knows one password for each name, so the newer one goes with the principal's other
-    name, which stands before it in the file: `gpu__2:p…`.
+    The server knows one password for each name, so the newer one belongs to the principal's other
+    name, which precedes it in the file: `gpu__2:p…`.
     Errors: as `read_password`, and ConfigError when a file cannot be written.
     """
     file = password_file(folder, principal)
@@ -120,7 +120,7 @@ def change_password(folder: Path, principal: str, *, is_overlapping: bool, is_fo
 
 
 def forget_previous(folder: Path, principal: str) -> bool:
-    """Let the password of before count no more; True when there was one."""
+    """End the validity of the previous password. True when there was one."""
     previous = folder / principal / _PREVIOUS
     had_one = os.path.lexists(previous)
     previous.unlink(missing_ok=True)
@@ -128,8 +128,8 @@ def forget_previous(folder: Path, principal: str) -> bool:
 
 
 def split_login(user: str, text: str) -> tuple[str, str]:
-    """Tell who logs in, and with which password: a user's second name may stand before it in its
-    file.
+    """Split a password file's text into login name and password. The second name of a user may
+    precede the password in its file.
 
     >>> split_login("gpu", "gpu__2:secret"), split_login("gpu", "se:cret")
     (('gpu__2', 'secret'), ('gpu', 'se:cret'))
@@ -158,7 +158,7 @@ def _read_login(file: Path, principal: str) -> tuple[str, str]:
 
 
 def read_password(file: Path) -> str:
-    """Read one password, as it stands in its file's folder of the name of its user.
+    """Read one password from its file. The file's folder has the name of its user.
 
     Errors: raises ConfigError for a file that cannot be read, that others may read or change, or
     that holds no password of ours.
@@ -189,8 +189,8 @@ def _read_secret(file: Path) -> str:
 
 
 def write_whole(file: Path, text: str, *, is_for_group: bool = False, is_public: bool = False) -> None:
-    """Write a file that nobody else can read (unless `is_public`), so that it is there whole or not
-    at all, also after the power was cut.
+    """Write a file that no other user can read (unless `is_public`), whole or not at all, also when
+    the power is cut.
 
     Errors: raises ConfigError when it cannot be written.
     """
@@ -214,10 +214,12 @@ def write_whole(file: Path, text: str, *, is_for_group: bool = False, is_public:
 
 
 def make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) -> None:
-    """Make a folder that nobody else can enter.
+    """Make a folder that no other user can enter.
 
-    One that is there is made as narrow, unless it is shared by all users:
-    their own folders in it are narrow.
+    An existing folder gets the same narrow mode, unless it is shared by all users: their own
+    folders in it are narrow.
+
+    Errors: raises ConfigError for a folder that others can write, or that cannot be made.
     """
     mode = 0o750 if is_for_group else 0o700
     try:
@@ -255,7 +257,7 @@ def _opened(folder: Path) -> Iterator[int]:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder.
 
-    Whoever holds it needs milliseconds, and the kernel frees it when that process ends.
+    A holder needs milliseconds, and the kernel frees the lock when that process ends.
     """
     with _opened(folder) as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -263,7 +265,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def remove_unready(folder: Path) -> None:
-    """Remove what a killed start left half-written; under the lock nobody else is writing."""
+    """Remove what a killed start left half-written. Under the lock no other process is writing."""
     for path in folder.glob(f"{UNREADY}*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Inboxes: the subjects at which answers are awaited, who may ask what, and who may answer there.
+"""Inboxes: the subjects at which answers are awaited, with the askers of each ask and its answerer.
 
-`_INBOX.<who asks>.<who answers>.<random>…`: the server's permissions let each principal publish at
-its own branch of an asker's inboxes only, so that the branch at which an answer arrives proves its
-sender (docs/adr/0029). Both names are connection names.
+An inbox is `_INBOX.<asker>.<answerer>.<random>…`. The server's permissions let each principal
+publish at its own branch of an asker's inboxes only, so that the branch at which an answer arrives
+proves its sender (docs/adr/0029). Both names are connection names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMPORTED_REPLIES = "_R_."
 """How the reply subjects begin that a server makes for requests from another account. A client that
 names such a subject as its reply is refused by the server."""
 
-# Who connects under another name than its principal's.
+# Principals that connect under another name than their own.
 _CONNECTION_NAMES = {"cli": "topobus-cli"}
 _IMPORTED_REPLY = re.compile(r"_R_(\.[A-Za-z0-9]+)+")
 _INBOX = re.compile(r"_INBOX\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_.-]+")
@@ -68,8 +68,8 @@ def askers_of(ask: Ask[Any, Any]) -> tuple[str, ...]:
 
 
 def answerer_of(ask: Ask[Any, Any], device_class: str = "") -> str:
-    """Give the connection name of who answers an ask: a class's own service, the gateway for
-    classes of somebody else's device plugins.
+    """Return the connection name of an ask's answerer: a class's own service, or the gateway for
+    classes of foreign device plugins.
 
     >>> from topobus.formats.messages.catalogue import PLACE, PREPARE
     >>> answerer_of(PLACE), answerer_of(PREPARE, "gpu"), answerer_of(PREPARE, "npu"), answerer_of(PREPARE, "gpu-nvidia")

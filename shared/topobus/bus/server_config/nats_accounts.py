@@ -1,12 +1,12 @@
-"""Describes the accounts of a NATS server: who is in which, what each user may do there, and what
+"""Describes the accounts of a NATS server: the users of each, what each user may do there, and what
 crosses from one to another. All of it comes from the catalogue.
 
-Subject rights alone do not keep a hostile process away: whoever may publish to any stream of an
-account can name any subject as the reply, and the server writes its acknowledgement there; a
+Subject rights alone do not stop a hostile process. A process that may publish to any stream of an
+account can name any subject as the reply, and the server writes its acknowledgement there. A
 consumer delivers to any subject. Neither leaves the account. So device services, discovery, the
-console, subscribers and (at a hub) nodes have accounts without JetStream, and reach single
-subjects of the account that has it. The server gives each such request a reply subject of its
-own (`_R_.…`). See docs/adr/0029.
+console, subscribers and (at a hub) nodes have accounts without JetStream, and reach single subjects
+of the account that has it. The server gives each such request a reply subject of its own (`_R_.…`).
+See docs/adr/0029.
 
 Stable for other modules: `accounts(shape, nodes=…)` gives the description,
 `topobus.bus.server_config.nats_accounts_config` renders it. What a user of this needs to know:
@@ -90,7 +90,7 @@ class Crossing(Struct, frozen=True, kw_only=True, order=True):
 
 
 class User(Struct, frozen=True, kw_only=True):
-    """Somebody who may connect."""
+    """One login that may connect."""
 
     name: str
     principal: str
@@ -106,8 +106,8 @@ class User(Struct, frozen=True, kw_only=True):
     def connection_types(self) -> tuple[str, ...]:
         """How it may connect.
 
-        Nobody but a node's server may come as one: what a leaf sends is looked at
-        less, its reply subjects for one.
+        Only a node's server may come as a leaf: the messages of a leaf are checked less, for
+        example their reply subjects.
         """
         return () if self.principal == _LEAF else ("STANDARD", "WEBSOCKET")
 
@@ -116,7 +116,7 @@ class User(Struct, frozen=True, kw_only=True):
         """Name the variable that holds the password, in the server's environment or in a file that
         its configuration includes.
 
-        Another one for each user: nodes `a-b` and `a.b` would have one password otherwise.
+        The name differs for each user. Otherwise nodes `a-b` and `a.b` would have one password.
 
         >>> User(name="gpu-node-1_example", principal="gpu", node="node-1.example", rights={}).variable
         'TOPOBUS_GPU_NODE_1_dot_EXAMPLE_PASSWORD'
@@ -139,8 +139,8 @@ class Account(Struct, frozen=True, kw_only=True):
 
 _NODE, _CORE, _NODES, _OBSERVERS, _SYSTEM = STREAMS_ACCOUNT, "CORE", "NODES", "OBS", "SYS"
 _DISCOVERY, _CONSOLE = "discovery", "console"
-# Who is in the account with the streams. Where there is one server, the controllers and the CLI are
-# among those who serve the node.
+# The processes in the account with the streams. Where there is one server, the controllers and the
+# CLI are among the processes that serve the node.
 _CLUSTER_PROCESSES = ("controller", "cli")
 _NODE_PROCESSES = tuple(
     name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, _DISCOVERY, _CONSOLE, "user")
@@ -190,15 +190,15 @@ def node_account(node: str = "") -> str:
 def accounts(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Account, ...]:
     """Describe all accounts of a server, sorted by name.
 
-    Shapes: nodes — central: none, and each kind of process is a user that speaks for any node, or
+    Shapes: nodes — central: none, and each kind of process is a user that may act for any node, or
     the nodes whose processes are users of their own (`gpu-n1`), their device services and discovery
     in accounts of their own (`V_GPU-n1`, `DISCOVERY-n1`); leaf: the node's own name, or none for a
     file that fits every node; hub: the nodes whose leaves may connect, each as its own user
-    (`leaf-n1`) in an account of its own (`NODES-n1`), or none for a single user that may speak for
+    (`leaf-n1`) in an account of its own (`NODES-n1`), or none for a single user that may act for
     any node. classes — device classes besides ours, which `topobus-device` serves: each has users
     and accounts as ours have (`V_NPU`).
-    Errors: raises ValueError for a leaf with several nodes, ContractError for a
-    name that no subject can hold.
+    Errors: raises ValueError for a leaf with several nodes, ContractError for a name that no
+    subject can hold.
     """
     if shape is Shape.LEAF and len(nodes) > 1:
         raise ValueError(f"a leaf server has one node, got {list(nodes)}")
@@ -222,11 +222,11 @@ def accounts(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] 
 
 
 def crossings(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str] = ()) -> tuple[Crossing, ...]:
-    """List what crosses between the accounts of a server, sorted; `nodes` and `classes` as for
+    """List what crosses between the accounts of a server, sorted. `nodes` and `classes` as for
     `accounts`.
 
-    Shapes: what a user of an account without JetStream may publish or hear besides its inboxes and
-    its asks is what crosses, so neither can be without the other.
+    Crossings and rights come from one source: what a user of an account without JetStream may
+    publish or hear besides its inboxes and its asks is what crosses.
     """
     crossed: set[Crossing] = set()
     owner = _owner(shape)
@@ -250,9 +250,10 @@ def crossings(shape: Shape, *, nodes: Sequence[str] = (), classes: Sequence[str]
 def rights_across(principal: str, *, node: str) -> Rights:
     """Narrow a principal's rights to what it may do in an account without JetStream.
 
-    No consumers: a consumer's delivery subject is checked by no server, so whoever may make one has
-    the server write stored messages anywhere. No inboxes of others: an answer goes where the server
-    said. Streams are seen by those who read or write them.
+    It gets no consumers: a server does not check a consumer's delivery subject, so a process that
+    may make one could have the server write stored messages anywhere. It gets no inboxes of others:
+    an answer goes to the subject that the server made. Streams are visible to those that read or
+    write them.
     """
     granted = rights(principal, node=node)
     name = connection_name(principal)
@@ -331,29 +332,29 @@ def _outsider(principal: str, node: str, *, is_named: bool) -> User:
 def _leaf_process(principal: str, node: str) -> User:
     """A process of the node's core on its leaf.
 
-    Asks come from the hub, too, and one process makes the leaf's streams.
+    It gets asks from the hub as well, and one process makes the leaf's streams.
     """
     answers = any(principal in ask.writer for ask in ASKS)
     return _user(principal, node, rights(principal, node=node, provisioner=_LEAF_PROVISIONER), may_respond=answers)
 
 
 def _leaf_user(node: str) -> User:
-    """The nats-server of a node, as a user of the hub: says what its node says, hears what its node
-    is asked.
+    """The nats-server of a node, as a user of the hub: publishes what its node stores, and receives
+    what its node is asked.
     """
     where = to_token(node) if node else "*"
     publish = [f"{IMPORTED_REPLIES}>", f"{PREFIX}.up.{where}.>"]
-    # Acknowledgements of what it says up come back to the inboxes of its relay.
+    # Acknowledgements of what the leaf publishes come back to the inboxes of its relay.
     subscribe = ["_INBOX.relay.>", *_asks_of_nodes(where)]
     granted = {"publish": sorted(publish), "subscribe": sorted(subscribe)}
     return User(name=f"{_LEAF}-{where}" if node else _LEAF, principal=_LEAF, node=node, rights=granted)
 
 
 def _crossings_of_node(node: str) -> Iterator[Crossing]:
-    """Give what a node's server says to the hub, and what it is asked there.
+    """Yield what a node's server publishes to the hub, and what it is asked there.
 
-    Each node is alone in its account: in a common one it could name another one's subjects as the
-    reply of what it says, and hear what is answered to others.
+    Each node is alone in its account. In a common one it could name another node's subjects as the
+    reply of its messages, and hear what is answered to others.
     """
     where = to_token(node) if node else "*"
     for up, subject in up_mappings():
@@ -384,8 +385,8 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
         if _noun(subject) in (_STATE_NAMES | _NOTICE_NAMES) or subject.startswith(stored_subject("")):
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=subject, importer=importer)
         elif _noun(subject) in _EVENT_NAMES:
-            # What came in from one account a server gives to no other;
-            # what a stream says again it does.
+            # A server passes what came in from one account to no other, but it does pass what a
+            # stream republishes.
             again = stored_subject(subject)
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=again, importer=importer, local=subject)
         elif _noun(subject):
@@ -398,7 +399,7 @@ _NOTICE_NAMES = frozenset(notice.name for notice in NOTICES)
 
 
 def _noun(subject: str) -> str:
-    """Give the noun of a subject of the grammar; empty for any other."""
+    """Return the noun of a subject of the grammar. Empty for any other."""
     return subject.removeprefix(f"{PREFIX}.").partition(".")[0] if subject.startswith(f"{PREFIX}.") else ""
 
 

@@ -1,12 +1,12 @@
 """Renders the accounts of `topobus.bus.server_config.nats_accounts` as a nats-server's
 configuration, with users and passwords.
 
-Flows in: a description of accounts. Flows out: text for a server of any version from 2.9; what only
-newer servers know is in the file that includes it (`render_server`). No password is in it: each is
-a variable (`User.variable`), which the server takes from a file that the same text includes first
-(`render_passwords`), else from its environment. A file can be changed under a running server
-(SIGHUP), an environment cannot. A variable is known only in the file that includes what sets it, so
-a file of accounts includes the passwords itself.
+The text fits a server of any version from 2.9. What only newer servers know is in the file that
+includes it (`render_server`). No password is in it: each is a variable (`User.variable`), which the
+server takes from a file that the same text includes first (`render_passwords`), else from its
+environment. A file can be changed under a running server (SIGHUP), an environment cannot. A
+variable is known only in the file that includes what sets it, so a file of accounts includes the
+passwords itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PURPOSES = {
     Shape.LEAF: "The server of one node; a hub has the copies of all.",
     Shape.HUB: "The hub of all nodes' servers.",
 }
-# An asker waits 10 s at most unless its caller says otherwise, and the gateway
-# waits as long as kubelet does.
+# An asker waits 10 s at most unless its caller gives another time, and the gateway waits as long as
+# kubelet does.
 _RESPONSE_LIMIT = "5m"
 
 
@@ -33,10 +33,10 @@ def _by_variable(user: User) -> str:
 
 
 def render_accounts(described: Sequence[Account], *, password: Callable[[User], str] = _by_variable) -> str:
-    """Give the `accounts` of a server's configuration, and which of them is the server's own.
+    """Render the `accounts` of a server's configuration, and which of them is the server's own.
 
-    Shapes: password — what stands for a user's password: the name of a variable, or
-    a quoted text (a bcrypt hash).
+    Shapes: password — the text in place of a user's password: the name of a variable, or a quoted
+    text (a bcrypt hash).
     """
     lines = ["accounts {"]
     for account in described:
@@ -46,15 +46,15 @@ def render_accounts(described: Sequence[Account], *, password: Callable[[User], 
 
 
 def render_passwords(passwords: Mapping[str, str]) -> str:
-    """Give a file of passwords by the name of their variable.
+    """Render a file of passwords by the name of their variable.
 
-    The file of accounts includes it before them. Nobody but the server may read it.
+    The file of accounts includes it before them. Only the server may read it.
     """
     return "".join(f"{variable}: {json.dumps(text)}\n" for variable, text in sorted(passwords.items()))
 
 
 def render_shape(shape: Shape, *, nodes: Sequence[str] = ()) -> str:
-    """Give deploy/nats/accounts-<shape>.conf, to be included in a server's configuration; `nodes`
+    """Render deploy/nats/accounts-<shape>.conf, to be included in a server's configuration. `nodes`
     as for `accounts`.
     """
     which = f"for {', '.join(nodes)}" if nodes else "for any node"

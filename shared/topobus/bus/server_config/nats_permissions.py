@@ -1,8 +1,8 @@
-"""What a NATS server must be told: each principal's permissions, from writers and readers, and the
-server's own configuration.
+"""What a NATS server needs in its configuration: each principal's permissions, from writers and
+readers, and the server's own settings.
 
-A principal is a process (or `user`, who follows events). Rights may be narrowed to one node: it
-stands at one fixed place in every subject.
+A principal is a process, or `user` for programs that follow events. Rights may be narrowed to one
+node, whose token is at one fixed position in every subject.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "rights",
 ]
 
-# Who stands in the catalogue under another name than that of its connection.
+# Principals that the catalogue names otherwise than their connection.
 _READER_NAMES = {"user": "users"}
 
 # What the node's processes read by patterns, with a consumer; all else they read key by key and
@@ -60,11 +60,13 @@ Rights = dict[str, list[str]]
 
 
 def rights(principal: str, *, node: str = "", may_create: bool = True, provisioner: str = PROVISIONER) -> Rights:
-    """Give the subjects that a principal publishes and subscribes, sorted.
+    """Return the subjects that a principal publishes and subscribes, sorted.
 
     Every device class is a principal, one that `topobus-device` serves included. `node` narrows a
     node's process to its own node. `may_create`: false when the streams are made by none of these
     principals, else by the `provisioner`.
+
+    Errors: raises ValueError for an unknown principal.
     """
     where = "*" if not node or principal in CLUSTER_WIDE else to_token(node)
     role = principal_role(principal)
@@ -72,8 +74,8 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         raise ValueError(f"unknown principal {principal!r}; known are {', '.join(LEAF_PRINCIPALS)} and device classes")
     publish: set[str] = set()
     subscribe: set[str] = set()
-    # Our inboxes: answers to us, whoever gives them; there we ourselves send only
-    # the canary, and answers to twins.
+    # Our inboxes: every answerer's answers come there. We publish there only the canary, and
+    # answers to twins.
     name = connection_name(principal)
     subscribe.add(f"_INBOX.{name}.>")
     # Users bring clients of their own, which put a random token there.
@@ -91,8 +93,8 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
                 for bucket in noun.buckets() if isinstance(noun, State) and role not in _PATTERNS_READ else (noun,):
                     _add_consumers(bucket, principal, publish, subscribe)
             elif isinstance(noun, Event) and reads in noun.readers:
-                # Where the stream says that it has stored one: whoever makes no consumer is
-                # told by that, and reads it then.
+                # The subject at which the stream announces a stored event. A principal without a
+                # consumer learns by it of the event, and reads it then.
                 subscribe.add(stored_subject(f"{PREFIX}.{noun.name}.>"))
     if principal == FORGETTER:
         _add_removal(publish, subscribe)
@@ -102,7 +104,7 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         # At its node's own server, which passes it on to the hub.
         publish.add(up_branch(node))
     if principal == "cli":
-        # Whether the server stores anything at all: one whose disk was full goes on to answer
+        # To check whether the server stores anything at all. One whose disk was full still answers
         # other questions, and not this one.
         publish.add(ACCOUNT_INFO)
         # NATS' own tools list streams and buckets.
@@ -116,10 +118,10 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
 
 
 def makes_consumers(principal: str) -> bool:
-    """Say whether a principal may make consumers.
+    """Return whether a principal may make consumers.
 
-    Who may not reads patterns of keys and subjects message by message. A subscriber may where the
-    server has no accounts, and does nowhere: its programs work at either.
+    One that may not reads patterns of keys and subjects message by message. A subscriber may where
+    the server has no accounts, and does nowhere: its programs work at either.
 
     >>> makes_consumers("controller"), makes_consumers("console"), makes_consumers("npu"), makes_consumers("user")
     (True, False, False, False)
@@ -132,16 +134,16 @@ def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subsc
         # A service whose class has a bucket of its own writes to no other: it may fill that one.
         home = noun.home(device_class=principal)
         publish.add(f"$KV.{home.bucket}.{_tokens(noun, principal, where)}")
-        # A writer reads its own value back before it compares and sets; what a relay said of its
-        # node to this server stands in the common bucket.
+        # A writer reads its own value back before it compares and sets. What a relay reported of
+        # its node to this server is in the common bucket.
         publish.update(f"$JS.API.STREAM.MSG.GET.KV_{bucket.bucket}" for bucket in (home, noun))
     elif isinstance(noun, Event | Notice):
         publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
     else:
         subject = f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}"
         subscribe.add(subject)
-        # Our own branch of each asker's inboxes: nobody can answer in
-        # our place, nor we in another's.
+        # Our own branch of each asker's inboxes: no other principal can answer in our place, nor we
+        # in its.
         publish.update(
             f"{inbox_branch(connection_name(reader), connection_name(principal))}.>" for reader in noun.readers
         )
@@ -172,7 +174,7 @@ def _add_reader(
         publish.add(f"$JS.API.STREAM.MSG.GET.{stream}")
         publish.add(f"$JS.API.STREAM.INFO.{stream}")
     if isinstance(noun, State) and noun not in _READ_AT_NEED.get(principal, ()):
-        # Where the server says that a key was written.
+        # Where the server announces that a key was written.
         subscribe.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
 
 
@@ -197,8 +199,8 @@ def _add_consumers(noun: State[Any] | Event[Any], principal: str, publish: set[s
 
 
 def _add_removal(publish: set[str], subscribe: set[str]) -> None:
-    """Let a process remove what stands of any node: a deletion is a write of the key, and a device
-    that is gone is an event of its own.
+    """Let a process remove what is stored of any node. A deletion is a write of the key, and a
+    device that is gone is an event of its own.
 
     Decisions are the past of a node and stay.
     """
@@ -230,7 +232,7 @@ def render_permissions(
     logins: Mapping[str, Sequence[str]] = MappingProxyType({}),
     classes: Sequence[str] = (),
 ) -> str:
-    """Give deploy/nats/permissions.conf: one user a principal, passwords from the server's
+    """Render deploy/nats/permissions.conf: one user per principal, passwords from the server's
     environment.
 
     `nodes` narrows principals to one node each: `{"gpu": "worker-1"}`. `logins`: by which names a
@@ -273,18 +275,18 @@ def _logins(logins: Mapping[str, Sequence[str]], classes: Sequence[str]) -> Iter
 
 
 def render_open_api() -> str:
-    """Let a server without accounts be asked at the name that JetStream's interface has where there
-    are some.
+    """Make a server without accounts answer also at the name that JetStream's interface has behind
+    an account.
 
-    Who was told that it is behind an account, and a subscriber written for either, is answered all
-    the same. No user of `permissions.conf` may publish there.
+    A process that is configured for an account, and a subscriber written for either, is answered as
+    well. No user of `permissions.conf` may publish there.
     """
     return 'mappings { "$JS.topobus.API.>": "$JS.API.>" }\n'
 
 
 def render_server(version: tuple[int, int] = (2, 9)) -> str:
-    """Give a server's configuration for one version and later: an option that a server does not
-    know keeps it from starting.
+    """Render a server's configuration for one version and later. A server does not start with an
+    option that it does not know.
     """
     lines: Iterable[str] = (
         "# Generated by tools/render-docs from shared/topobus/formats/messages. Do not edit.",

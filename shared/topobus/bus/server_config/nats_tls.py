@@ -1,9 +1,9 @@
 """Renders the TLS parts of a NATS server's configuration, for a folder with `tls.crt`, `tls.key`
 and `ca.crt`: as `topobus keys certify` or cert-manager fills it.
 
-Flows in: the folder's path as the server sees it. Flows out: lines. Clients and leaves are let in
-without a certificate: who they are is said by users. Members of a cluster show each other theirs,
-since a server takes no route by TLS otherwise. The server reads the files again at SIGHUP.
+The folder's path is the one that the server sees. Clients and leaves are accepted without a
+certificate, because their users identify them. Members of a cluster show each other theirs, because
+a server takes no route by TLS otherwise. The server reads the files again at SIGHUP.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HANDSHAKE = "timeout: 5"
 
 
 def server_tls(folder: str) -> str:
-    """Give the block for a listener: clients or leaves check the server, and it asks nobody for a
+    """Render the block for a listener: clients or leaves check the server, and it asks them for no
     certificate.
 
     >>> server_tls("/etc/topobus/nats-tls")

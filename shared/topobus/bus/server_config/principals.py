@@ -1,4 +1,4 @@
-"""Principals: who connects to NATS, by kind of process.
+"""Principals: the kinds of processes that connect to NATS.
 
 Device classes that `topobus-device` serves are principals besides these
 (`device_classes.principal_role`).

@@ -1,9 +1,8 @@
-"""The part of a NATS server's configuration that makes it know its users: a password for each
-principal, and what each may do.
+"""The part of a NATS server's configuration that defines its users: a password for each principal,
+and what each may do.
 
-Flows in: passwords by principal. Flows out: text that a server reads as it stands, included in its
-configuration or a part of it. Pure: who makes the passwords and keeps the files is
-`topobus.bus.login.user_keys`.
+A server reads the text as it is, included in its configuration or as a part of it. Pure:
+`topobus.bus.login.user_keys` makes the passwords and keeps the files.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = [
 ]
 
 # The server reads a password as a value of its configuration: one that begins with a digit may be
-# taken for a number. No quote, no `$`, no colon or `@`, so that it stands as it is in a URL, too.
+# taken for a number. No quote, no `$`, no colon or `@`, so that it fits into a URL as it is.
 _PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9]{15,127}")
 
 
@@ -66,13 +65,13 @@ def is_password(text: str) -> bool:
 
 
 def server_configuration(passwords: Mapping[str, str], *, classes: Sequence[str] = ()) -> str:
-    """Give the users of a server that all share one account, with their passwords and rights.
+    """Render the users of a server that all share one account, with their passwords and rights.
 
     Shapes: passwords — one for each of `PRINCIPALS`, or for one or both of its `logins_of`, as
-    `is_password` wants them; the server itself looks them up as variables, which stand before the
-    users. classes — as for `accounts`; each is a principal.
-    Errors: raises ValueError for a principal without a password, and for a password that the
-    server might read as something else.
+    `is_password` wants them; the server itself looks them up as variables, which precede the users.
+    classes — as for `accounts`; each is a principal.
+    Errors: raises ValueError for a principal without a password, and for a password that the server
+    might read as something else.
     """
     logins = {principal: _logins(principal, passwords) for principal in (*PRINCIPALS, *classes)}
     variables = {f"TOPOBUS_{login.upper()}_PASSWORD": passwords[login] for names in logins.values() for login in names}

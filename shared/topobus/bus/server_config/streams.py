@@ -1,10 +1,9 @@
 """Configures the streams behind the catalogue, and compares an existing stream with its
 configuration.
 
-Flows in: the catalogue, and a configuration as a server gives it. Flows out: configurations to
-create, and differences. Every field is compared, also unknown ones: a field that a newer server
-adds and that is not at its default may copy the stream elsewhere (republish), fill it from
-elsewhere (mirror, sources) or rename what is written (subject_transform).
+Every field is compared, also unknown ones: a field that a newer server adds and that is not at its
+default may copy the stream elsewhere (republish), fill it from elsewhere (mirror, sources) or
+rename what is written (subject_transform).
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def total_bytes() -> int:
 
 
 def wanted_streams(replicas: int, *, store_bytes: int = 0) -> tuple[dict[str, Any], ...]:
-    """Say how each stream must be.
+    """Return the configuration that each stream must have.
 
     Units: store_bytes — what all of them may take together; their bounds shrink or grow in
     proportion. 0: the catalogue's own.
@@ -133,24 +132,24 @@ def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Diff
 
 
 def _bucket_config(state: State[Any], replicas: int, part: float) -> dict[str, Any]:
-    """Say how a bucket's stream must be.
+    """Return the configuration that a bucket's stream must have.
 
     No rollup and no purge: one header could otherwise empty the whole bucket. A delete is a marker,
-    which needs neither. A bucket whose writers say again what is gone makes room when it is full:
-    refusing would shut out those who write little for the sake of one who writes much, and for
-    good, since nothing can be purged. The others refuse: what stands in them has no other copy.
+    which needs neither. A bucket whose writers write again what is gone makes room when it is full.
+    Refusing would shut out those who write little for the sake of one who writes much, and for
+    good, because nothing can be purged. The other buckets refuse: their values have no other copy.
     """
     return {
         **_common(bucket_stream(state), f"$KV.{state.bucket}.>", state.description, replicas),
         "max_msgs_per_subject": state.history,
         "max_msg_size": state.max_value_bytes + _HEADER_ALLOWANCE,
         "max_bytes": _bound(state.max_bucket_bytes, part),
-        # A reader for each node of a fleet, and server 2.15 refuses consumer 1001 of a stream
-        # that does not say its own limit.
+        # A reader for each node of a fleet. Server 2.15 refuses consumer 1001 of a stream without a
+        # limit of its own.
         "max_consumers": 16_384,
         "discard": "old" if state.is_rewritten else "new",
-        # That a key was written, and not what: who is told reads the key from the leader, for
-        # anybody who may publish there could say anything.
+        # Announces that a key was written, and not the value. A reader that gets it reads the key
+        # from the leader, because others that may publish there could send any value.
         REPUBLISH: {"src": f"$KV.{state.bucket}.>", "dest": f"{PREFIX}.{state.name}.>", "headers_only": True},
     }
 
@@ -168,8 +167,8 @@ def _event_config(event: Event[Any], replicas: int, part: float) -> dict[str, An
         # streams full of them are 120 MiB.
         "max_consumers": 1024,
         "discard": "old",
-        # What came in from a device service's account a server gives to no subscriber's account;
-        # what a stream says again it does.
+        # A server passes what came in from a device service's account to no subscriber's account,
+        # but it does pass what a stream republishes.
         REPUBLISH: {"src": f"{PREFIX}.{event.name}.>", "dest": f"{PREFIX}.stored.{event.name}.>"},
     }
 
@@ -200,8 +199,8 @@ def _common(name: str, subject: str, description: str, replicas: int) -> dict[st
 def _of_wanted_fields(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Difference]:
     for field, want in wanted.items():
         value = got.get(field, _absent(want))
-        # Other words for people are no other stream: a sentence that was
-        # mended must not stop every service.
+        # Another description does not make another stream: a corrected sentence must not stop every
+        # service.
         if value == want or field == "description":
             continue
         text = f"{field} is {value!r}, wanted {want!r}"
@@ -221,8 +220,8 @@ def _of_other_fields(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Itera
 
 
 def _is_empty(value: object) -> bool:
-    """Say whether a field's value means that nobody set it: servers write false, zero, empty ones
-    and records of such.
+    """Return whether a field's value means that it was never set: servers write false, zero, empty
+    values and records of such.
 
     >>> _is_empty({"inactive_threshold": 0}), _is_empty({"src": ">", "dest": "x"})
     (True, False)

@@ -1,12 +1,11 @@
-"""The subjects at which a node's relay says to the hub what the node's own server stores, and what
-the hub's server makes of each.
+"""The subjects at which a node's relay reports to the hub what the node's own server stores, and
+what the hub's server makes of each.
 
-`topobus.v1.up.<node>.<noun>.<further tokens>`: the node stands at one fixed place, so that one
-pattern is all that a node may say. The hub's server maps each of these subjects to that of the
-bucket or the stream, and sends its acknowledgement back: no process is in between. At
-`topobus.v1.up.<node>.stored.<noun>.<further tokens>` it answers with what it has of a state.
-Flows in: the catalogue. Flows out: subjects, and pairs of patterns for a server's
-configuration (docs/adr/0030).
+A subject is `topobus.v1.up.<node>.<noun>.<further tokens>`. The node is at one fixed position, so
+that one pattern covers all that a node may publish. The hub's server maps each of these subjects to
+that of the bucket or the stream, and sends its acknowledgement back: no process is in between. At
+`topobus.v1.up.<node>.stored.<noun>.<further tokens>` it answers with what it has of a state
+(docs/adr/0030).
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _STORED = "stored"
 assert _STORED not in {noun.name for noun in ALL}
 assert "up" not in {noun.name for noun in ALL}
 
-# Who runs on a node and is not spoken to from elsewhere: answers to these come from the
-# node's own server and services.
+# Processes of a node that are not asked from elsewhere: answers to these come from the node's own
+# server and services.
 _LOCAL_INBOXES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "user")
 
 
@@ -52,11 +51,11 @@ def up_nouns() -> tuple[State[Any] | Event[Any], ...]:
 
 
 def up_subject(noun: State[Any] | Event[Any], **parts: str) -> str:
-    """Build the subject at which a relay says a state or an event.
+    """Build the subject at which a relay publishes a state or an event.
 
     Shapes: parts — all of the noun's parts by name.
-    Errors: raises ContractError for a noun that belongs to no node, and for a
-    part that no subject can hold.
+    Errors: raises ContractError for a noun that belongs to no node, and for a part that no subject
+    can hold.
 
     >>> from topobus.formats.messages.catalogue import HEALTH
     >>> up_subject(HEALTH, node="n1", device_class="gpu", device="gpu-0")
@@ -81,9 +80,9 @@ def up_stored_subject(state: State[Any], **parts: str) -> str:
 
 
 def up_branch(node: str = "") -> str:
-    """Give the pattern of all that a node says: what its leaf's user at the hub may publish.
+    """Return the pattern of all that a node publishes: what its leaf's user at the hub may publish.
 
-    Without a node, of all that any says.
+    Without a node, of all that any node publishes.
 
     >>> up_branch("node1.example"), up_branch()
     ('topobus.v1.up.node1_example.>', 'topobus.v1.up.*.>')
@@ -92,10 +91,10 @@ def up_branch(node: str = "") -> str:
 
 
 def up_mappings() -> tuple[tuple[str, str], ...]:
-    """Pair each up pattern with the subject pattern at the hub: the n-th `*` of each stands for the
-    same token.
+    """Pair each up pattern with the subject pattern at the hub: the n-th `*` of each is the same
+    token.
 
-    Shapes:  what is said first, in the catalogue's order, then what is answered about states.
+    Shapes: the published nouns first, in the catalogue's order, then the queries of states.
 
     >>> up_mappings()[1]
     ('topobus.v1.up.*.inventory.*', '$KV.topobus_inventories.*.*')
@@ -148,7 +147,7 @@ def _local_inboxes() -> tuple[str, ...]:
 
 DENIED_EXPORTS = (
     *_local_subjects(),
-    # A node asks nobody at the hub, and no other node through it.
+    # A node asks no process at the hub, and no other node through it.
     *(f"{PREFIX}.{noun.name}.>" for noun in ASKS),
     *_local_inboxes(),
 )

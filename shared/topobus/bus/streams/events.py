@@ -1,5 +1,5 @@
 """Events on the bus: CloudEvents in streams, published with acknowledgement, followed without gap
-or duplicate; and notices, which nobody stores or acknowledges.
+or duplicate. And notices, which are neither stored nor acknowledged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Received(Generic[M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """What a stream still has."""
+    """The range of events that a stream still has."""
 
     created: str
     """When the stream was made: another time is another stream."""
@@ -85,7 +85,11 @@ class Events:
         self._source = quote(f"/topobus/{connection.name}", safe=_SAFE)
 
     async def publish(self, event: Event[M], value: M, event_id: str, parts: dict[str, str]) -> int:
-        """Store one event; the same id within two minutes is stored once."""
+        """Store one event. The same id within two minutes is stored once.
+
+        Errors: raises AmbiguousWrite when it was not confirmed, PeerUnavailable when it was not
+        stored.
+        """
         subject = event.subject(**parts)
         headers = {_ID: event_id, **self._attributes(event, event_id, parts, self._now())}
         outcome = "failed"
@@ -99,9 +103,9 @@ class Events:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
 
     async def notify(self, notice: Notice[M], values: Mapping[str, M]) -> None:
-        """Send to whoever listens, each by its id.
+        """Send to all listeners, each by its id.
 
-        What cannot be sent now is logged and counted, and gone.
+        A notice that cannot be sent now is logged, counted and dropped.
         """
         time = self._now()
         for event_id, value in values.items():
@@ -127,10 +131,10 @@ class Events:
     async def listen(
         self, notice: Notice[M], parts: dict[str, str], on_missed: Callable[[int], None] | None = None
     ) -> AsyncGenerator[M, None]:
-        """Give every notice of the pattern that comes from now on, for ever.
+        """Yield every notice of the pattern that comes from now on, without end.
 
-        Those that come while NATS is away are missed, and `on_missed`
-        hears of those that came too fast.
+        Those that come while NATS is away are missed, and `on_missed` gets the number of those that
+        came too fast.
         """
         arrived: asyncio.Queue[tuple[Msg, int]] = asyncio.Queue(maxsize=_UNREAD_NOTICES)
         missed = 0
@@ -188,10 +192,10 @@ class Events:
         )
 
     async def _store(self, stream: str, subject: str, data: bytes, headers: Headers) -> int:
-        """Store an event; gives its sequence, or that of the same event that is there already.
+        """Store an event, and return its sequence, or that of the same event that is there already.
 
-        A stream takes an id for a repetition whoever used it, and others who write to the stream
-        can guess ours: then ours gets another one.
+        A stream takes an id for a repetition whichever process used it, and others that write to
+        the stream can guess ours. Then ours gets another one.
         """
         stored = await self._jetstream.store(subject, data, stream=stream, headers=headers, is_repeatable=True)
         if not stored.is_duplicate:
@@ -213,8 +217,10 @@ class Events:
         on_waiting: Callable[[str], None] | None = None,
         on_replaced: Callable[[], None] | None = None,
     ) -> AsyncGenerator[Received[M], None]:
-        """Give every event of the pattern, for ever; `on_waiting` hears why nothing can be read,
-        each time that it was tried, `on_replaced` that all comes anew.
+        """Yield every event of the pattern, without end.
+
+        `on_waiting` is called with the reason each time that a read failed, `on_replaced` when all
+        events come again.
         """
         beginning = {Start.PRESENT: From.NEWEST_OF_EACH, Start.ALL: From.ALL, Start.NEW: From.NEW}[start]
         feed = self._feed(event, parts, beginning, on_waiting=on_waiting)
@@ -243,7 +249,10 @@ class Events:
         return tuple(newest.values())
 
     async def span(self, event: Event[Any]) -> Span:
-        """Say what the stream still has; one request, however much that is."""
+        """Describe what the stream still has, by one request.
+
+        Errors: raises PeerUnavailable when the stream cannot be read.
+        """
         try:
             info = await self._jetstream.stream_info(event.stream)
         except JetStreamError as err:
@@ -253,10 +262,12 @@ class Events:
         return Span(created=info.created, oldest=max(info.first_sequence, 1), newest=info.last_sequence)
 
     async def last(self, event: Event[M], limit: int, parts: dict[str, str]) -> tuple[Received[M], ...]:
-        """Give the newest events of the pattern, oldest first.
+        """Return the newest events of the pattern, oldest first.
 
-        Looks back from the end, twice as far each time: nobody reads half a gigabyte of
-        decisions to see the last twenty.
+        Looks back from the end, twice as far each time, so that half a gigabyte of decisions is not
+        read to see the last twenty.
+
+        Errors: raises PeerUnavailable when the stream cannot be read.
         """
         try:
             newest = await self._jetstream.last_message(event.stream, event.pattern(**parts))
@@ -266,8 +277,8 @@ class Events:
         if limit <= 0 or newest is None or info is None:
             return ()
         if limit == 1 and (only := self._read(event, _delivered(newest))) is not None:
-            # Without a consumer: what a service said last must be readable also when users have
-            # taken all that the stream may have.
+            # Without a consumer: the last event of a service must be readable also when users have
+            # taken all consumers that the stream may have.
             return (only,)
         if limit == 1 and event.is_whole(parts):
             return await self._read_subject(event, newest.subject)

@@ -29,8 +29,8 @@ __all__ = ["API", "JetStream", "Stored", "StoredMessage", "StreamInfo"]
 API = "$JS.API"
 """Where JetStream listens for requests about streams and consumers, in
 the account that has them."""
-# Since this release a server says its time with what it tells of a stream; before, a
-# write of ours has to be read again.
+# Since this release the server's answers about a stream carry its time. Before, a write of ours has
+# to be read again.
 _SAYS_ITS_TIME = (2, 10, 0)
 # Before this release a server that is asked for a message of a stream which another connection
 # makes at that moment ends with a panic (jsMsgGetRequest has no store yet; seen on 2.9.10).
@@ -42,7 +42,7 @@ _REPEAT_AFTER_S = 2.0
 
 
 class StreamInfo(Struct, frozen=True, kw_only=True):
-    """What the server says of a stream."""
+    """The server's description of a stream."""
 
     config: dict[str, Any]
     created: str
@@ -125,7 +125,7 @@ class JetStream:
                 return names
 
     async def stream_info(self, stream: str) -> StreamInfo | None:
-        """Describe a stream; None when there is none."""
+        """Describe a stream. None when there is none."""
         asked_ms = now_ms(self.connection.clock)
         try:
             raw = await self.call(f"STREAM.INFO.{stream}")
@@ -134,7 +134,7 @@ class JetStream:
                 return None
             raise
         if isinstance(raw.get("ts"), str):
-            # Servers since 2.10 say when they answered.
+            # The answers of servers since 2.10 carry their time.
             self.connection.server_clock.note(
                 asked_ms, now_ms(self.connection.clock), _parse_time(raw["ts"]) / 1_000_000
             )
@@ -158,13 +158,14 @@ class JetStream:
             raw = await self.call(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": len(counts)})
             page = raw["state"].get("subjects")
             counts.update(page if isinstance(page, dict) else {})
-            # A server says how many there are in all where it does not give them at once.
+            # A server that does not list all at once gives their total number.
             if not page or len(counts) >= int(raw.get("total", 0)):
                 return counts
 
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
-        """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger
-        must not be read from one).
+        """Read the newest message of a subject from the stream's leader.
+
+        Replicas may lag, and a ledger must not be read from one.
         """
         return await self._message(stream, {"last_by_subj": subject})
 
@@ -182,8 +183,8 @@ class JetStream:
     async def messages_of(self, stream: str, subject: str) -> AsyncGenerator[StoredMessage, None]:
         """Read all messages of one subject that are there now, oldest first, without a consumer.
 
-        Cost: a request each. While somebody writes, the oldest go meanwhile: between two messages
-        that are gone at the end there may have been others (`oldest_sequence`).
+        Cost: one request per message. The oldest may be dropped while others write: between two
+        messages that are gone at the end there may have been others (`oldest_sequence`).
         """
         newest = await self.last_message(stream, subject)
         position = 0
@@ -203,8 +204,8 @@ class JetStream:
         return message.sequence if message is not None else 0
 
     async def _settle(self, stream: str) -> None:
-        """Wait until a stream that may just be made anew has its store: after a reconnect, and
-        after it was missed.
+        """Wait until a stream that may have just been made again has its store: after a reconnect,
+        and after it was missed.
 
         A server since 2.10 needs no wait.
         """
@@ -242,12 +243,12 @@ class JetStream:
     async def store(
         self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False
     ) -> Stored:
-        """Publish and await the stream's acknowledgement.
+        """Publish, and await the stream's acknowledgement.
 
-        What the server surely did not take (no leader yet, nobody there) is sent again until the
-        timeout; what it may have taken is not, unless the message may be repeated (it carries a
+        What the server surely did not take (no leader yet, no listener) is sent again until the
+        timeout. What it may have taken is not, unless the message may be repeated (it carries a
         Nats-Msg-Id, and expects nothing).
-        Errors: JetStreamError when the stream refuses, AmbiguousWrite when nobody knows,
+        Errors: JetStreamError when the stream refuses, AmbiguousWrite when the outcome is unknown,
         PeerUnavailable when it surely was not written.
         """
         timeout_s = self.connection.settings.timeout_s
@@ -288,8 +289,8 @@ class JetStream:
                     ) from err
                 failure = err
             except NobodyThere as err:
-                # No stream takes the subject, or JetStream is off: who looks
-                # after the streams finds out which.
+                # No stream takes the subject, or JetStream is off. The keeper of the streams finds
+                # out which.
                 self.connection.has_missed_stream.set()
                 failure = err
             except PeerUnavailable as err:
@@ -307,7 +308,7 @@ def _try_s(left_s: float, is_repeatable: bool) -> float:
 
 
 def _stream_of(verb: str) -> str:
-    """Give the stream that a verb names; empty: none.
+    """Return the stream that a verb names. Empty when it names none.
 
     >>> [_stream_of(verb) for verb in ("STREAM.INFO.EVENTS", "STREAM.MSG.GET.EVENTS", "CONSUMER.CREATE.EVENTS.reader-1", "STREAM.NAMES")]
     ['EVENTS', 'EVENTS', 'EVENTS', '']

@@ -38,12 +38,13 @@ async def provision(
     provisioner: str = PROVISIONER,
     only: Container[str] | None = None,
 ) -> None:
-    """Make what is absent, refuse what differs; `provisioner` is whom others wait for.
+    """Make what is absent, and refuse what differs. `provisioner` names the process that others
+    wait for.
 
     Shapes: only — the streams to look at, where others cannot be seen; None: all.
-    Errors: ConfigError for drift, for replicas that this server cannot keep
-    consistent, for limits too small; PeerUnavailable when there is no JetStream, or a
-    stream is absent that we may not make.
+    Errors: ConfigError for drift, for replicas that this server cannot keep consistent, for limits
+    that are too small; PeerUnavailable when there is no JetStream, or a stream is absent that we
+    may not make.
     """
     version = jetstream.connection.server_version
     if replicas > 1 and version < (2, 10, 0):
@@ -68,8 +69,8 @@ async def provision(
 
 
 async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) -> dict[str, str]:
-    """Compare without making anything: each stream of the catalogue with what is wrong with it,
-    empty when it is as it should be.
+    """Compare without making anything: return each stream of the catalogue with what is wrong,
+    empty when nothing is.
     """
     drift: dict[str, str] = {}
     for config in wanted_streams(replicas, store_bytes=store_bytes):
@@ -95,8 +96,8 @@ async def _crowded(jetstream: JetStream, name: str, info: StreamInfo) -> str:
     """
     state = next((state for state in BUCKETS if bucket_stream(state) == name and state.is_rewritten), None)
     bound = int(info.config.get("max_bytes", -1))
-    # A full stream stands a little below its bound: what is dropped for a large value leaves
-    # more room than a small one takes.
+    # A full stream is a little below its bound: what is dropped for a large value leaves more room
+    # than a small one takes.
     if state is None or not 0 < bound <= info.size_bytes + int(info.config.get("max_msg_size", 0)):
         return ""
     counts = await jetstream.subject_counts(name)
@@ -129,7 +130,7 @@ def _exhausted(info: StreamInfo) -> list[str]:
 
 
 class _NotMadeYet(PeerUnavailable):
-    """A stream that another service has to make."""
+    """Raised inside for a stream that another service has to make."""
 
 
 async def _provision_one(
@@ -148,8 +149,8 @@ async def _provision_one(
             if err.is_temporary:
                 raise
             if err.err_code == JetStreamError.NO_STORE and not is_again:
-                # Two controllers start at once: whoever is second is told so. Where the folder
-                # cannot be written it is told so again.
+                # When two controllers start at once, the second one gets this error. Where the
+                # folder cannot be written, the retry gets it again.
                 await _provision_one(jetstream, config, may_create=may_create, provisioner=provisioner, is_again=True)
                 return
             if err.err_code not in (JetStreamError.STREAM_NAME_IN_USE, JetStreamError.SUBJECTS_OVERLAP):
@@ -169,7 +170,7 @@ def _compare(info: StreamInfo, config: dict[str, Any]) -> None:
     found_differences = differences(info.config, config)
     wrong = [difference for difference in found_differences if difference.kind is DifferenceKind.DRIFT]
     if wrong:
-        # All of them: a sealed stream, say, differs by what the server sets with it as well.
+        # All of them: a sealed stream, for example, also differs by what the server sets with it.
         raise ConfigError(
             f"stream {name} differs from the catalogue: {'; '.join(difference.text for difference in wrong)}",
             next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",

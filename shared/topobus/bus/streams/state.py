@@ -57,7 +57,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """A compare-and-set's answer when somebody else wrote first: nothing was written, so read again
+    """A compare-and-set's answer when another writer was first. Nothing was written, so read again
     and decide again.
 
     It is a value and no error, because every writer of a shared key meets it.
@@ -65,7 +65,7 @@ class Conflict:
 
 
 class ChangeKind(StrEnum):
-    """What a watch tells."""
+    """The kinds of changes of a watch."""
 
     PUT = "put"
     DELETE = "delete"
@@ -80,7 +80,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Generic[M]):
-    """One step of a watch; `parts` is empty and `value` None where they make no sense."""
+    """One step of a watch. `parts` is empty and `value` None where they make no sense."""
 
     kind: ChangeKind
     parts: dict[str, str]
@@ -91,9 +91,9 @@ class Change(Generic[M]):
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable(Generic[M]):
-    """What stands at a key and no contract accepts.
+    """A key's stored bytes that no contract accepts.
 
-    Whoever writes the key writes over it, at its revision.
+    A writer of the key can overwrite them, at their revision.
     """
 
     revision: int
@@ -112,9 +112,9 @@ class States:
         """By bucket and key: of states with entries, what this process has written last."""
 
     async def get(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
-        """Read one key from the leader; None when absent or deleted.
+        """Read one key from the leader. None when absent or deleted.
 
-        ContractError when its bytes fit no contract.
+        Errors: raises ContractError when its bytes fit no contract.
         """
         key = state.key(**parts)
         home, stored = await self._newest_of_all(state, key)
@@ -132,7 +132,7 @@ class States:
     async def get_or_last(self, state: State[M], parts: dict[str, str]) -> Entry[M] | Unreadable[M] | None:
         """Read one key as `get`.
 
-        Where its bytes fit no contract, say so, with the newest value that can be read.
+        Where its bytes fit no contract, return Unreadable, with the newest value that can be read.
         """
         try:
             return await self.get(state, parts)
@@ -156,12 +156,12 @@ class States:
         return f"{stored[0]}-{hashlib.sha256(stored[2]).hexdigest()}"
 
     async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
-        """Write whatever was there before."""
+        """Write a key whatever it holds."""
         state = state.home(**parts)
         key = state.key(**parts)
         where = f"{state.bucket}/{key}"
-        # What may need to be compressed may be large: then it is made in a thread, in which this
-        # process goes on to answer others.
+        # A value that may need compression may be large. It is encoded in a thread, so that this
+        # process answers others meanwhile.
         data = (
             await asyncio.to_thread(to_stored, state, value, where=where)
             if state.may_be_compressed
@@ -172,7 +172,7 @@ class States:
     async def compare_and_set(
         self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]
     ) -> Written | Conflict:
-        """Write if the key is still at the revision; 0: if it does not exist."""
+        """Write if the key is still at the revision. Revision 0: if it does not exist."""
         state = state.home(**parts)
         key = state.key(**parts)
         where = f"{state.bucket}/{key}"
@@ -215,7 +215,7 @@ class States:
     ) -> tuple[Entry[M], ...]:
         """Read all present entries, sorted by key.
 
-        Malformed ones are logged, said to `on_rejected` by key and reason, and left out.
+        Malformed ones are logged, passed to `on_rejected` by key and reason, and left out.
         """
         entries: dict[str, Entry[M]] = {}
         patience = ReadTimeout(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
@@ -237,9 +237,9 @@ class States:
         return tuple(entries[key] for key in sorted(entries))
 
     async def keys(self, state: State[Any], parts: dict[str, str]) -> tuple[dict[str, str], ...]:
-        """Name the keys that match and are there, sorted, and read no value.
+        """Name the keys that match and exist, sorted, and read no value.
 
-        What is no key of the state is left out.
+        A stored key that the state cannot have made is left out.
         """
         newest: dict[str, tuple[int, bool]] = {}
         for bucket in state.buckets():
@@ -282,10 +282,12 @@ class States:
     ) -> tuple[Entry[M], ...]:
         """Read the kept values of one key since it was last deleted, oldest first.
 
-        Those that nobody can read are left out. The values are read one by one. Those that the
-        bucket dropped meanwhile are left out, too: after one of them another may have been dropped
-        before it was read, and who walks through a history takes two neighbours for one change.
-        Shapes: has_deleted — those from before a deletion as well: evidence of what was there.
+        Values that cannot be read are left out. The values are read one by one. Those that the
+        bucket dropped meanwhile are left out as well: after one of them another may have been
+        dropped before it was read, and a caller that compares neighbours would take two changes for
+        one.
+        Shapes: has_deleted — also those from before a deletion: evidence of what was there.
+        Errors: raises PeerUnavailable when the bucket cannot be read.
         """
         state = state.home(**parts)
         key = state.key(**parts)
@@ -318,16 +320,16 @@ class States:
         *,
         tells_unreadable: bool = False,
     ) -> AsyncGenerator[Change[M], None]:
-        """Tell the snapshot, its end, then every change, for ever.
+        """Yield the snapshot, its end, then every change, without end.
 
-        One key that is named wholly is read without a consumer, and of several
-        changes at once the newest is told.
+        One key that is named wholly is read without a consumer, and of several changes at once the
+        newest is yielded.
 
-        Shapes: tells_unreadable — a value that no contract accepts is told as such, with the newest
-        one that can be read: for who writes the keys, at their revisions.
+        Shapes: tells_unreadable — a value that no contract accepts is yielded as UNREADABLE, with
+        the newest one that can be read: for writers of the keys, at their revisions.
 
-        After the snapshot also the deletion of a key that was not told: its value may have come and
-        gone while the feed was made anew, and whoever wrote it knows it.
+        After the snapshot also the deletion of a key that was not yielded: its value may have come
+        and gone while the feed was made again, and its writer knows it.
         """
         prefix = bucket_subject(state, "")
         # Of one key: what is remembered of many would take their size in memory.
@@ -372,7 +374,7 @@ class States:
         *,
         is_whole: bool,
     ) -> Change[M] | None:
-        """Make a change of what was delivered; None when it is none.
+        """Make a change of what was delivered. None when it is none.
 
         Errors: raises ContractError for a key or a value that no contract accepts.
         """
@@ -394,9 +396,9 @@ class States:
         )
 
     async def _unreadable(self, state: State[M], key: str, item: Delivery, origin: Origin) -> Change[M] | None:
-        """Tell a value that no contract accepts.
+        """Make the change for a value that no contract accepts.
 
-        None for a key that is none of the state's: nobody writes it.
+        None for a key that is none of the state's: no process of ours writes it.
         """
         try:
             parts = state.parse_key(key)
@@ -405,14 +407,16 @@ class States:
         try:
             last = await self._last_readable(state, parts)
         except PeerUnavailable:
-            # It is told all the same: with the next change, or after the next
-            # connect, there is another try.
+            # It is yielded all the same. With the next change, or after the next connect, there is
+            # another try.
             last = None
         value = last.value if last is not None and last.revision < item.sequence else None
         return Change(kind=ChangeKind.UNREADABLE, parts=parts, revision=item.sequence, value=value, origin=origin)
 
     def _written_by(self, origin: Origin) -> str:
-        """Say which release wrote what nobody can read here; empty where that explains nothing."""
+        """Name the release that wrote a value that cannot be read here. Empty where that explains
+        nothing.
+        """
         is_other = standing(origin.release, self._connection.release) not in (Standing.SAME, Standing.UNSAID)
         return f"; release {origin.release} wrote it, this is {self._connection.release}" if is_other else ""
 
@@ -432,8 +436,8 @@ class States:
     async def _newest_of_all(
         self, state: State[M], key: str
     ) -> tuple[State[M], tuple[int, Headers, bytes, int] | None]:
-        """Read the newest of a key, and say in which bucket it stands: what a relay wrote at a hub
-        is in the common one.
+        """Read the newest of a key, and return its bucket: what a relay wrote at a hub is in the
+        common one.
         """
         home = state.home_of_key(key)
         stored = await self._newest(home, key)
@@ -470,7 +474,7 @@ class States:
 async def _read_value(state: State[M], data: bytes, *, where: str, reader: StoredReader[M] | None = None) -> M:
     """Read stored bytes.
 
-    Many of them in a thread, in which this process goes on to answer others.
+    Large ones are read in a thread, so that this process answers others meanwhile.
     """
     read = partial(from_stored, state) if reader is None else reader.read
     if len(data) < _LARGE_BYTES and not is_packed(state, data):

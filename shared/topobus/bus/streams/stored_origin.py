@@ -1,7 +1,4 @@
-"""Reads from a stored message's headers and time who wrote it.
-
-Whatever is no number or no text of ours says nothing.
-"""
+"""Reads from a stored message's headers and time who wrote it."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ __all__ = ["read_origin"]
 
 
 def read_origin(headers: Headers, time_ns: int) -> Origin:
-    """Read what a stored message says of its writer.
+    """Read what a stored message's headers have of its writer.
 
-    Whatever is no number or no text of ours says nothing.
+    A header with another text than ours, or no number where one is due, is ignored.
     """
     sent_ms = read_number(headers.get(SENT))
     return Origin(

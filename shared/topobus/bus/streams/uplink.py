@@ -1,10 +1,9 @@
-"""A node's own server on one side, the hub behind it on the other: what is stored is read as it is,
-and said at the up subjects with an acknowledgement.
+"""A node's own server on one side, the hub behind it on the other: stored messages are read as they
+are, and published at the up subjects with an acknowledgement.
 
-Flows in: the streams of the node's own server, as bytes. Flows out: messages at
-`topobus.bus.server_config.up_subjects`, and what the hub's store answers. Nothing is
-decoded: what a newer service wrote crosses unchanged. Nothing is tried twice here: who says
-it knows what is newer by then.
+Nothing is decoded: what a newer service wrote crosses unchanged. Nothing is tried twice here,
+because the caller may know a newer value by then. The subjects are those of
+`topobus.bus.server_config.up_subjects`.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class CutOff(PeerUnavailable):
 
 
 class HubRefused(PeerUnavailable):
-    """Raised when the hub's store refuses a message; surely nothing was written."""
+    """Raised when the hub's store refuses a message. Surely nothing was written."""
 
     # JSStreamMessageExceedsMaximumErr: larger than the stream takes.
     _TOO_LARGE = 10054
@@ -84,7 +83,7 @@ class Acknowledged(Struct, frozen=True, kw_only=True):
 
 
 class HubEntry(Struct, frozen=True, kw_only=True):
-    """What the hub has under one key."""
+    """The hub's value of one key."""
 
     sequence: int
     """0: it never had anything."""
@@ -98,8 +97,8 @@ class HubEntry(Struct, frozen=True, kw_only=True):
 class Uplink:
     """The way from one node's server to the hub. Made by `Bus.uplink`.
 
-    Errors: what speaks to the hub raises CutOff when surely nothing was done, AmbiguousWrite when
-    nobody knows, HubRefused when the store said no.
+    Errors: methods that reach the hub raise CutOff when surely nothing was done, AmbiguousWrite
+    when the outcome is unknown, HubRefused when the store refused.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -108,7 +107,7 @@ class Uplink:
     # the node's own server
 
     def values(self, state: State[Any], *, node: str) -> AsyncGenerator[Delivery | Mark, None]:
-        """Give the newest value of each key of a node, CAUGHT_UP, then every later one.
+        """Yield the newest value of each key of a node, CAUGHT_UP, then every later one.
 
         RESET when the store was lost.
         """
@@ -118,7 +117,7 @@ class Uplink:
         return Feed(self._connection, bucket_stream(state), pattern, From.NEWEST_OF_EACH).messages()
 
     def events(self, event: Event[Any], *, node: str, behind: int) -> AsyncGenerator[Delivery | Mark, None]:
-        """Give every event of a node after a sequence, and those to come.
+        """Yield every event of a node after a sequence, and those to come.
 
         RESET when the store was lost, then from its beginning.
         """
@@ -145,9 +144,9 @@ class Uplink:
         )
 
     async def value_at_hub(self, state: State[Any], **parts: str) -> HubEntry:
-        """Read what the hub has under one key.
+        """Read the hub's value of one key.
 
-        Of a replicated hub perhaps what it had a moment ago.
+        A replicated hub may answer with a slightly older value.
         """
         try:
             answer = await self._send(up_stored_subject(state, **parts), b"", {})
@@ -170,9 +169,10 @@ class Uplink:
     async def write(
         self, state: State[Any], data: bytes | None, expected: int, /, *, written_by: str, **parts: str
     ) -> Acknowledged | NotWritten:
-        """Write a key of the hub's copy that is at the expected sequence; None: delete it.
+        """Write a key of the hub's copy that is at the expected sequence. None deletes it.
 
-        Shapes: written_by — the release of who wrote the value here, empty when it did not say.
+        Shapes: written_by — the release of the writer of the value here, empty when it is not
+        known.
         """
         headers = {
             _EXPECTED: str(expected),
@@ -188,8 +188,9 @@ class Uplink:
             raise _refused(err, state) from err
 
     async def store_event(self, event: Event[Any], delivery: Delivery, *, id_ending: str) -> Acknowledged:
-        """Store one of the node's events at the hub, with its own id and an ending: within two
-        minutes once, however often it is said with that.
+        """Store one of the node's events at the hub, with its own id and an ending.
+
+        Within two minutes it is stored once, however often it is sent with that ending.
 
         Errors: ContractError for a subject that is none of this event's.
         """
@@ -264,7 +265,9 @@ def event_parts(event: Event[Any], subject: str) -> dict[str, str]:
 
 
 def written_by(delivery: Delivery) -> str:
-    """Give the release of who wrote a stored message; empty when it does not say."""
+    """Return the release of the writer of a stored message. Empty when the message does not carry
+    it.
+    """
     return delivery.headers.get(RELEASE, "")
 
 
