@@ -13,7 +13,7 @@ def full_jitter(attempt: int, *, least_s: float = 0.1, most_s: float = 10.0) -> 
 
     Shapes: attempt — how many have failed, from 0; result — uniform between half of `least_s` and
     `least_s` doubled with each attempt, at most `most_s`.
-    Units: seconds. Source: M. Brooker, "Exponential Backoff and
-    Jitter", AWS Architecture Blog, 2015.
+    Units: seconds.
+    Source: M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015.
     """
     return random.uniform(least_s / 2, min(most_s, least_s * 2 ** min(attempt, 16)))

@@ -23,9 +23,8 @@ _ROUNDING_S = 1e-6
 
 
 class Clock(Protocol):
-    """Tells the time: `now` for people and records, `monotonic` (seconds) for durations.
-
-    Waits with `sleep` and `timeout`.
+    """The present time: `now` for people and records, `monotonic` (seconds) for durations. Waits
+    with `sleep` and `timeout`.
     """
 
     def now(self) -> datetime:
@@ -33,7 +32,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Give seconds since some fixed moment; never goes back."""
+        """Return the seconds since some fixed moment. The value never decreases."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -79,8 +78,8 @@ class SystemClock:
 
 
 def is_real(clock: Clock) -> bool:
-    """Say whether the seconds of a clock, read in the event loop, are CLOCK_MONOTONIC's: then a
-    thread may wait for them by itself.
+    """Return whether the seconds of a clock, read in the event loop, are CLOCK_MONOTONIC's. A
+    thread may then wait for them by itself.
 
     Errors: raises RuntimeError outside of an event loop.
     """
@@ -88,11 +87,11 @@ def is_real(clock: Clock) -> bool:
 
 
 def until_tick(now_s: float, every_s: float) -> float:
-    """Give the seconds until the next whole multiple of a period: loops of one process that wait
-    for it wake the process up once, together.
+    """Return the seconds until the next whole multiple of a period, so that all loops of one
+    process that wait for it wake the process up together.
 
-    Shapes: now_s — of the monotonic clock; result — above a tenth of the period, and
-    at most a tenth more than one.
+    Shapes: now_s — of the monotonic clock; result — above a tenth of the period, and at most a
+    tenth more than one.
 
     >>> until_tick(7.25, 1.0), until_tick(7.25, 5.0), until_tick(7.0, 1.0)
     (0.75, 2.75, 1.0)

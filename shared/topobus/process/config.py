@@ -105,7 +105,7 @@ class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every service can be told."""
+    """The settings that every service has."""
 
     node: str = ""
     """This node's name, as Kubernetes calls it. Empty: the host's name in lower case."""
@@ -126,8 +126,8 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
     """Read the settings of one service.
 
     Order: defaults, `file` (TOML), TOPOBUS_ALL__*, TOPOBUS_<SERVICE>__*; later wins.
-    Errors: ConfigError names the key, and the file or variable it came from; one for
-    several mistakes has a line for each.
+    Errors: ConfigError names the key, and the file or variable it came from; one for several
+    mistakes has a line for each.
     """
     settings, mistakes = find_mistakes(kind, service, file=file, environ=environ)
     if len(mistakes) > 1:
@@ -146,12 +146,12 @@ def find_mistakes(
     environ: Mapping[str, str],
     checks: Sequence[Callable[[S], object]] = (),
 ) -> tuple[S | None, list[ConfigError]]:
-    """Read the settings of one service, and find all that is wrong with them: what is wrong is
-    taken out, and the rest looked at again.
+    """Read the settings of one service, and find all mistakes in them: each wrong value is removed,
+    and the rest is checked again.
 
-    Shapes: checks — each refuses, by ConfigError, settings that cannot be used; one
-    that does not name the `key` ends its search. The result has settings unless what is
-    wrong cannot be told from the rest.
+    Shapes: checks — each refuses, by ConfigError, settings that cannot be used; an error without a
+    `key` ends its search. The result has settings unless a mistake cannot be separated from the
+    rest.
     Errors: as `load_settings`, each in the list; raises nothing.
     """
     try:
@@ -177,20 +177,20 @@ def find_mistakes(
             continue
         if settings is None:
             return None, mistakes
-        # A check that names no key would say the same for ever.
+        # A check whose error names no key would report the same again in each round.
         waiting.pop(0)
 
 
 def _first_mistake(
     kind: type[S], service: str, raw: dict[str, Any], file: Path | None, origins: dict[tuple[str, ...], str]
 ) -> tuple[ConfigError | None, S | None]:
-    """Convert what is written; the first mistake, with its key, or the settings."""
+    """Convert the raw values. Return the first mistake, with its key, or the settings."""
     try:
         settings = msgspec.convert(raw, type=kind, strict=False)
     except msgspec.ValidationError as err:
         return _explain(err, kind, service, raw, file, origins), None
     for path, value in _floats(settings, ()):
-        # TOML and the environment can say nan and inf, and no limit of ours keeps out both.
+        # TOML and the environment can hold nan and inf, and no limit of ours excludes both.
         if not math.isfinite(value):
             key = ".".join(path)
             text = f"{service}: {key}: got {value}, wanted a finite number (from {_written(path, file, origins)})"
@@ -211,9 +211,9 @@ def _first_mistake(
 
 
 def _take_out(raw: dict[str, Any], key: str) -> bool:
-    """Take what stands at a key out of what is written, or the list or mapping that has it.
+    """Remove the value at a key from the raw values, or the list or mapping that has it.
 
-    Says whether there was something.
+    Return whether there was something.
     """
     here: Any = raw
     parts = key.split(".")
@@ -239,7 +239,7 @@ def _with_origin(
 
 
 def origin_of(kind: type[S], service: str, key: str, *, file: Path | None, environ: Mapping[str, str]) -> str:
-    """Say where a key's value was written: a variable, the file, or the default."""
+    """Name the source of a key's value: a variable, the file, or the default."""
     raw = _read_file(file)
     origins, _ = overlay(raw, kind, service, environ)
     return _origin(raw, key, file, origins)

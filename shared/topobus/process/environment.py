@@ -1,5 +1,5 @@
-"""Environment variables as settings: `TOPOBUS_<SERVICE>__<SECTION>__<KEY>`, laid over what a file
-says.
+"""Environment variables as settings: `TOPOBUS_<SERVICE>__<SECTION>__<KEY>`, which override a file's
+values.
 
 The type of the field decides how text is read: a list takes comma-separated words or JSON, a
 mapping takes JSON, the rest is text that msgspec converts. A variable that names no field is an
@@ -35,7 +35,7 @@ def overlay(
 ) -> tuple[dict[tuple[str, ...], str], list[ConfigError]]:
     """Write the environment's settings into `raw`.
 
-    Give each path with the variable that it came from, and what is wrong with others.
+    Return each path with the variable that it came from, and the mistakes in others.
 
     Errors: raises nothing; each mistake names the variable, and the nearest key that exists.
     """
@@ -60,8 +60,8 @@ def overlay(
 
 
 def strange_variables(kind: type[msgspec.Struct], service: str, environ: Mapping[str, str]) -> list[str]:
-    """Tell of variables that set nothing here and look as if they were meant to: a misspelt
-    service, none, single underscores, small letters.
+    """List variables that set nothing here and look as if they should: a misspelt service, none,
+    single underscores, small letters.
 
     They are no errors: a class of your own may have any name, and another program may read them.
 
@@ -121,7 +121,7 @@ def _paths(kind: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
 
 
 def fields_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:
-    """Name the keys of the section at `path`, sorted; empty when there is no such section."""
+    """Name the keys of the section at `path`, sorted. Empty when there is no such section."""
     return sorted(_fields(_type_at(kind, path)) or {})
 
 
@@ -153,15 +153,15 @@ def _field_type(kind: type[msgspec.Struct], path: tuple[str, ...], variable: str
     for depth, name in enumerate(path):
         fields = _fields(here)
         if fields is None:
-            # Inside a mapping every key is allowed, and its values are
-            # text until msgspec says otherwise.
+            # Inside a mapping every key is allowed, and its values are text until msgspec converts
+            # them.
             if _origin(here) is dict:
                 return typing.get_args(_plain(here))[1]
             raise _unknown(variable, path[: depth + 1], ())
         if name not in fields:
             if is_shared and depth == 0 and name == "hardware":
-                # Here: the tree's readers come with it, and who reads no hardware is told of it
-                # only where somebody set it for all.
+                # Imported here, because it loads the readers of the tree. A service that reads no
+                # hardware accepts these keys only in a variable for all services.
                 from topobus.sysfs.tree import HardwareSettings
 
                 here, is_foreign = HardwareSettings, True

@@ -1,8 +1,7 @@
 """Reports changes in one folder through inotify: a file was created, removed or written.
 
-Flows in: a path. Flows out: wake-ups through the event loop; a folder in which nothing
-happens costs no thread and no timer. A wake-up does not say what changed; the receiver reads
-the folder. Source: inotify(7).
+Wake-ups come through the event loop. A folder in which nothing happens costs no thread and no
+timer. A wake-up does not name the change: the receiver reads the folder. Source: inotify(7).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class FolderEvents:
     def __init__(self, folder: Path) -> None:
         """Begin to listen.
 
-        Errors: raises OSError when the folder is none, or the system has no watch left
+        Errors: raises OSError when the path is no folder, or the system has no watch left
         (fs.inotify.max_user_watches).
         """
         self._channel = _checked(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), folder)
@@ -76,7 +75,7 @@ class FolderEvents:
     async def next(self) -> bool:
         """Wait until something in the folder has changed.
 
-        False when the folder itself is gone, and nothing comes any more.
+        False when the folder itself is gone and no more changes come.
         """
         loop = asyncio.get_running_loop()
         came = loop.create_future()

@@ -3,8 +3,8 @@ reports.
 
 The probe endpoint runs in its own thread, so its answering proves nothing about the event loop.
 Each loop therefore reports when it makes progress (`turn`) and when it is idle (`rest`). An idle
-loop may wait for ever; a loop that works without progress counts as stuck. A pass over ten thousand
-objects reports with each object.
+loop may wait without limit. A loop that works without progress counts as stuck. A pass over ten
+thousand objects reports with each object.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _WORK_LIMIT_S = 120.0
 
 
 class Heartbeat:
-    """One loop's word, written by the loop and read by the endpoint's thread.
+    """The reports of one loop, written by the loop and read by the endpoint's thread.
 
-    Units: limit_s — how long one step of the loop may take; a loop
-    that rests may be silent for ever.
+    Units: limit_s — how long one step of the loop may take; an idle loop may be silent without
+    limit.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -38,17 +38,16 @@ class Heartbeat:
         self._since_s: float | None = None
 
     def turn(self) -> None:
-        """Say that the loop works, and has just come one step further."""
+        """Report that the loop works, and has just made a step."""
         self._since_s = self._clock.monotonic()
 
     def rest(self) -> None:
-        """Say that the loop waits for news or for its time: it may stay silent."""
+        """Report that the loop waits for changes or for its time: it may stay silent."""
         self._since_s = None
 
     @property
     def stalled_s(self) -> float:
-        """Say for how many seconds the loop has made no progress, when that is longer than its
-        limit.
+        """The seconds for which the loop has made no progress, when that is longer than its limit.
 
         0.0 otherwise.
         """
@@ -85,15 +84,16 @@ class Heartbeats:
         self._beats = {EVENT_LOOP: Heartbeat(self._clock, event_loop_limit_s)}
 
     def loop(self, name: str) -> Heartbeat:
-        """Give a loop's heartbeat, the same one for the same name.
-
-        It rests until it turns first.
+        """Return a loop's heartbeat, the same one for the same name. It is idle until its first
+        `turn`.
         """
         return self._beats.setdefault(name, Heartbeat(self._clock, self._work_limit_s))
 
     @contextmanager
     def working(self, name: str) -> Iterator[Heartbeat]:
-        """Give a loop's heartbeat for as long as the loop runs: one that has ended is not stuck."""
+        """Provide a loop's heartbeat for as long as the loop runs: a loop that has ended is not
+        stuck.
+        """
         beat = self.loop(name)
         try:
             yield beat
@@ -108,7 +108,7 @@ class Heartbeats:
         return {name: silent_s for name, beat in sorted(self._beats.copy().items()) if (silent_s := beat.stalled_s)}
 
     async def follow_event_loop(self) -> None:
-        """Beat for the event loop until cancelled."""
+        """Report the event loop's progress until cancelled."""
         beat = self._beats[EVENT_LOOP]
         try:
             while True:

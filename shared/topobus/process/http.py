@@ -30,7 +30,7 @@ __all__ = ["Endpoint"]
 
 
 class Endpoint:
-    """Serves while the `with` block runs; does nothing when the port is 0."""
+    """Serves while the `with` block runs. Does nothing when the port is 0."""
 
     def __init__(
         self, settings: HttpSettings, readiness: Readiness, registry: CollectorRegistry, beats: Heartbeats | None = None
@@ -79,7 +79,7 @@ class _Server(ThreadingHTTPServer):
     def serve_until(self, ended: socket.socket) -> None:
         """Serve until something comes at `ended`.
 
-        The base class wakes up twice a second to see whether it is to stop.
+        The base class wakes up twice a second to see whether it must stop.
         """
         with selectors.DefaultSelector() as selector:
             for channel in (self.socket, ended):
@@ -88,7 +88,7 @@ class _Server(ThreadingHTTPServer):
                 self.handle_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line what ended a request.
+        """Log in one line what ended a request.
 
         The base class prints a traceback, also for each client that only hung up.
         """
@@ -129,6 +129,6 @@ def _handler(readiness: Readiness, registry: CollectorRegistry, beats: Heartbeat
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-            """Say nothing: a probe each second is no news."""
+            """Log nothing: a probe each second is not worth a line."""
 
     return Handler

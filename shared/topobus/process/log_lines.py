@@ -1,9 +1,9 @@
-"""Log lines: one JSON object a line (or coloured text on a terminal), on standard error, event
+"""Log lines: one JSON object per line (or coloured text on a terminal), on standard error, event
 first.
 
 A fact may be a caller's own text: each one is cut to a length that a person reads, and a line as a
 whole to what a collector takes, here and nowhere else. Loaded with the first line
-(`topobus.process.logging`): structlog costs as much as asyncio.
+(`topobus.process.logging`), because structlog costs as much as asyncio.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HEAD = ("ts", "level", "event", "service", "node")
 def configure_lines(settings: LogSettings, least: int, context: Mapping[str, str]) -> logging.Formatter:
     """Configure structlog for this process.
 
-    Gives the formatter by which lines of libraries, which log through the
-    standard library, have the same shape.
+    Return the formatter that gives the same shape to lines of libraries, which log through the
+    standard library.
 
-    Shapes: least — the level of `logging` below which nothing is written;
-    context — what every line carries.
+    Shapes: least — the level of `logging` below which nothing is written; context — what every line
+    carries.
     """
     is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     renderer: Any = structlog.processors.JSONRenderer() if is_json else _for_people(colors=sys.stderr.isatty())
@@ -76,8 +76,8 @@ def process_logger() -> structlog.typing.FilteringBoundLogger:
 def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
     """Render for people.
 
-    Tracebacks plainly, whoever imported structlog first: rich's have local variables, and
-    take seconds for a large service.
+    Tracebacks are plain even when structlog was imported first by other code: rich's have local
+    variables, and take seconds for a large service.
     """
     return structlog.dev.ConsoleRenderer(
         colors=colors, event_key="event", exception_formatter=structlog.dev.plain_traceback
@@ -95,12 +95,12 @@ def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any])
 
 
 def cut_facts(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut what a line says of its facts.
+    """Cut the facts of a line.
 
-    Whoever calls us chooses texts, and a line of them must not fill a disk.
+    Callers choose texts, and a line of them must not fill a disk.
     """
     room = _Room(_LINE_LETTERS)
-    # What tells which line it is comes first, then facts as they were given.
+    # The facts that identify the line come first, then the others in their order.
     for key in sorted(event, key=lambda key: key not in _HEAD):
         # A traceback for a terminal is rendered from the exception itself.
         if key not in ("exc_info", "_record", "_from_structlog"):
@@ -109,16 +109,13 @@ def cut_facts(_logger: object, _method: str, event: MutableMapping[str, Any]) ->
 
 
 class _Room:
-    """The letters that are left in one line."""
+    """The characters that are left in one line."""
 
     def __init__(self, letters: int) -> None:
         self._left = letters
 
     def cut(self, fact: Any) -> Any:
-        """Give a fact as far as there is room for it.
-
-        What it is made of is looked at no further than that.
-        """
+        """Cut a fact to the room that is left, without reading more of its parts than fit."""
         if fact is None or isinstance(fact, bool | float):
             self._left -= len(str(fact))
             return fact

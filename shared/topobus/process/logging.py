@@ -1,8 +1,8 @@
-"""Logs: one JSON object a line (or coloured text on a terminal), on standard error, event first.
+"""Logs: one JSON object per line (or coloured text on a terminal), on standard error, event first.
 
-Standard output belongs to what a command prints. Events are constants, `noun.verb-past`; facts
-are fields. What makes lines of them (`log_lines`) is loaded with the first one: a command of
-`topobus` writes none as a rule.
+Standard output is for what a command prints. Events are constants, `noun.verb-past`, and facts are
+fields. The module that formats lines (`log_lines`) is loaded with the first one, because a command
+of `topobus` usually writes none.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
-    """Give the process's logger.
+    """Return the process's logger.
 
-    Each line carries what `setup_logging` was told, and what the calling task bound
-    through structlog's contextvars.
+    Each line carries the context of `setup_logging`, and what the calling task bound through
+    structlog's contextvars.
     """
     lines = next((handler for handler in logging.getLogger().handlers if isinstance(handler, _Lines)), None)
     if lines is not None and lines.formatter is None:
@@ -42,7 +42,7 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
 
 
 def setup_logging(settings: LogSettings, **context: str) -> None:
-    """Configure logs on standard error for this process; call it once, at start.
+    """Configure logs on standard error for this process. Call it once, at start.
 
     Shapes: context — what every line carries (`service`, `node`). Warnings of libraries that use
     the standard library's logging come out in the same shape.
@@ -53,7 +53,7 @@ def setup_logging(settings: LogSettings, **context: str) -> None:
 
 
 class _Lines(_Stream):
-    """Writes the lines of libraries, and keeps how lines are made until the first one is due."""
+    """Writes the lines of libraries, and stores the configuration until the first one is due."""
 
     def __init__(self, settings: LogSettings, context: Mapping[str, str]) -> None:
         super().__init__(sys.stderr)
@@ -79,8 +79,8 @@ class _Lines(_Stream):
 
 
 class _LateLogger:
-    """The logger before the first line: what is below the level is dropped, and anything else is
-    asked of structlog's.
+    """The logger before the first line: drops what is below the level, and passes anything else to
+    structlog's.
     """
 
     def __init__(self, lines: _Lines) -> None:

@@ -1,10 +1,10 @@
-"""Describes metrics: name, kind, meaning and labels, declared once; `docs/reference/metrics.md` and
+"""Describes metrics: name, kind, meaning and labels, declared once. `docs/reference/metrics.md` and
 the checks of deploy/monitoring are made from them.
 
-A service's metrics stand as constants in its metrics module, and a registry gets them from there
-alone. Names follow Prometheus: `topobus_<service>_<noun>_<unit>`, with `_total` for counters only;
-a device class is a label. Labels are bounded: either all values are listed, or a text says what
-bounds them. Never a uid, pod or claim name.
+A service's metrics are constants in its metrics module, and a registry gets them only from there.
+Names follow Prometheus: `topobus_<service>_<noun>_<unit>`, with `_total` for counters only. A
+device class is a label. Labels are bounded: either all values are listed, or a text names their
+bound. Never a uid, pod or claim name.
 
 A process that exports no metrics (a command of `topobus`) has no registry, and prometheus_client, a
 tenth of such a command's imports, is not loaded.
@@ -39,7 +39,7 @@ _UNBOUNDED = frozenset({"uid", "pod", "claim", "namespace", "name"})
 
 
 class _Uncounted:
-    """A metric of a process that has no registry: takes what is counted, and keeps nothing."""
+    """A metric of a process that has no registry: accepts every count, and keeps nothing."""
 
     def labels(self, *_values: str) -> Self:
         return self
@@ -97,7 +97,7 @@ class CounterDescriptor(MetricDescriptor):
         return "counter"
 
     def register(self, registry: CollectorRegistry | None) -> Counter:
-        """Make it in a registry; without one it counts nothing.
+        """Make it in a registry. Without one it counts nothing.
 
         Errors: raises ValueError when the registry has it already.
         """
@@ -118,7 +118,7 @@ class GaugeDescriptor(MetricDescriptor):
         return "gauge"
 
     def register(self, registry: CollectorRegistry | None) -> Gauge:
-        """Make it in a registry; without one it counts nothing.
+        """Make it in a registry. Without one it counts nothing.
 
         Errors: raises ValueError when the registry has it already.
         """
@@ -146,7 +146,7 @@ class HistogramDescriptor(MetricDescriptor):
         return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
 
     def register(self, registry: CollectorRegistry | None) -> Histogram:
-        """Make it in a registry; without one it counts nothing.
+        """Make it in a registry. Without one it counts nothing.
 
         Errors: raises ValueError when the registry has it already.
         """

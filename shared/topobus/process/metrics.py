@@ -89,10 +89,10 @@ STRAYS = CounterDescriptor(
 
 
 class BusMetrics:
-    """All metrics of one bus, in the given registry; without one nothing is counted.
+    """All metrics of one bus, in the given registry. Without one nothing is counted.
 
-    Errors: raises ValueError when the registry has those of another bus already
-    (prometheus_client takes a name once).
+    Errors: raises ValueError when the registry has those of another bus already (prometheus_client
+    takes a name once).
     """
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
@@ -113,5 +113,5 @@ class BusMetrics:
 
 
 def register_build_info(registry: CollectorRegistry, service: str) -> None:
-    """Have a registry say which service this is."""
+    """Make a registry name this service and its build."""
     BUILD_INFO.register(registry).labels(service, importlib.metadata.version("topobus")).set(1)

@@ -12,10 +12,10 @@ __all__ = ["objection_to_folder"]
 
 
 def objection_to_folder(found_stat: os.stat_result) -> str:
-    """Say why a folder's content is not ours alone to decide; empty when it is.
+    """Name the reason why others could change a folder's content. Empty when only this user can.
 
-    Shapes: found — of the folder itself, not of a link to it, and best of an open one, for a name
-    may stand for another folder a moment later.
+    Shapes: found_stat — of the folder itself, not of a link to it, and preferably of an open one,
+    because a name may belong to another folder a moment later.
     """
     if found_stat.st_uid != os.geteuid():
         return f"belongs to user {found_stat.st_uid}, not to you ({os.geteuid()})"

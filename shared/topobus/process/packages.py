@@ -1,7 +1,7 @@
 """Reports a missing extra: which package is not installed and which extra brings it, in place of a
-traceback; and hides a package that another would take along.
+traceback. Also hides an optional package while a library that would load it is imported.
 
-All console scripts are installed always, because they are entry points of one wheel; their
+All console scripts are installed always, because they are entry points of one wheel. Their
 dependencies come with the extras. This module imports nothing outside the standard library, because
 it runs before any dependency is known to be there.
 """
@@ -15,14 +15,14 @@ _EXIT_CONFIG = 78
 
 
 class needing_extra:  # noqa: N801 - reads as the function that it is for its callers; contextlib would cost 4 ms
-    """Import a service's modules inside.
+    """Import a service's modules inside the block.
 
-    Ends the process with what to install when a package of others is absent.
+    Ends the process with a text on what to install when a third-party package is absent.
 
     Shapes: service — the name of the extra; program — the console script where that is not
     `topobus-<service>`; more — another extra that would do.
-    Errors: raises SystemExit(78) in place of a ModuleNotFoundError; a missing module of
-    our own is our bug and passes.
+    Errors: raises SystemExit(78) in place of a ModuleNotFoundError. A missing module of our own is
+    our bug and passes.
     """
 
     def __init__(self, service: str, *, program: str = "", more: str = "") -> None:
@@ -48,10 +48,10 @@ class needing_extra:  # noqa: N801 - reads as the function that it is for its ca
 
 
 class hiding:  # noqa: N801 - as above
-    """Import inside a library that takes another package along where it is installed, and does
-    without it elsewhere: here it does without.
+    """Import inside the block a library that uses another package only where it is installed: here
+    it does without.
 
-    Shapes: package — a top-level name. Afterwards it can be imported as ever.
+    Shapes: package — a top-level name. Afterwards it can be imported as before.
     """
 
     def __init__(self, package: str) -> None:

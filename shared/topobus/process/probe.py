@@ -1,15 +1,15 @@
 """Decides what `--probe` answers, before the process imports anything of its service.
 
 A health check starts a process for each service every few seconds. With the service's imports one
-look costs 280 to 480 ms of processor time, which is many times what the service itself uses; the
+check costs 280 to 480 ms of processor time, which is many times what the service itself uses. The
 interpreter alone costs 9 ms. So this module imports only what every interpreter has loaded already
 (`os`, `sys`) and `_socket`, which is a quarter of `socket` (that one brings enum and selectors).
 
-Flows in: the arguments, the environment, the file that `--config` names. Flows out: what /readyz
-said, and exit status 0 (ready) or 1. It reads `http.host` and `http.port` and no other setting, by
-the rules of `process.config`; where those two need more than that (a mistake, a form it does not
-know) it leaves the answer to `process.service.run`, which names the mistake. A mistake in another
-setting is told by the service itself and by `--check-config`.
+It prints the report of /readyz, and exits with status 0 (ready) or 1. It reads `http.host` and
+`http.port` and no other setting, from the arguments, the environment and the file of `--config`, by
+the rules of `process.config`. Where those two need more than that (a mistake, a form it does not
+know) it leaves the answer to `process.service.run`, which names the mistake. The service itself and
+`--check-config` report a mistake in another setting.
 """
 
 import sys
@@ -30,11 +30,12 @@ _MOST_BYTES = 1 << 20
 
 
 def answer_probe(service: str) -> None:
-    """Answer `--probe` and end the process; return when the arguments ask for something else.
+    """Answer `--probe` and end the process. Return when the arguments request something else.
 
-    Errors: raises SystemExit with 0 or 1 when it answered. Returns, too, where the
-    two settings cannot be read here.
-    Cost: 3 ms of processor time beside the interpreter's 9; a TOML reader's 10 more with --config.
+    Returns also where the two settings cannot be read here.
+
+    Errors: raises SystemExit with 0 or 1 when it answered.
+    Cost: 3 ms of processor time besides the interpreter's 9; a TOML reader's 10 more with --config.
     """
     if "--probe" not in sys.argv:
         return
@@ -52,8 +53,8 @@ def read_endpoint(service: str, arguments: list[str], variables: dict[str, str])
 
     The last one wins.
 
-    Shapes: result — host and port, or None where `process.config` must read (and complain), or
-    where the arguments ask for more than a probe.
+    Shapes: result — host and port, or None where `process.config` must read (and report mistakes),
+    or where the arguments request more than a probe.
     """
     file = ""
     words = iter(arguments)
@@ -126,7 +127,7 @@ def ask_ready(host: str, port: int) -> tuple[bool, str]:
 
 
 def _read_file(file: str) -> dict[str, object] | None:
-    """Read the file's `[http]` section; None when it cannot be read."""
+    """Read the file's `[http]` section. None when it cannot be read."""
     # Only here: it costs as much as half the interpreter.
     import tomllib
 

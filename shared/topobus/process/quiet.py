@@ -1,5 +1,5 @@
 """Rate-limits log lines that any sender on the bus can cause: one line for each key in so many
-seconds, with the number of lines that it stands for.
+seconds, with the number of lines that it replaces.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ _MAX_KEYS = 256
 
 
 class QuietLog:
-    """Writes the first of a kind at once, and then one in ten seconds; the metrics count all."""
+    """Writes the first of a kind at once, and then one in ten seconds. The metrics count all."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._written: OrderedDict[tuple[str, str], tuple[float | None, int]] = OrderedDict()
 
     def warning(self, event: str, key: str, /, **facts: object) -> None:
-        """Log a warning, unless one of the same event and key was written a moment ago; `count` is
-        how many this line stands for.
+        """Log a warning, unless one of the same event and key was written a moment ago.
+
+        The field `count` is the number of warnings that this line represents.
         """
         count = self._count(event, key)
         if count:
             get_logger().warning(event, **facts, count=count)
 
     def info(self, event: str, key: str, /, **facts: object) -> None:
-        """As `warning`, for what needs nobody's hand."""
+        """As `warning`, for events that need no action."""
         count = self._count(event, key)
         if count:
             get_logger().info(event, **facts, count=count)
 
     def _count(self, event: str, key: str) -> int:
-        """Give how many lines the one stands for that is due; 0: none is due."""
+        """Count the events that a line represents if it is due. 0 when none is due."""
         now = self._clock.monotonic()
         kind = (event, key)
         written_at, left_out = self._written.pop(kind, (None, 0))

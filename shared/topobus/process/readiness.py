@@ -1,8 +1,8 @@
 """Readiness: the parts that must be ready before the process reports ready.
 
-A part stays on the list once it was named. A process that has named no part is not ready, nor is
-one of which a part that is awaited has not spoken yet: between NATS' "ready" and a service's own
-first word there is a while in which nothing else says that it is not.
+A part stays on the list once it was named. A process is not ready while it has named no part, or
+while an awaited part has not reported: after NATS is ready and before a service's own first report,
+nothing else would show that the service is not ready.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Readiness"]
 
 
 class Readiness:
-    """Collects what each part of a process says about itself.
+    """Collects the state that each part of a process reports.
 
     Read by the /readyz endpoint from another thread.
 
@@ -29,13 +29,13 @@ class Readiness:
         self._lock = Lock()
 
     def set(self, part: str, is_ready: bool, why: str = "") -> None:
-        """Say whether a part is ready, and why not; a part that is ready may have a remark."""
+        """Report whether a part is ready, and why not. A part that is ready may have a remark."""
         with self._lock:
             self._parts[part] = (is_ready, why)
 
     @property
     def is_ready(self) -> bool:
-        """Say whether every part is ready, and at least one has spoken."""
+        """Return whether every part is ready, and at least one has reported."""
         with self._lock:
             return bool(self._parts) and all(is_ready for is_ready, _ in self._parts.values())
 

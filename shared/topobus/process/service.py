@@ -51,7 +51,8 @@ __all__ = ["Clock", "Readiness", "Runtime", "SystemClock", "run"]
 S = TypeVar("S", bound=ServiceSettings)
 
 EX_OK = 0
-# sysexits(3), so that a supervisor can tell "mend the configuration" from "start it again".
+# sysexits(3), so that a supervisor can distinguish "correct the configuration" from "start it
+# again".
 EX_SOFTWARE = 70
 EX_CONFIG = 78
 _EXITS: tuple[tuple[type[TopobusError], int], ...] = (
@@ -61,13 +62,13 @@ _EXITS: tuple[tuple[type[TopobusError], int], ...] = (
     (HardwareError, 74),  # EX_IOERR
     (InvariantError, EX_SOFTWARE),
 )
-# A stop must end within 5 s even when a vendor's library holds a thread for ever.
+# A stop must end within 5 s even when a vendor's library never returns from a thread.
 _STOP_LIMIT_S = 4.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """What a service is given besides its settings."""
+    """What a service gets besides its settings."""
 
     name: str
     node: str
@@ -88,13 +89,12 @@ def run(
     check: Callable[[S], None] | None = None,
     parts: Sequence[str] = (),
 ) -> int:
-    """Run a service until it is told to stop; gives the exit status.
+    """Run a service until a signal stops it, and return the exit status.
 
-    `parts` are what it is never ready without, besides NATS and its streams: it says of each
-    by `Runtime.readiness` whether it is ready. `check` refuses (by ConfigError) settings
-    that cannot work together, before anything is connected; --check-config runs it, too.
-    `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0.
-    ConfigError gives 78, our own bug 70.
+    `parts` are what it is never ready without, besides NATS and its streams: it reports each by
+    `Runtime.readiness`. `check` refuses (by ConfigError) settings that cannot work together, before
+    anything is connected, and for --check-config. `serve` is cancelled by SIGTERM or SIGINT. Then
+    the bus drains and the status is 0. ConfigError gives 78, our own bug 70.
     """
     arguments = _parse(name, argv)
     log = LogSettings()
@@ -135,8 +135,8 @@ def run(
     except KeyboardInterrupt:
         return EX_OK
     except Exception:  # noqa: BLE001
-        # boundary: runtime.run. Whatever comes here is our own bug: one line with all we
-        # know, and a status that says so.
+        # boundary: runtime.run. Whatever comes here is our own bug: log one line with all facts,
+        # and return the status for it.
         setup_logging(log, service=name)
         get_logger().exception("service.crashed")
         return EX_SOFTWARE
@@ -176,7 +176,7 @@ def _fail(name: str, err: TopobusError) -> int:
 
 def _tell(name: str, *lines: str) -> None:
     for line in lines:
-        print(f"topobus-{name}: {line}", file=sys.stderr)  # noqa: T201 - for the operator, who may not read logs yet
+        print(f"topobus-{name}: {line}", file=sys.stderr)  # noqa: T201 - for the operator, before logs are set up
 
 
 async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]], parts: Sequence[str]) -> int:

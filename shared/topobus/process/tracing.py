@@ -1,15 +1,14 @@
-"""Traces: what a call does in each process, as spans of one trace, sent by OTLP where an operator
-says where to.
+"""Traces: what a call does in each process, as spans of one trace, sent by OTLP to the operator's
+endpoint.
 
-Flows in: `TracingSettings`, the headers of messages (W3C traceparent). Flows out: spans to a
-collector, and the headers of our own messages. Off by default: then no span is made, `span` and
-`called` cost a comparison, and a trace context that somebody else's message brings is only handed
-on. The SDK is an extra (`otlp`) and is imported when it is needed. A collector that is slow or away
-delays nothing: spans are sent by a thread, from a queue with a bound.
+Off by default: then no span is made, `span` and `called` cost a comparison, and a trace context
+that another sender's message brings (W3C traceparent) is only passed on. The SDK is an extra
+(`otlp`) and is imported when it is needed. A collector that is slow or away delays nothing: spans
+are sent by a thread, from a queue with a bound.
 
-Spans begin where a call enters Topobus (`entered`: kubelet, a container runtime, the
-controller's own work) and below a span that is there already (`span`, `called`): loops
-that run all the time make none.
+Spans begin where a call enters Topobus (`entered`: kubelet, a container runtime, the controller's
+own work) and below a span that is there already (`span`, `called`). Loops that run all the time
+make none.
 """
 
 from __future__ import annotations
@@ -81,10 +80,10 @@ def check_tracing(settings: TracingSettings) -> None:
 
 
 def start_tracing(settings: TracingSettings, *, service: str, node: str) -> None:
-    """Send spans from now on, where the settings say where to.
+    """Send spans from now on, if the settings name an endpoint.
 
-    Errors: raises ConfigError for an endpoint that is no URL, and where the
-    extra `otlp` is not installed.
+    Errors: raises ConfigError for an endpoint that is no URL, and where the extra `otlp` is not
+    installed.
     """
     global _tracer, _provider
     if not settings.endpoint:
@@ -123,13 +122,13 @@ def start_tracing(settings: TracingSettings, *, service: str, node: str) -> None
         BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_FLUSH_S), schedule_delay_millis=1000)
     )
     _tracer = _provider.get_tracer("topobus", version)
-    # A collector that is away is told by the exporter with each batch, with a traceback; once is
-    # enough, and no failure of ours.
+    # The exporter logs each batch that a missing collector does not take, with a traceback. Its
+    # first warning is enough, and it is no failure of ours.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
 def stop_tracing() -> None:
-    """Send what waits, for two seconds at most, and make no more spans."""
+    """Send the spans that wait, for two seconds at most, and make no more."""
     global _tracer, _provider
     provider, _tracer, _provider = _provider, None, None
     if provider is not None:
@@ -140,14 +139,14 @@ def stop_tracing() -> None:
 
 
 def entered(name: str, /, **attributes: str | int) -> AbstractContextManager[object]:
-    """Run the block as a span; a new trace begins where none is there. For calls from outside."""
+    """Run the block as a span, of a new trace if there is none yet. For calls from outside."""
     return _NOTHING if _tracer is None else _started(_tracer, name, "SERVER", attributes)
 
 
 def span(name: str, /, **attributes: str | int) -> AbstractContextManager[object]:
-    """Run the block as a span of the present trace; of none where there is none.
+    """Run the block as a span of the present trace. Without a trace it makes none.
 
-    An error that leaves the block is in the span.
+    An error that leaves the block is recorded in the span.
     """
     return _NOTHING if _tracer is None or not _is_traced() else _started(_tracer, name, "INTERNAL", attributes)
 
@@ -168,7 +167,7 @@ def annotate(**attributes: str | int) -> None:
 
 
 def injected(headers: dict[str, str]) -> dict[str, str]:
-    """Add the present trace context to the headers, where there is one; gives the same dict."""
+    """Add the present trace context, if there is one, to the headers, and return the same dict."""
     if _is_traced():
         # Here: it looks through all installed packages for propagators when it is imported,
         # and most processes see no trace.
@@ -179,9 +178,9 @@ def injected(headers: dict[str, str]) -> dict[str, str]:
 
 
 def continued(headers: Mapping[str, str] | None, name: str) -> AbstractContextManager[object]:
-    """Run the block in the trace that a message's headers name, as a span of that name.
+    """Run the block in the trace that a message's headers name, as a span with the given name.
 
-    Of no trace where they name none.
+    Without such headers there is no trace.
     """
     if headers is None or _TRACEPARENT not in headers:
         return _NOTHING
@@ -194,8 +193,8 @@ def continued(headers: Mapping[str, str] | None, name: str) -> AbstractContextMa
 
 
 def _is_traced() -> bool:
-    # Whoever began a span, or took over somebody else's, has loaded the
-    # library; most processes never do.
+    # The library is loaded once a span has begun, or a foreign one was taken over. Most processes
+    # never load it.
     if "opentelemetry.trace" not in sys.modules:
         return False
     from opentelemetry import trace
@@ -216,7 +215,7 @@ def _prefixed(attributes: Mapping[str, str | int]) -> dict[str, Any]:
 
 
 class _Attached:
-    """The block runs with somebody else's trace context, so that our messages hand it on."""
+    """The block runs with another sender's trace context, so that our messages pass it on."""
 
     def __init__(self, there: context.Context) -> None:
         self._there = there

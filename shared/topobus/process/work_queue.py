@@ -1,22 +1,24 @@
-"""A keyed work queue: it decides when each object of a reconcile loop is looked at again.
+"""A keyed work queue: it decides when each object of a reconcile loop is worked on again.
 
-Flows in: the work on one object with the version of its inputs, and its result. Flows out: whether
-to work on the object now, after how many seconds another object is due by time alone, and one log
-line, one count and one report for each failure. An error in one object's work concerns no other.
+For each object it gets the version of its inputs and the result of the work. It decides whether to
+work on the object now, and after how many seconds another object is due by time alone. It writes
+one log line, one count and one report for each failure. An error in one object's work does not
+affect the others.
 
-The result says when the object is due: `Done`, when its version is another; `Again`, after a while,
-too; `Behind`, when it is its turn for costly work; `Busy`, when work beside the loop has ended;
-None, in each round. A failed object is set aside until its version changes, since the same work on
-the same input would fail again. A peer that does not answer is no failure of the object: its work
-is due again after a random while, which grows with each failure where the queue is to back off.
+The result decides when the object is due: `Done`, when its version is another; `Again`, also after
+a while; `Behind`, when its turn for costly work comes; `Busy`, when work beside the loop has ended;
+None, in each round. A failed object is set aside until its version changes, because the same work
+on the same input would fail again. A peer that does not answer is no failure of the object: its
+work is due again after a random while, which grows with each failure where the queue is configured
+to back off.
 
 Costly work comes after all other work of the loop, a part of it in each round, the longest waiting
 first. Work that found nothing is repeated only after something that it read became free, and after
-a pause that doubles with each vain try: else forty claims that cannot be served would cost a search
-each whenever one device is released.
+a pause that doubles with each vain try. Otherwise forty claims that cannot be allocated would cost
+a search each whenever one device is released.
 
-The queue starts no task and waits for nothing: its loop does, for a change or for `wait_s`. Time
-comes from the clock that it is given.
+The queue starts no task and waits for nothing. Its loop waits, for a change or for `wait_s`. The
+caller passes the clock.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Behind:
-    """The object needs costly work, behind all others; other work does nothing at this version."""
+    """The object needs costly work, after all others. Other work does nothing at this version."""
 
     version: Hashable
     read: Hashable = None
@@ -76,8 +78,8 @@ class Behind:
 
 @dataclass(frozen=True)
 class Busy:
-    """Work on the object goes on beside the loop: what the queue holds of the object stays until
-    that work has its own result.
+    """Work on the object continues beside the loop. The queue keeps its entry for the object until
+    that work has a result of its own.
     """
 
 
@@ -130,19 +132,18 @@ class WorkQueue:
         self._log = get_logger()
 
     def is_ready(self, key: Hashable, *versions: Hashable) -> bool:
-        """Say whether an object is to be worked on now.
+        """Return whether to work on an object now.
 
-        It waits while the version that its last result named is one of
-        these, and its time has not come.
+        It waits while the version that its last result named is one of these, and its time has not
+        come.
         """
         entry = self._entries.get(key)
         return entry is None or entry.version is None or entry.version not in versions or self.is_due(key)
 
     def wait_s(self) -> float | None:
-        """Say after how many seconds an object is due by time alone; None when none is.
+        """Return after how many seconds an object is due by time alone. None when none is.
 
-        An object that was due in this round and that its loop did not
-        come to is due after `retry_s`.
+        An object that was due in this round and that its loop did not reach is due after `retry_s`.
         """
         now_s = self._clock.monotonic()
         timed = [
@@ -153,14 +154,14 @@ class WorkQueue:
         return min((entry.at_s - now_s if entry.at_s > now_s else self._retry_s for entry in timed), default=None)
 
     def is_due(self, key: Hashable) -> bool:
-        """Say whether the time of an object has come that needs no costly work."""
+        """Return whether an object that needs no costly work is due by time."""
         entry = self._entries.get(key)
         return entry is not None and not entry.turn and self._clock.monotonic() >= entry.at_s
 
     def behind(self, keys: Iterable[K], read_now: Callable[[K], Hashable]) -> list[K]:
         """List the objects that are due for costly work, the longest waiting first.
 
-        Shapes: read_now — gives what the costly work on an object would read; asked only of an
+        Shapes: read_now — returns what the costly work on an object would read; called only for an
         object that was tried before and whose pause is over.
         """
         now_s = self._clock.monotonic()
@@ -173,11 +174,11 @@ class WorkQueue:
         return [key for _, key in sorted(due, key=lambda pair: pair[0])]
 
     def put(self, key: Hashable, result: Result) -> None:
-        """Record what came of the work on an object."""
+        """Record the result of the work on an object."""
         before = self._entries.get(key)
         if isinstance(result, Busy):
             if before is not None and before.turn:
-                del self._entries[key]  # it had its turn: the work that goes on may not wait for another one
+                del self._entries[key]  # it had its turn: the work that continues must not wait for another one
             return
         self._logged.pop(key, None)
         if isinstance(result, Done):
@@ -211,15 +212,15 @@ class WorkQueue:
         narrow: tuple[Hashable, ...] = (),
         is_costly: bool = False,
     ) -> Result:
-        """Do the work for one object, unless it is not to be worked on now, and record the result.
+        """Do the work for one object if it is ready, and record the result.
 
-        Shapes: version — changes when anything changes that the work reads (the object's
-        revision at least); name — the object's, for the log; report — writes the reason into the
-        object: it is called once a failure, and again when the write itself met a silent peer;
-        narrow — versions that change with less, for results that wait for no more: the work of a
-        silent peer waits for the first of them, or for the next round where there are none;
-        is_costly — it is work for which the object was listed by `behind`; result — Busy for an
-        object that was not worked on.
+        Shapes: version — changes when anything changes that the work reads (the object's revision
+        at least); name — the object's, for the log; report — writes the reason into the object: it
+        is called once for each failure, and again when the write itself met a silent peer; narrow —
+        versions that change with less, for results that wait for no more: the work of a silent peer
+        waits for the first of them, or for the next round where there are none; is_costly — it is
+        work for which the object was listed by `behind`; result — Busy for an object that was not
+        worked on.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
         if not is_costly and not self.is_ready(key, version, *narrow):
@@ -228,7 +229,7 @@ class WorkQueue:
         peer_version = narrow[0] if narrow else None
         try:
             result = await work()
-        except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
+        except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; the others continue, whatever is wrong with it
             if is_peer_failure(err):
                 self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
                 return self._wait(key, peer_version)
@@ -241,27 +242,26 @@ class WorkQueue:
         if self.is_ready(key, version):
             try:
                 work()
-            except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
+            except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; the others continue, whatever is wrong with it
                 self._entries[key] = _Entry(version, reason=self._failed(key, err, name))
             else:
                 self.put(key, None)
 
     def has_waited(self, key: Hashable, version: Hashable) -> bool:
-        """Say, within an object's work, whether that is due by time alone, or by its turn.
-
-        Its last result has asked for that at this version.
+        """Return, within an object's work, whether it is due by time alone, or by its turn, as its
+        last result at this version asked.
         """
         entry = self._entries.get(key)
         return entry is not None and entry.version == version and entry.at_s < math.inf
 
     def reason(self, key: Hashable) -> Reason | None:
-        """Say why an object is set aside; None for one that is not."""
+        """Return the reason why an object is set aside. None for one that is not."""
         entry = self._entries.get(key)
         return entry.reason if entry is not None else None
 
     def drop(self, key: Hashable) -> None:
-        """Forget an object: it is gone, or is to be worked on in the next round whatever came of
-        it.
+        """Forget an object: it is gone, or must be worked on in the next round whatever its last
+        result.
         """
         self._entries.pop(key, None)
         self._logged.pop(key, None)
@@ -269,14 +269,14 @@ class WorkQueue:
     def keep(self, keys: AbstractSet[Hashable]) -> None:
         """Forget objects that are not among these.
 
-        Call it once each round, with what the loop looks at: one that it
-        passes over would stay due for ever.
+        Call it once each round, with the objects of the loop: an object that the loop no longer
+        visits would otherwise stay due.
         """
         for key in [key for key in (*self._entries, *self._logged) if key not in keys]:
             self.drop(key)
 
     def _wait(self, key: Hashable, version: Hashable) -> Again:
-        """Have an object tried again after a while; what was logged of it stays."""
+        """Schedule another try of an object. What was logged of it stays."""
         entry = self._entries.get(key)
         tries = entry.tries if entry is not None and not entry.turn else 0
         after_s = full_jitter(tries, least_s=self._retry_s, most_s=self._longest_s)
@@ -296,7 +296,7 @@ class WorkQueue:
         if report is not None:
             try:
                 await report(reason)
-            except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; one that cannot even be told is logged
+            except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; a failed report is logged
                 self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
                 if is_peer_failure(unreported):
                     return self._wait(
@@ -308,7 +308,7 @@ class WorkQueue:
     def _failed(self, key: Hashable, err: Exception, name: str) -> Reason:
         """Log and count a failure, once as long as it stays the same.
 
-        Gives what the object is told.
+        Return the reason to report on the object.
         """
         cause = flatten(err)[0]
         if isinstance(cause, ContractError):
@@ -342,7 +342,7 @@ def flatten(err: BaseException) -> tuple[BaseException, ...]:
 
 
 def is_peer_failure(err: BaseException) -> bool:
-    """Say whether a silent or failing peer is all that went wrong: the work is due again, and the
-    object is not to blame.
+    """Return whether a silent or failing peer is all that went wrong. The work is then due again,
+    and the object is not set aside.
     """
     return all(isinstance(leaf, PeerUnavailable | HardwareError) for leaf in flatten(err))
