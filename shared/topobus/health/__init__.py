@@ -1,9 +1,8 @@
 """Follow device health from a program of your own: `async for event in follow(url,
 password_file=…)`.
 
-Flows in: how to reach NATS as its user `user`, who may only follow events. Flows out: each device's
-present health, then every change. It makes no consumer, as the server's accounts want it
-(docs/how-to/subscribe-to-health.md).
+It connects as NATS' user `user`, which may only follow events. It makes no consumer, because the
+server's accounts allow none (docs/how-to/subscribe-to-health.md).
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ async def follow(
     changes_only: bool = False,
     has_accounts: bool = True,
 ) -> AsyncGenerator[HealthEvent, None]:
-    """Give the present health of each device, then every change, for ever.
+    """Yield the present health of each device, then every change, without end.
 
     Nothing twice and nothing lost, over restarts of the server.
 
-    Shapes: password_file — of NATS' user `user`, read again when the server has taken
-    another one; ca_file — with it, or with a tls:// URL, a server without TLS is sent
-    nothing; node, device_class — only these; has_accounts — False for a server of your own
-    that runs without our configuration.
+    Shapes: password_file — of NATS' user `user`, read again when the server has taken another one;
+    ca_file — with it, or with a tls:// URL, a server without TLS is sent nothing; node,
+    device_class — only these; has_accounts — False for a server of your own that runs without our
+    configuration.
     Errors: ConfigError for files that cannot be read or a URL that is none. While the server is
-    away it waits, for ever, and says so on standard error (`bus.waiting`): a login that is refused
-    at once, as an error with user and server; a server that cannot be reached as a warning, from
-    the third try on; a stream that is not there (`health.waiting`) as a warning.
+    away it waits, and logs that on standard error (`bus.waiting`): a refused login at once, as an
+    error with user and server; a server that cannot be reached as a warning, from the third try on;
+    a missing stream (`health.waiting`) as a warning.
     Cost: a request for each device at the start, and one for each change.
     """
     settings = NatsSettings(

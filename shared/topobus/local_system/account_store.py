@@ -1,11 +1,10 @@
-"""Brings what a NATS server stored for one account to the account that its next start has, so that
-nobody begins with an empty ledger without a word.
+"""Moves the streams that a NATS server stored for one account to the account that its next start
+uses, so that it does not silently begin with an empty ledger.
 
-Flows in: the store's folder of a server that does not run. Flows out: the same folder with the
-streams below the account's name, or an error with the commands to run. A server keeps the streams
-of an account below `jetstream/<account>`, and nothing in them names the account (tried on
-nats-server 2.9.10, 2.10.27 and 2.15.1), so one rename of that folder moves all of them: whole or
-not at all, whenever this process or the machine ends.
+The server must not run. It keeps the streams of an account below `jetstream/<account>`, and nothing
+in them names the account (tried on nats-server 2.9.10, 2.10.27 and 2.15.1), so one rename of that
+folder moves all of them: whole or not at all, whenever this process or the machine ends. Where that
+is not possible, the error has the commands to run.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ __all__ = ["bring_store"]
 def bring_store(store: Path, account: str) -> bool:
     """Rename the folder of the other account's streams to this account's.
 
-    Gives whether there was anything to rename.
+    Return whether there was anything to rename.
 
     Shapes: account — `NODE` for a server with accounts, `$G` for one without.
-    Errors: raises ConfigError when both accounts have streams, for nobody but the user knows which
+    Errors: raises ConfigError when both accounts have streams, because only the user knows which
     ledger is the present one, and when the folder cannot be renamed.
     """
     home = store / "jetstream"
@@ -52,9 +51,9 @@ def bring_store(store: Path, account: str) -> bool:
 
 
 def _has_streams(account: Path) -> bool:
-    """Say whether an account's folder has a stream: each is a folder of its own.
+    """Return whether an account's folder has a stream: each is a folder of its own.
 
-    A folder that cannot be read counts: what is in it must not be passed over.
+    A folder that cannot be read counts, because its streams must not be ignored.
     """
     try:
         return any((account / "streams").iterdir())

@@ -1,10 +1,9 @@
-"""Tells the commands of this user how to log in at the server of a `topobus up` that runs on this
+"""Announces to the commands of this user how to log in at the server of a `topobus up` on this
 machine, so that they need no flags.
 
-Flows in: the server's port, and the folder of passwords. Flows out: a file `<network
-namespace>-<port>` in a folder that this user alone can enter, with the path of each password and no
-password itself. It counts only while the process that wrote it runs: another server may have the
-port later, and would be sent a password that is not for it.
+A file `<network namespace>-<port>`, in a folder that only this user can enter, has the path of each
+password and no password itself. It counts only while the process that wrote it runs: another server
+may have the port later, and would be sent a password that is not for it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _DEFAULT_PORT = 4222
 
 
 class LocalLogin(Struct, frozen=True, kw_only=True):
-    """As whom to connect, and where the password is."""
+    """The user to connect as, and the file of its password."""
 
     user: str
     password_file: str
@@ -53,9 +52,9 @@ class _Note(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def announced_login(port: int, login: LocalLogin) -> Iterator[bool]:
-    """Have commands find this login for the block.
+    """Let commands find this login while the block runs.
 
-    Gives whether they will: a folder that is not ours alone is not written to.
+    Return whether they will: a folder that is not ours alone is not written to.
     """
     folder = run_folder()
     note = _Note(login=login, pid=os.getpid(), started=process_start(os.getpid()))
@@ -80,9 +79,9 @@ def announced_login(port: int, login: LocalLogin) -> Iterator[bool]:
 
 
 def find_login(url: str) -> LocalLogin | None:
-    """Give the login for a server's URL.
+    """Return the login for a server's URL.
 
-    None when it is no server of ours on this machine that runs now, or the URL names a user itself.
+    None when it is no server of ours on this machine that runs now, or the URL itself has a user.
     """
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     try:
@@ -124,9 +123,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def run_folder() -> Path:
-    """Name the folder of what runs on this machine as this user.
+    """Name the folder for files of this user's running processes.
 
-    Whoever uses it looks first whether it is the user's alone.
+    A caller first checks whether it is the user's alone.
     """
     return _PARENT / f"topobus-logins-{os.geteuid()}"
 

@@ -1,9 +1,8 @@
-"""Reads the logs that a `topobus up` writes, one file a program, as one log in the order of time.
+"""Reads the logs that a `topobus up` writes, one file per program, as one log in the order of time.
 
-Flows in: files, each of them only appended to. Flows out: lines, each with its time and
-its program. A line without a time (of a traceback) belongs to the one before it. Our
-services write JSON with `ts` in UTC; nats-server writes the local time: `[pid]
-2026/11/28 11:37:01.283186 [INF] text`.
+Files are only appended to. Each line has its time and its program. A line without a time (of a
+traceback) belongs to the one before it. Our services write JSON with `ts` in UTC. nats-server
+writes the local time: `[pid] 2026/11/28 11:37:01.283186 [INF] text`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class LogLine(Struct, frozen=True, kw_only=True):
 
 
 class LogFile:
-    """The log of one program, read on from where the last reading ended."""
+    """The log of one program, read on from the end of the last read."""
 
     def __init__(self, path: Path) -> None:
         self.program = path.stem
@@ -46,7 +45,7 @@ class LogFile:
         self._time = _LONG_AGO
 
     def new_lines(self) -> Iterator[LogLine]:
-        """Give the whole lines that have come; the beginning of one waits for its end."""
+        """Yield the whole lines that have come. An incomplete line waits for its end."""
         with self._path.open("rb") as file:
             if self._path.stat().st_size < self._read:
                 # Somebody emptied it.
@@ -69,7 +68,7 @@ def read_logs(files: Iterable[LogFile]) -> Iterator[LogLine]:
 
 
 def time_of(text: str) -> datetime | None:
-    """Read when a line was written; None where it does not say.
+    """Read when a line was written. None for a line without a time.
 
     >>> time_of('{"ts": "2026-11-28T11:37:08.325156Z", "event": "bus.connected"}')
     datetime.datetime(2026, 11, 28, 11, 37, 8, 325156, tzinfo=datetime.timezone.utc)

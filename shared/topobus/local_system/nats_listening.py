@@ -1,12 +1,9 @@
 """Where the NATS server that `topobus up` runs listens.
 
-Beyond this machine's loopback interface it has TLS, by a certificate that is
-made on the spot or was put there.
-
-Flows in: an address and names from the command line, and the folder of the certificate with its
-changes. Flows out: lines of the server's configuration, the URL for services on this machine and
-for others, and a call for each new certificate, so that the server reads it. Without an address
-beyond loopback all of it is empty.
+Beyond this machine's loopback interface it has TLS, by a certificate that is made on the spot or
+was put there. This module gives lines of the server's configuration, the URL for services on this
+machine and for others, and a call for each new certificate, so that the server reads it. Without an
+address beyond loopback all of it is empty.
 """
 
 from __future__ import annotations
@@ -29,16 +26,16 @@ from topobus.values.errors import ConfigError
 __all__ = ["LOOPBACK", "Listening", "NatsCertificate", "free_to_listen"]
 
 LOOPBACK = "127.0.0.1"
-# A certificate of ours is made anew when a third of a year is left: once
-# a day is often enough to look.
+# A certificate of ours is made again when a third of a year is left, so a check once a day is
+# enough.
 _LOOK_EVERY_S = 86_400.0
-# TEST-NET-1 (RFC 5737): a datagram socket that is connected to it sends nothing, and says
-# which address of ours leads out.
+# TEST-NET-1 (RFC 5737): a datagram socket that is connected to it sends nothing, and shows which
+# address of ours leads out.
 _ELSEWHERE = ("192.0.2.1", 9)
 
 
 class Listening(Struct, frozen=True, kw_only=True):
-    """What the user wants."""
+    """The user's choice of address and names."""
 
     address: str = LOOPBACK
     """An address of this machine; 0.0.0.0 or ::, all of them."""
@@ -47,7 +44,7 @@ class Listening(Struct, frozen=True, kw_only=True):
 
     @property
     def has_tls(self) -> bool:
-        """Say whether somebody elsewhere can reach it."""
+        """Return whether other machines can reach it."""
         return not ipaddress.ip_address(self.address).is_loopback
 
     @property
@@ -77,13 +74,13 @@ class Listening(Struct, frozen=True, kw_only=True):
 
 
 class NatsCertificate:
-    """The certificate of a server that listens beyond loopback; none when it does not."""
+    """The certificate of a server that listens beyond loopback. None when it does not."""
 
     def __init__(self, listening: Listening, folder: Path, authority: Path) -> None:
         """Make what is missing.
 
         Errors: raises ConfigError as `certify` does, for an address that this machine does not
-        have, and for somebody else's certificate whose time is over.
+        have, and for an expired certificate of another authority.
         """
         self._listening = listening
         self._folder = folder
@@ -122,12 +119,14 @@ class NatsCertificate:
 
     @property
     def folder(self) -> Path | None:
-        """Where the server reads it; None without TLS."""
+        """The folder from which the server reads it. None without TLS."""
         return self._folder if self._listening.has_tls else None
 
     @property
     def authority_file(self) -> str:
-        """What clients trust; empty: no TLS, or the system's own authorities."""
+        """The file of authorities that clients trust. Empty without TLS, or for the system's own
+        authorities.
+        """
         file = self._folder / AUTHORITY_FILE
         return str(file) if self._listening.has_tls and file.exists() else ""
 
@@ -136,22 +135,20 @@ class NatsCertificate:
         return f"{'tls' if self._listening.has_tls else 'nats'}://{_bracketed(self._here)}:{port}"
 
     def url_elsewhere(self, port: int) -> str:
-        """Give the URL for another machine; empty when none can connect."""
+        """Return the URL for another machine. Empty when none can connect."""
         return f"tls://{_bracketed(self._elsewhere)}:{port}" if self._listening.has_tls else ""
 
     def configuration(self, seen_as: str, monitor_port: int) -> str:
-        """Give the server's lines; `seen_as` is the folder's path for the server.
+        """Render the server's lines. `seen_as` is the folder's path for the server.
 
-        Only clients come from elsewhere: monitoring stays here.
+        Only clients come from elsewhere: monitoring stays on this machine.
         """
         monitoring = f'http: "{LOOPBACK}:{monitor_port}"\n' if monitor_port else ""
         return f"{server_tls(seen_as)}\n{monitoring}" if self._listening.has_tls else ""
 
     async def follow(self, reload: Callable[[], None], say: Callable[[str], None]) -> None:
-        """Make the certificate anew in time, and call `reload` whenever its files have changed,
-        whoever changed them.
-
-        For ever.
+        """Make the certificate again in time, and call `reload` whenever its files have changed,
+        whatever process changed them. Runs until cancelled.
         """
         if not self._listening.has_tls:
             return
@@ -189,7 +186,7 @@ class NatsCertificate:
 
 
 def free_to_listen(address: str, port: int) -> bool:
-    """Say whether nobody listens at this port yet."""
+    """Return whether this port is free."""
     return not _why_not_to_listen(address, port)
 
 

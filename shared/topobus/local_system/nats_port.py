@@ -1,9 +1,8 @@
 """Chooses the port of the NATS server that `topobus up` starts: the same again for the same state
 folder, else the first free one of a short, fixed list.
 
-Flows in: the state folder and the address to listen at. Flows out: a port that no other `topobus
-up` of this user takes meanwhile. The server binds it a moment later; another program can be faster,
-and then the server says so in its log.
+No other `topobus up` of this user takes the port meanwhile. The server binds it a moment later.
+Another program can be faster, and then the server logs that the port is in use.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LOCK_FLAGS = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CL
 
 @contextlib.contextmanager
 def reserved_port(state: Path, address: str) -> Iterator[int]:
-    """Give a port for the block, and note it in the state folder for the next run."""
+    """Reserve a port for the block, and note it in the state folder for the next run."""
     with contextlib.ExitStack() as locks:
         port = (
             next((port for port in _wanted(state) if _is_free(address, port) and _lock(locks, port)), None)
@@ -61,9 +60,10 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def _lock(locks: contextlib.ExitStack, port: int) -> bool:
-    """Keep other runs of this user away; the kernel takes the lock back when this process ends.
+    """Lock the port against other runs of this user. The kernel frees the lock when this process
+    ends.
 
-    Where the folder cannot be used there is none.
+    Where the folder cannot be used there is no lock.
     """
     folder = run_folder()
     try:

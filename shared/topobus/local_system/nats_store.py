@@ -1,10 +1,9 @@
 """The store of the NATS server that `topobus up` runs: its size on this disk, whether it works, and
 whether it needs a restart.
 
-Flows in: the folder and the server's ports. Flows out: sizes, and probe results for the
-supervisor. A server whose disk was full may accept clients and never store anything again,
-however much room there is then (2.9 stops answering, 2.15 freezes the stream), so an
-accepted connection proves nothing.
+A server whose disk was full may accept clients and never store anything again, however much room
+there is then (2.9 stops answering, 2.15 freezes the stream), so an accepted connection proves
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["StoreSize", "has_room", "probe_jetstream", "size_store", "write_conf
 
 _MIB = 1024 * 1024
 _PROBE_TIMEOUT_S = 2.0
-# A server that is started anew reads and writes a little; below this it would only fail again.
+# A server that is started again reads and writes a little. Below this it would only fail again.
 _ROOM_BYTES = 32 * _MIB
 # Streams made smaller than this hold too little of a machine to be of use.
 _LEAST_BYTES = 256 * _MIB
@@ -36,7 +35,7 @@ _LEAST_BYTES = 256 * _MIB
 # are somewhat larger than what they hold.
 _PART_OF_DISK = 0.75
 _PART_OF_STORE = 0.95
-# What the CLI may ask, so that a server with users answers it, too.
+# A question that the CLI may ask, so that a server with users answers it as well.
 _INBOX = f"{inbox_branch(connection_name('cli'), SERVER)}.probe"
 _CONFIG = "topobus-up.conf"
 
@@ -53,7 +52,7 @@ class StoreSize(Struct, frozen=True, kw_only=True):
 def size_store(folder: Path) -> StoreSize:
     """Size a store by the disk that its folder is on.
 
-    A store that is there keeps at least its size, for its streams count on it.
+    An existing store keeps at least its size, because its streams reserve it.
 
     Errors: raises ConfigError when the disk is too small for any.
     """
@@ -72,13 +71,13 @@ def size_store(folder: Path) -> StoreSize:
 
 
 def write_config(folder: Path, size: StoreSize, users: str = "", *, seen_as: str = "") -> str:
-    """Write the server's configuration into the store's folder, where a container sees it, too.
+    """Write the server's configuration into the store's folder, where a container also sees it.
 
-    Gives the file's name.
+    Return the file's name.
 
-    Shapes: seen_as — the folder's path for the server, as its command line says it, too: without it
-    here a server refuses to read its configuration again. users — as `server_configuration` gives
-    them; empty: none. The file holds their passwords, so nobody else may read it.
+    Shapes: seen_as — the folder's path for the server, as on its command line: without it in the
+    file a server refuses to read its configuration again. users — as `server_configuration` gives
+    them; empty: none. The file holds their passwords, so only this user may read it.
     """
     store = f'store_dir: "{seen_as}", ' if seen_as else ""
     write_whole(folder / _CONFIG, f"jetstream {{ {store}max_file_store: {size.max_file_store} }}\n{users}")
@@ -86,7 +85,7 @@ def write_config(folder: Path, size: StoreSize, users: str = "", *, seen_as: str
 
 
 def has_room(folder: Path) -> bool:
-    """Say whether the disk has room enough for a server to start and to write."""
+    """Return whether the disk has room enough for a server to start and to write."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize >= _ROOM_BYTES
 
@@ -94,11 +93,11 @@ def has_room(folder: Path) -> bool:
 async def probe_jetstream(
     host: str, port: int, monitor_port: int, *, user: str = "", password: str = "", ca_file: str | None = None
 ) -> bool:
-    """Say whether a NATS server on this machine stores messages: it answers, JetStream is on, and
-    no stream of it stands still.
+    """Return whether a NATS server on this machine stores messages: it answers, JetStream is on,
+    and none of its streams is frozen.
 
-    Shapes: ca_file — whom to trust, for a server with TLS; empty: whom the system
-    trusts; None: the server has no TLS.
+    Shapes: ca_file — the authorities to trust, for a server with TLS; empty: the system's; None:
+    the server has no TLS.
     """
     return await _answers_for_jetstream(host, port, user, password, ca_file) and await probe_http(
         monitor_port, "/healthz"
@@ -135,7 +134,7 @@ async def _answers_for_jetstream(host: str, port: int, user: str, password: str,
 
 
 def _configured(folder: Path) -> int:
-    """Read the size of the life before; 0 when there was none."""
+    """Read the store's size in the previous run. 0 when there was none."""
     try:
         text = (folder / _CONFIG).read_text(encoding="utf-8")
     except OSError:

@@ -1,9 +1,8 @@
-"""Keeps the users of the NATS server that `topobus up` runs as their password files say, also when
-these change while it runs (`topobus keys rotate`).
+"""Keeps the users of the NATS server that `topobus up` runs in step with their password files, also
+when these change while it runs (`topobus keys rotate`).
 
-Flows in: the folder of passwords, and its changes. Flows out: the server's configuration, and a
-call for each change, so that the server reads it again. What cannot be read is told, and the
-server keeps the users that it has.
+It writes the server's configuration, and calls for each change, so that the server reads it again.
+When the files cannot be read, it reports that, and the server keeps its present users.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["NatsUsers"]
 
 
 class NatsUsers:
-    """The users of one server; none when `folder` is None."""
+    """The users of one server. It has none when `folder` is None."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class NatsUsers:
         """Make the passwords that are missing, and write the server's configuration.
 
         Shapes: seen_as — the store's path for the server. more — other lines. classes — device
-        classes besides ours: each is a user, too.
+        classes besides ours, each of which becomes a user.
         """
         self._folder = folder
         self._store = store
@@ -52,15 +51,14 @@ class NatsUsers:
 
     @property
     def login(self) -> tuple[str, str]:
-        """User and password with which the server is probed; empty without users."""
+        """User and password with which the server is probed. Empty without users."""
         return next(
             ((login, self._passwords[login]) for login in logins_of("cli") if login in self._passwords), ("", "")
         )
 
     async def follow(self, reload: Callable[[], None], say: Callable[[str], None]) -> None:
-        """Write the configuration anew whenever passwords have changed, and call `reload`.
-
-        For ever.
+        """Write the configuration again whenever passwords have changed, and call `reload`. Runs
+        until cancelled.
         """
         if self._folder is None:
             return
@@ -76,9 +74,9 @@ class NatsUsers:
             say(f"changes in {self._folder} are not heard ({err.strerror}): new passwords count from the next start on")
 
     def _take_over(self, folder: Path) -> bool:
-        """Read the passwords, and write the configuration when they are others.
+        """Read the passwords, and write the configuration when they have changed.
 
-        Only read, for what is made here would be heard as the next change.
+        It makes no missing password: that would itself be noticed as the next change.
         """
         passwords = {
             login: password

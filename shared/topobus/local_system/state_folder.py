@@ -1,11 +1,11 @@
 """Creates and removes the folder in which a run of the whole system keeps its files, safely also
 where every user may write.
 
-Flows in: the folder wanted, or none. Flows out: a folder that only this user can use, locked for
-the run. In a shared folder for temporary files another user may have created anything under our
-names, links that lead elsewhere included. So nothing is opened or deleted by a path that somebody
-else can change: the folder is opened once without following links, must be ours and closed to
-others, and everything below it is reached through that open folder.
+Only this user can use the folder, and it is locked for the run. In a shared folder for temporary
+files another user may have created anything under our names, links that lead elsewhere included. So
+nothing is opened or deleted by a path that another user can change: the folder is opened once
+without following links, must be ours and closed to others, and everything below it is reached
+through that open folder.
 Source: open(2) O_NOFOLLOW, openat(2), symlink(7).
 """
 
@@ -39,7 +39,7 @@ _PREFIX = "topobus-"
 # As tempfile.mkdtemp names them.
 _FRESH = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 _LOCK = "lock"
-# Between making a folder and locking it; nobody needs so long.
+# The time between making a folder and locking it is much shorter.
 _ABANDONED_AFTER_S = 60.0
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not to wait for a writer where somebody put a FIFO, and never to cut off what is
@@ -49,9 +49,8 @@ _LOCK_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def state_folder(wanted: Path | None) -> Iterator[Path]:
-    """Give the folder for a run: the one wanted, kept afterwards.
-
-    Else a fresh one that is removed afterwards.
+    """Provide the folder for a run: the requested one, kept afterwards, or else a fresh one that is
+    removed afterwards.
 
     Errors: raises ConfigError when the folder is in use by another run, cannot be made, belongs to
     others or may be written by them, or is so deep that sockets would not fit.
@@ -99,7 +98,7 @@ def state_folder(wanted: Path | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _opened(path: str | Path, *, below: int | None = None) -> Iterator[int]:
-    """Hold a folder itself open; a link in its place is an OSError."""
+    """Hold a folder itself open. A link in its place is an OSError."""
     folder = os.open(path, _FOLDER_FLAGS, dir_fd=below)
     try:
         yield folder
@@ -109,11 +108,11 @@ def _opened(path: str | Path, *, below: int | None = None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked(folder: int, *, older_than_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of an open folder; the kernel frees it when this process ends, however it ends.
+    """Hold the lock of an open folder. The kernel frees it when this process ends, however it ends.
 
     Shapes: older_than_s — take only a lock file that is there already, and so old.
-    Errors: raises BlockingIOError when somebody else holds it, OSError when what lies
-    there is no lock file of ours.
+    Errors: raises BlockingIOError when another process holds it, OSError when the file is no lock
+    file of ours.
     """
     flags = _LOCK_FLAGS if older_than_s is not None else _LOCK_FLAGS | os.O_CREAT
     lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)
@@ -130,8 +129,8 @@ def _locked(folder: int, *, older_than_s: float | None = None) -> Iterator[None]
 
 
 def _remove_abandoned(home: Path) -> None:
-    """Remove fresh folders of runs that were killed before they could: ours alone, old enough, with
-    a lock that nobody holds.
+    """Remove fresh folders of runs that were killed before they could remove them: ours alone, old
+    enough, with a lock that no process holds.
     """
     with contextlib.suppress(OSError), _opened(home.resolve()) as parent:
         for name in sorted(filter(_FRESH.fullmatch, os.listdir(parent))):  # noqa: PTH208 - of an open folder
@@ -154,8 +153,8 @@ def _empty(folder: int) -> None:
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that what is made before a loop
-    runs is removed, too.
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that files made before a loop runs
+    are removed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,9 +1,9 @@
 """Supervises programs: starts them, watches until they are ready, restarts them with back-off when
 they die, and stops them together.
 
-Flows in: programs (name, command, environment, probe). Flows out: a status of each and its last log
-lines. It has no knowledge of Topobus. Every program is a session of its own (a Ctrl-C of the
-terminal reaches only the supervisor, which stops them in order) and dies with its parent.
+It keeps a status and the last log lines of each program. It has no knowledge of Topobus. Every
+program is a session of its own (a Ctrl-C of the terminal reaches only the supervisor, which stops
+them in order) and dies with its parent.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "die_with_p
 _STOP_GRACE_S = 6.0
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
-# A program that ran so long has recovered: its next death starts the back-off anew.
+# A program that ran so long has recovered: its next death starts the back-off from its first pause.
 _STEADY_S = 30.0
-# Services wait for each other instead of dying; one that has died so often at the start has a
-# mistake that time does not mend.
+# Services wait for each other and do not die. A program that died so often at the start has a
+# mistake that waiting does not correct.
 _HOPELESS_RESTARTS = 4
 _PROBE_PAUSE_S = 0.1
 _PROBE_TIMEOUT_S = 1.0
 _READY_PAUSE_S = 2.0
-# A program that was ready, or that has had so long to become so, and that says for so long that
-# only a restart helps, is restarted.
+# A program that was ready, or that has had so long to become so, is restarted when its check has
+# reported for so long that only a restart helps.
 _STUCK_S = 5.0
 _STUCK_AT_START_S = 20.0
 _TAIL_LINES = 40
@@ -51,7 +51,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ProgramState(StrEnum):
-    """Where a program is in its life."""
+    """The states of a program."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -65,7 +65,7 @@ class ProgramState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What to run. `probe` says whether it is ready.
+    """What to run. `probe` returns whether it is ready.
 
     It must return within a second or so and never raise.
     """
@@ -84,7 +84,7 @@ class Program:
 
 @dataclass(kw_only=True)
 class ProgramStatus:
-    """How a program is right now; changed by the supervisor only."""
+    """The present state of a program. Only the supervisor changes it."""
 
     name: str
     state: ProgramState = ProgramState.WAITING
@@ -123,7 +123,10 @@ class Supervisor:
         return tuple(status for status, _, _ in self._running)
 
     def status(self, name: str) -> ProgramStatus:
-        """Find a program's status; KeyError for a name that was never started."""
+        """Return a program's status.
+
+        Errors: raises KeyError for a name that was never started.
+        """
         for status in self.statuses:
             if status.name == name:
                 return status
@@ -131,7 +134,7 @@ class Supervisor:
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
-        # What services say of pods and devices is not for every user of the machine.
+        # The logs name pods and devices, which not every user of the machine may see.
         self._logs.chmod(0o700)
         return self
 
@@ -158,7 +161,7 @@ class Supervisor:
         return status
 
     def attend(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the programs until they are stopped."""
+        """Run a task beside the programs until they are stopped."""
         self._attendants.append(asyncio.create_task(work))
 
     async def changes(self, *, at_least_every_s: float) -> AsyncIterator[tuple[ProgramStatus, ...]]:
@@ -173,9 +176,8 @@ class Supervisor:
                     await self._changed.wait()
 
     async def until_ready(self, names: Sequence[str], *, timeout_s: float) -> None:
-        """Wait until all named programs are ready at once.
-
-        Not longer once one of them dies again and again.
+        """Wait until all named programs are ready at once, but no longer once one of them dies
+        again and again.
 
         Errors: raises PeerUnavailable that names those which are not, with their last log lines.
         """
@@ -296,7 +298,7 @@ class Supervisor:
     async def _free(self, program: Program, status: ProgramStatus, process: asyncio.subprocess.Process) -> None:
         """End a program that runs and cannot work any more.
 
-        Whoever keeps it starts it anew, with its back-off.
+        Its own loop then starts it again, with back-off.
         """
         if program.is_stuck is None:
             return
@@ -356,7 +358,7 @@ class Supervisor:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent is gone; a `preexec_fn`."""
+    """Make the kernel end this process when its parent is gone. Use it as a `preexec_fn`."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -377,7 +379,7 @@ def _kill_group(pid: int) -> None:
 
 
 async def probe_http(port: int, path: str = "/readyz") -> bool:
-    """Ask a service on this machine whether it is ready; False for any trouble."""
+    """Ask a service on this machine whether it is ready. False for any trouble."""
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

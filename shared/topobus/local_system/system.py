@@ -1,9 +1,8 @@
 """The whole system on this machine: a NATS server and the eight services as separate processes, in
 one state folder.
 
-Flows in: the root of the hardware tree, the state folder, the choice of NATS. Flows out: supervised
-processes, their addresses and folders. Everything that a run creates (sockets, logs, streams, the
-recorded machine) is in its state folder, so two systems do not conflict.
+Everything that a run creates (sockets, logs, streams, the recorded machine) is in its state folder,
+so two systems do not conflict.
 """
 
 from __future__ import annotations
@@ -49,13 +48,14 @@ DEMO_NODE = "demo-node"
 
 _NATS_READY_S = 15.0
 _STREAMS_S = 10.0
-# Before, a server says "nobody is there" to no question that crosses accounts.
+# Before this release, a server does not report a missing listener to a request from another
+# account.
 _ANSWERS_FOR_NOBODY = (2, 10, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where things lie in a state folder."""
+    """The paths in a state folder."""
 
     state: Path
 
@@ -143,7 +143,7 @@ class System:
         return password_file(self.layout.nats_users, principal)
 
     async def until_ready(self, *, timeout_s: float) -> None:
-        """Wait until all services say that they are ready."""
+        """Wait until all services report that they are ready."""
         await self.supervisor.until_ready(self.services, timeout_s=timeout_s)
 
 
@@ -164,10 +164,10 @@ async def start_system(
 
     Stop everything at the end, whatever ends it.
 
-    Shapes: environment — settings of services as their variables, on top of what this
-    process's environment says. is_open — start NATS without users: whoever reaches this
-    machine's loopback interface may do everything. listening — where NATS listens; None: on
-    loopback. A server that is given is used as the environment says. classes — device classes
+    Shapes: environment — settings of services as their variables, which override this process's
+    environment. is_open — start NATS without users: every process that reaches this machine's
+    loopback interface may do everything. listening — where NATS listens; None: on loopback. A
+    server that is given is used with the settings of the environment. classes — device classes
     besides ours, each with a `topobus-device`.
     """
     layout = Layout(state=state)
@@ -179,7 +179,7 @@ async def start_system(
         # Before the supervisor: a port is kept from other runs until the server has ended.
         port = run.enter_context(reserved_port(state, (listening or Listening()).address)) if nats_url is None else 0
         supervisor = await run.enter_async_context(Supervisor(layout.logs))
-        # What somebody says of a server of ours by the environment wins; of theirs we know nothing.
+        # For a server of ours the environment overrides these. Of another's server we know nothing.
         store: dict[str, str] = {}
         certificate = await asyncio.to_thread(
             NatsCertificate, listening or Listening(), layout.nats_tls, layout.authority
@@ -262,11 +262,11 @@ async def start_nats(
 ) -> str:
     """Start a NATS server with its store in the state folder, and keep it storing.
 
-    Gives its URL when it is ready.
+    Return its URL when it is ready.
 
     Shapes: is_open — without users. With them their passwords are made at the first start.
-    certificate — says where the server listens; None: on loopback, without TLS. port — 0: any that
-    is free. classes — as for `start_system`: each is a user.
+    certificate — where the server listens; None: on loopback, without TLS. port — 0: any that is
+    free. classes — as for `start_system`: each is a user.
     """
     certificate = certificate or NatsCertificate(Listening(), layout.nats_tls, layout.authority)
     server = await asyncio.to_thread(provide_nats_server, say)
@@ -331,11 +331,11 @@ async def start_nats(
 
 
 async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Make the streams as their provisioner does, before anybody waits for them: with users nobody
-    else may, and each would look again after pauses only.
+    """Make the streams as their provisioner does, before other services wait for them: with users
+    only it may, and each of the others would check again only after pauses.
 
-    Gives the server's version, zeros when it is not known. Whatever goes wrong here the provisioner
-    itself meets again, and tells.
+    Return the server's version, zeros when it is not known. Errors are ignored here: the
+    provisioner itself meets and reports them again.
     """
     own = {
         name: value
@@ -352,7 +352,9 @@ async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def _command(service: str) -> tuple[str, ...]:
-    """Give what starts a service: its own program, or the one for a class that has none of ours."""
+    """Return the command of a service: its own program, or `topobus-device` for a class that has
+    none.
+    """
     if service in SERVICES:
         return (str(_program(f"topobus-{service}")),)
     return (str(_program("topobus-device")), "--class", service)
@@ -376,9 +378,10 @@ def _program(name: str) -> Path:
 def _environment(
     layout: Layout, service: str, *, node: str, hardware_root: Path, nats_url: str, port: int
 ) -> dict[str, str]:
-    """Settings of one service. What the caller's environment says to this one service wins.
+    """Build the environment of one service. The caller's variables for this service override the
+    rest.
 
-    Where it must agree with the others it cannot.
+    The settings that all services must share cannot be overridden.
     """
     defaults = {
         "TOPOBUS_ALL__LOG__FORMAT": "json",
@@ -401,8 +404,8 @@ def _environment(
 def _login(layout: Layout, service: str, ca_file: str) -> dict[str, str]:
     """Settings by which a service is its own user.
 
-    They win over the caller's environment: that may know another server's
-    users, and this one knows only ours.
+    They override the caller's environment, which may be for another server's users: this server
+    knows only ours.
     """
     own = f"TOPOBUS_{service.upper()}__NATS"
     return {
@@ -414,7 +417,7 @@ def _login(layout: Layout, service: str, ca_file: str) -> dict[str, str]:
 
 
 def _zone(principal: str) -> Literal["core", "vendor"]:
-    """Say on which side of the accounts a user is."""
+    """Return the side of the accounts on which a user is."""
     return "vendor" if is_outside(principal) else "core"
 
 
@@ -429,7 +432,7 @@ def _folders(layout: Layout, service: str) -> dict[tuple[str, str], str]:
         ("GATEWAY", "KUBELET__PLUGINS_REGISTRY_DIR"): str(layout.kubelet / "plugins_registry"),
         ("GATEWAY", "KUBELET__PLUGINS_DIR"): str(layout.kubelet / "plugins"),
         ("GATEWAY", "POD_RESOURCES_SOCKET"): str(layout.kubelet / "pod-resources" / "kubelet.sock"),
-        # Not the machine's own: whoever opens that may change every container of it.
+        # Not the machine's own: a client of that socket may change every container of the machine.
         ("GATEWAY", "RUNTIME__SOCKET"): "",
         ("GATEWAY", "CDI_DIR"): str(layout.cdi),
         ("GATEWAY", "CHECKPOINT_PATH"): str(layout.gateway / "checkpoint.json"),
