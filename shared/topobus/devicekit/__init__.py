@@ -1,3 +1,3 @@
-"""The kit for device services: driver protocol, host process, plugin
-registry, health machine, CDI.
+"""The kit for device services: driver protocol, host process, plugin registry, health
+machine, CDI.
 """

@@ -1,8 +1,7 @@
-"""Tells by how much counters that only grow have risen since the last look: the rise is the
-evidence, the first look takes the stand as it finds it.
+"""Computes by how much counters that only grow have risen since the last look.
 
-Flows in: a key and its present count. Flows out: the rise. A count that fell began anew (a driver
-was loaded again): it has not risen.
+The rise is the evidence, so the first look only records the count. A count that fell was reset (a
+driver was loaded again): it has not risen.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ __all__ = ["CounterRises"]
 
 
 class CounterRises:
-    """The counts of the last look; one instance a driver, kept over looks."""
+    """The counts of the last look. One instance per driver, kept over looks."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def rise(self, key: str, count: int | None) -> int:
-        """Give the rise since the last look with this key.
+        """Return the rise since the last look with this key.
 
         0 at the first one, and when nothing is known.
 
@@ -32,5 +31,5 @@ class CounterRises:
         return max(0, count - before) if before is not None else 0
 
     def forget(self, prefix: str) -> None:
-        """Forget the counts of what is gone: what takes its place may be another one."""
+        """Forget the counts of a device that is gone, because another one may take its place."""
         self._counts = {key: count for key, count in self._counts.items() if not key.startswith(prefix)}

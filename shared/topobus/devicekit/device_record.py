@@ -1,9 +1,9 @@
-"""What was done to one device for one owner, step by step: the driver writes it down before and
-after each act, so that a crash leaves nothing that cannot be undone.
+"""What was done to one device for one owner, step by step. The driver records each act before and
+after it, so that a crash leaves nothing that cannot be undone.
 
-Flows in: a driver's intents and results. Flows out: the same, after the file is synced (`journal`
-writes it); nothing is ever forgotten before it is undone. A record without a file
-(`DeviceRecord()`) is for tests of a driver. One thread writes a record at a time: the driver's.
+`journal` writes the record to a file. No step is forgotten before it is undone. A record without a
+file (`DeviceRecord()`) is for tests of a driver. Only one thread writes a record at a time: the
+driver's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Json = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One act upon a device, in the order of intent."""
+    """One act on a device, in the order of intent."""
 
     name: str
     """The driver's own: `netns`, `rename`."""
@@ -39,7 +39,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class RecordState(Struct, frozen=True, kw_only=True):
-    """What a record says now."""
+    """The present content of a record."""
 
     owner: Owner | None = None
     sandbox: Sandbox | None = None
@@ -55,42 +55,42 @@ class DeviceRecord:
     def __init__(
         self, state: RecordState | None = None, write: Callable[[RecordState], None] = lambda _state: None
     ) -> None:
-        """Begin with what is known; `write` makes a state durable, and raises when it cannot."""
+        """Begin with what is known. `write` makes a state durable, and raises when it cannot."""
         self._state = state or RecordState()
         self._write = write
 
     @property
     def owner(self) -> Owner | None:
-        """Who has the device; None in a record of no owner."""
+        """The owner of the device. None in a record of no owner."""
         return self._state.owner
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """Where it is, or was about to be; None while it is only prepared."""
+        """Where the device is, or was about to be. None while it is only prepared."""
         return self._state.sandbox
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """All that is not undone yet, in order of intent; undo it in reverse."""
+        """All steps that are not undone yet, in order of intent. Undo them in reverse."""
         return self._state.steps
 
     def step(self, name: str) -> Step | None:
-        """Find a step by name; None when it was never intended, or is undone."""
+        """Find a step by name. None when it was never intended, or is undone."""
         return next((step for step in self.steps if step.name == name), None)
 
     def intend(self, step: str, before: Mapping[str, Json] = MappingProxyType({})) -> None:
-        """Write down what is about to be done, and what is there before.
+        """Record what is about to be done, and the state before it.
 
-        A step that is already written down keeps its `before`: what was there at first counts.
+        A step that is recorded already keeps its `before`: only the first state counts.
         """
         if self.step(step) is None:
             self._keep((*self.steps, Step(name=step, before=_plain(before))))
 
     def done(self, step: str, after: Mapping[str, Json] = MappingProxyType({})) -> None:
-        """Write down that it is done.
+        """Record that it is done.
 
-        Errors: raises InvariantError for a step that was never intended: the
-        driver has acted before it wrote.
+        Errors: raises InvariantError for a step that was never intended: the driver has acted
+        before it recorded the intent.
         """
         if self.step(step) is None:
             raise InvariantError(
@@ -105,7 +105,7 @@ class DeviceRecord:
         )
 
     def undone(self, step: str) -> None:
-        """Write down that it is undone; nothing when it was never intended."""
+        """Record that it is undone. Does nothing when it was never intended."""
         if self.step(step) is not None:
             self._keep(tuple(kept for kept in self.steps if kept.name != step))
 
@@ -117,6 +117,6 @@ class DeviceRecord:
 
 
 def _plain(facts: Mapping[str, Json]) -> dict[str, Any]:
-    """Take a copy as it will be read again; what JSON cannot keep fails here, before the act."""
+    """Make a copy as it will be read again. What JSON cannot keep fails here, before the act."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(facts)))
     return plain

@@ -1,15 +1,15 @@
 """What a vendor writes: one class, found by entry point, run by the class's device service.
 
-Three methods every driver has: `discover`, `observe` and `prepare`. All others are
-optional: those that make a `Capabilities` are called only where a driver defines them,
-the rest do nothing by default.
+Three methods every driver has: `discover`, `observe` and `prepare`. All others are optional. Those
+that make a `Capabilities` are called only where a driver defines them. The rest do nothing by
+default.
 
-The host calls every method in a worker thread with a time limit, one driver at a time; an exception
+The host calls every method in a worker thread with a time limit, one driver at a time. An exception
 or a hang makes that driver's devices Unknown and leaves all others alone. A driver reads hardware
 only through the `Tree` it is given, never by an absolute path. Every method may block, may raise
 HardwareError, must answer the same for the same tree, and must be idempotent: after a crash the
-host asks again. What a driver changes it writes into the record that it is given, the intent before
-the act, so that the next start can undo what is half done (`device_record`).
+host asks again. A driver records its changes in the record that it is given, the intent before the
+act, so that the next start can undo what is half done (`device_record`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 class Discovery(Struct, frozen=True, kw_only=True):
-    """What one look for devices found."""
+    """The result of one look for devices."""
 
     devices: Sequence[Device] = ()
     """Names must be stable over reboots; none is an ordinary answer."""
@@ -144,39 +144,39 @@ class DeviceDriver(ABC):
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the health of devices found before.
 
-        Device name to what is wrong with it (absent or empty: nothing).
+        Return the observations of each device. A device without any (absent or empty) has no fault.
         """
 
     @abstractmethod
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Make devices ready. One entry a device.
+        """Make devices ready, and return an entry for each device.
 
         The key "" holds edits common to all of them in one container.
         """
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:  # noqa: B027 - optional
-        """Undo `prepare`; no error for a device that was never prepared.
+        """Undo `prepare`. A device that was never prepared is no error.
 
-        By default nothing: `prepare` changes nothing.
+        By default nothing, for a driver whose `prepare` changes nothing.
         """
 
     @property
     def on_demand_functions(self) -> OnDemandFunctions | None:
-        """How it makes virtual functions when a claim gets one of them; None: it makes none."""
+        """How it makes virtual functions when a claim gets one of them. None when it makes none."""
         return None
 
     @property
     def capabilities(self) -> Capabilities:
-        """The optional verbs that it has: those that its class defines.
+        """Its optional verbs: those that its class defines.
 
         A driver overrides this where an operator's settings switch one of them off.
         """
         return _capabilities_of(type(self))
 
     def configure(self, host: HostServices) -> None:
-        """Take what the service gives; called once, before everything else."""
+        """Take the service's values. Called once, before everything else."""
         self.host = host
         if self.on_demand_functions is not None:
             self.on_demand_functions.rules = host.partitions.virtual_functions
@@ -189,69 +189,74 @@ class DeviceDriver(ABC):
         """
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse bad configuration, naming the field, before anything was changed; None is good.
+        """Refuse bad configuration, naming the field, before anything is changed. None when it is
+        good.
 
-        Asked at `prepare`.
+        Called before `prepare`.
+
+        Errors: NotImplementedError in a driver that does not define it.
         """
         raise NotImplementedError
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
-        """Say whether `prepare` of these changes nothing, on the machine or in this process.
+        """Return whether `prepare` of these devices changes nothing, on the machine or in this
+        process.
 
-        It is asked for owners by the device plugin API, whose devices have no configuration. Where
+        It is called for owners by the device plugin API, whose devices have no configuration. Where
         it is true, `prepare` is called while the ledger is written, and its answer is thrown away
-        where the ledger refuses. Decides from its arguments and what it knows; quick.
+        where the ledger refuses. It must decide from its arguments and the driver's state, and
+        return quickly.
         """
         return False
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
-        """Name those devices that need the sandbox.
+        """Name the devices that need the sandbox.
 
-        Decides from its arguments alone, so that it says the same each time.
+        It must decide from its arguments alone, so that it returns the same each time.
         """
         raise NotImplementedError
 
     def attach(
         self, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox, record: DeviceRecord
     ) -> AttachedInterface | Refusal | None:
-        """Put a prepared device into a sandbox; None: it is done, and the device is no interface.
+        """Put a prepared device into a sandbox. None when it is done and the device is no
+        interface.
 
         What was done before a refusal is undone by `detach`.
         """
         raise NotImplementedError
 
     def detach(self, tree: Tree, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
-        """Undo all that the record says, in reverse order, and mark each step `undone`.
+        """Undo all steps of the record, in reverse order, and mark each step `undone`.
 
-        Shapes: sandbox — None after a crash, or when the sandbox is gone; its namespaces may
-        be gone also when it is given.
-        Errors: a driver that raises is asked again; the device stays out of
-        use until the record is empty.
+        Shapes: sandbox — None after a crash, or when the sandbox is gone; its namespaces may be
+        gone also when it is given.
+        Errors: a driver that raises is called again; the device stays out of use until the record
+        is empty.
         """
         raise NotImplementedError
 
     def adjust(
         self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName
     ) -> ContainerEdits | Refusal:
-        """Give what one container gets beyond the edits of `prepare`: variables, bind mounts and
+        """Return what one container gets beyond the edits of `prepare`: variables, bind mounts and
         annotations.
 
-        Asked when the container is made, for claims alone. It changes nothing
-        outside: there is no record, and what it answers lasts as long as the
-        container. The runtime waits about a second.
+        Called when the container is made, for claims alone. It changes nothing outside: there is no
+        record, and its answer lasts as long as the container. The runtime waits about a second.
         """
         raise NotImplementedError
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Clean a device after its last owner and before the next one; None is clean.
+        """Clean a device after its last owner and before the next one. None when it is clean.
 
-        A refusal keeps the device Unhealthy (`dirty`), and its facts become the
-        evidence; it is asked again later.
+        A refusal keeps the device Unhealthy (`dirty`), and its facts become the evidence. The call
+        is repeated later.
         """
         raise NotImplementedError
 
     def reset(self, tree: Tree, device: Device) -> Refusal | None:
-        """Reset a device that has no holder, when an operator asks for it; None is done.
+        """Reset a device that has no holder, when an operator asks for it. None when it is done.
 
         Without this method the kernel resets the PCI function, where it can.
         """
@@ -260,30 +265,30 @@ class DeviceDriver(ABC):
     def hints(
         self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]
     ) -> tuple[Hint, ...] | None:
-        """Give hints for `count` of `available`.
+        """Return hints for `count` of `available`.
 
         None is "no opinion", an empty tuple "cannot be satisfied".
         """
         raise NotImplementedError
 
     def own_nodes(self, tree: Tree, device: Device) -> Sequence[str]:
-        """Name nodes of a device, relative to dev, that its folder in sysfs does not tell of.
+        """Name the nodes of a device, relative to dev, that its folder in sysfs does not show.
 
-        Asked before it goes to VFIO.
+        Called before it goes to VFIO.
         """
         return ()
 
     def let_go(self, tree: Tree, device: Device) -> None:  # noqa: B027 - optional
-        """Close what this process has open on a device that goes to VFIO, and leave it alone until
+        """Close all files of this process on a device that goes to VFIO, and do not use it until
         `take_back`.
         """
 
     def take_back(self, tree: Tree, device: Device) -> None:  # noqa: B027 - optional
-        """Go on with a device that its kernel driver has again, or still."""
+        """Use a device again that is back with its kernel driver, or never left it."""
 
 
 def missing_verbs(driver: type[DeviceDriver]) -> tuple[str, ...]:
-    """Name the methods that a driver lacks, though it has another one that is of no use without
+    """Name the methods that a driver lacks, although it has another one that is useless without
     them.
     """
     defined = {capability: [verb for verb in verbs if _defines(driver, verb)] for capability, verbs in _VERBS.items()}

@@ -22,8 +22,9 @@ _RAW_CHARACTERS = 60
 
 
 def unreadable(err: HardwareError) -> Observation:
-    """Make the observation for a device one of whose files exists and cannot be read: its health is
-    Unknown, other devices keep theirs.
+    """Make the observation for a device one of whose files exists and cannot be read.
+
+    Its health is Unknown, and other devices keep theirs.
 
     Shapes: err — with the facts `path` and `raw`, which become the evidence.
     """
@@ -52,10 +53,11 @@ def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
 
 
 def is_offered(tree: Tree, address: PciAddress, left_out: list[str]) -> bool:
-    """Say whether a function can be offered as what it is.
+    """Return whether a function can be offered as what it is.
 
-    When not, add the sentence for the inventory's warnings to `left_out`, and to a LeftOut what it
-    is for. A function that cannot be read is offered: `observe` says what is wrong with it.
+    When not, add the sentence for the inventory's warnings to `left_out`, and to a LeftOut the
+    function's role. A function that cannot be read is offered: `observe` reports what is wrong with
+    it.
     """
     try:
         role, why = function_role(tree, address)
@@ -87,7 +89,7 @@ def unusable(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
 
 
 def own_variable(device: Device) -> str:
-    """Name the variable that stands for one device.
+    """Name the variable of one device.
 
     Every device has one: CDI refuses a device without edits, and a container with two claims of a
     class keeps both sets of them, while the second claim's list variable replaces the first's.

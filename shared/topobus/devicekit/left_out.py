@@ -1,5 +1,5 @@
-"""What a driver finds and does not offer: a sentence for the inventory's warnings, and what the
-function is for instead.
+"""The functions that a driver finds and does not offer: a sentence for the inventory's warnings,
+and what the function is used for instead.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class LeftOut(list[str]):
         return tuple(self._functions[address] for address in sorted(self._functions))
 
     def keep(self, address: PciAddress, role: DeviceRole, why: str, *, is_told: bool = True) -> None:
-        """Note a function that is for something else; `is_told` False: what everybody expects is no
-        warning.
+        """Record a function that has another use. `is_told` is False when that is expected and
+        needs no warning.
         """
         self._functions[address] = KeptFunction(pci=address, role=role, why=why)
         if is_told:

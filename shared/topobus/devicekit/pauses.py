@@ -16,16 +16,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Pauses:
-    """A clock and a sleep; a test gives its own."""
+    """A clock and a sleep. A test passes its own."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
 def look_until(look: Callable[[], tuple[_T | None, str]], pauses: Pauses, limit_s: float) -> _T | str:
-    """Look again and again until there is a value, or until the time is over.
+    """Look repeatedly until there is a value, or until the time is over.
 
-    Then why there is none.
+    Then return why there is none.
     """
     deadline = pauses.now() + limit_s
     while True:

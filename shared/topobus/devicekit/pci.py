@@ -1,10 +1,9 @@
 """Shared code of drivers for PCI cards: find functions, fill in a Device, and read the health that
 every PCI function reports.
 
-Flows in: the machine's PCI functions and the tree. Flows out: Devices with place fields filled, and
-Observations (presence, errors, link).
-Source: Documentation/ABI/testing/sysfs-bus-pci and
-sysfs-bus-pci-devices-aer_stats of the Linux kernel.
+Health is presence, errors and link.
+Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats of the Linux
+kernel.
 """
 
 from __future__ import annotations
@@ -43,14 +42,12 @@ _PASSTHROUGH_DRIVERS = frozenset({"pci-stub", "pciback", "uio-pci-generic", "igb
 _VFIO_ENDING = "vfio-pci"
 
 # So many corrected errors between two looks are a failing lane or riser, not cosmic noise (a
-# healthy link shows a few a day).
+# healthy link has a few per day).
 _CORRECTED_STORM = 100
 
 
 def pci_folder(address: PciAddress) -> str:
-    """Give the folder of a PCI function, relative to the tree's root.
-
-    Whether it is there is for the tree to tell.
+    """Return the folder of a PCI function, relative to the tree's root. It may be absent.
 
     >>> from topobus.values.pci import PciAddress
     >>> pci_folder(PciAddress.parse("0000:3b:00.0"))
@@ -113,8 +110,8 @@ def pci_device(
     """Fill a Device from a PCI function: NUMA node, root, path, switch, near CPUs and the
     attributes that all PCI devices have.
 
-    Attributes given win over the common ones. A function whose NUMA node is
-    unknown gets None, never node 0.
+    Given attributes override the common ones. A function whose NUMA node is unknown gets None,
+    never node 0.
     """
     common: dict[str, AttributeValue] = {"vendor": vendor, "pciID": f"{function.vendor:04x}:{function.device:04x}"}
     if model:
@@ -153,16 +150,15 @@ def pci_device(
 
 
 def function_role(tree: Tree, address: PciAddress) -> tuple[DeviceRole, str]:
-    """Say what a PCI function is for now, by what all functions tell, and why, where that is not
-    what its class is for.
+    """Return the present role of a PCI function, and the reason where that is not the role of its
+    class.
 
-    A function that a passthrough driver holds belongs to a virtual machine. A
-    physical function with virtual functions on is shared through them; given whole
-    beside them it would be handed out twice.
+    A function that a passthrough driver holds belongs to a virtual machine. A physical function
+    with virtual functions is shared through them: given whole beside them it would be allocated
+    twice.
     Errors: raises HardwareError for a file that exists and cannot be read.
     Source: Documentation/driver-api/vfio.rst; `sriov_numvfs` in
     Documentation/ABI/testing/sysfs-bus-pci.
-
     Cost: two look-ups in the function's folder.
     """
     folder = pci_folder(address)
@@ -179,7 +175,7 @@ def function_role(tree: Tree, address: PciAddress) -> tuple[DeviceRole, str]:
 
 
 def is_vfio(kernel_driver: str) -> bool:
-    """Say whether a kernel driver is vfio-pci or a maker's variant of it.
+    """Return whether a kernel driver is vfio-pci or a vendor's variant of it.
 
     >>> is_vfio("mlx5_vfio_pci"), is_vfio("pci-stub")
     (True, False)
@@ -197,7 +193,7 @@ def is_passthrough_driver(kernel_driver: str) -> bool:
 
 
 def why_not_offered(tree: Tree, address: PciAddress) -> str:
-    """Say why a function cannot be given to a container as what its class is for.
+    """Name the reason why a function cannot be given to a container in the role of its class.
 
     Empty when it can.
 
@@ -207,10 +203,10 @@ def why_not_offered(tree: Tree, address: PciAddress) -> str:
 
 
 def awaits_driver(tree: Tree, address: PciAddress) -> str:
-    """Say that a virtual function has no kernel driver yet.
+    """Describe that a virtual function has no kernel driver yet.
 
-    Nothing where it has one, or where nobody will bind one by itself. The kernel adds the function
-    at once, and its driver comes a moment later, or seconds where udev has to load the module.
+    Empty where it has one, or where none will be bound by itself. The kernel adds the function at
+    once, and its driver comes a moment later, or seconds where udev has to load the module.
     Source: sriov_drivers_autoprobe in Documentation/ABI/testing/sysfs-bus-pci.
     """
     folder = pci_folder(address)
@@ -223,8 +219,8 @@ def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
     """Observe whether a kernel driver is bound to a PCI function.
 
     Shapes: result — empty when one is bound, else one Unhealthy observation `no-kernel-driver`.
-    Empty as well for a function that left the bus since `PciHealth` saw it: what is gone lacks no
-    driver, and the next look says that it is gone.
+    Empty as well for a function that left the bus since `PciHealth` saw it: it lacks no driver, and
+    the next look reports that it is gone.
     Errors: raises HardwareError when the function's folder cannot be read.
     Source: Documentation/ABI/testing/sysfs-bus-pci (driver).
     """
@@ -245,11 +241,11 @@ def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
 
 
 class PciHealth:
-    """Looks at what every PCI function tells: is it there, did its error counters rise, is its link
+    """Checks what every PCI function shows: is it there, did its error counters rise, is its link
     as wide as it could be.
 
-    Error counters only ever grow, so a rise since the last look is the evidence; the first look
-    takes the stand as it finds it. One instance a driver, kept over looks.
+    Error counters only ever grow, so a rise since the last look is the evidence. The first look
+    only records the counts. One instance per driver, kept over looks.
     """
 
     def __init__(self, *, is_speed_steady: bool = False) -> None:
@@ -264,7 +260,7 @@ class PciHealth:
         be. What they can be does not change while it is there."""
 
     def observe(self, tree: Tree, address: PciAddress) -> list[Observation]:
-        """Give what is wrong with one function now; empty when nothing is.
+        """Return what is wrong with one function now. Empty when nothing is.
 
         Errors: raises HardwareError for a file that exists and cannot be read.
         """

@@ -1,11 +1,11 @@
-"""Looks at the physical functions of virtual ones: what a card's physical function suffers, all its
-virtual functions do.
+"""Looks at the physical functions of virtual ones, because a fault of a card's physical function
+affects all its virtual functions.
 
-Flows in: the addresses of functions, virtual or not. Flows out: by virtual function, what is wrong
-with its physical one, under the reasons of a PCI function with `parent-` in front. One look at a
-physical function serves all its virtual ones: its error counters tell a rise once.
-Source: `physfn` in Documentation/ABI/testing/sysfs-bus-pci. The kernel takes virtual functions away
-with the physical one's driver, unless somebody holds them.
+The result is, by virtual function, what is wrong with its physical one, under the reasons of a PCI
+function with the prefix `parent-`. One look at a physical function serves all its virtual ones,
+because its error counters show a rise once.
+Source: `physfn` in Documentation/ABI/testing/sysfs-bus-pci. The kernel removes virtual functions
+together with the physical one's driver, unless they are held.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _GONE = "fell-off-bus"
 
 
 class ParentHealth:
-    """Judges physical functions.
+    """Checks the health of physical functions.
 
-    One instance a driver, kept over looks, beside the PciHealth of the functions that it offers.
+    One instance per driver, kept over looks, beside the PciHealth of the functions that it offers.
     """
 
     def __init__(self, *, is_speed_steady: bool = False) -> None:
-        """Make one; `is_speed_steady` as for PciHealth."""
+        """Make the checks. `is_speed_steady` as for PciHealth."""
         self._pci_health = PciHealth(is_speed_steady=is_speed_steady)
 
     def observe(self, tree: Tree, addresses: Iterable[PciAddress]) -> Mapping[PciAddress, list[Observation]]:
-        """Give what is wrong with the physical function of each virtual one.
+        """Return what is wrong with the physical function of each virtual one.
 
         Nothing for the other functions.
 
-        Cost: a link a function, and for each physical function what `PciHealth` costs.
+        Cost: one link per function, and for each physical function what `PciHealth` costs.
         """
         by_parent: dict[PciAddress, list[Observation]] = {}
         seen: dict[PciAddress, list[Observation]] = {}

@@ -1,4 +1,4 @@
-"""What `prepare` is told of an owner, and what it may answer when the work takes longer than a call
+"""The arguments of `prepare` about an owner, and its answer when the work takes longer than a call
 may.
 """
 
@@ -20,8 +20,8 @@ __all__ = ["LongWork", "PrepareContext"]
 
 
 class PrepareContext(Struct, frozen=True, kw_only=True):
-    """Who wants the devices and with what opaque configuration (class configs before claim
-    configs).
+    """The owner of the devices, with its opaque configuration (class configs before
+    claim configs).
     """
 
     owner: Owner
@@ -63,7 +63,7 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
 
 
 class LongWork(Struct, frozen=True, kw_only=True):
-    """`prepare` may answer this instead of edits: what takes longer than a call may."""
+    """An answer of `prepare` in place of edits, for work that takes longer than a call may."""
 
     limit_s: float
     """Seconds after which it is refused, however far it is."""

@@ -2,7 +2,7 @@
 
 A plugin is a line in the group `topobus.drivers`: `<name> = "<module>:<driver class>"`. One that
 cannot be imported is skipped and reported. Two with the same name are refused, because a setting
-could not say which of them it means.
+could not name one of them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SkippedPlugin:
 
 @dataclass(frozen=True, kw_only=True)
 class IgnoredDriver:
-    """A driver that none of our own services runs: its class is somebody's own, or no name of a
-    class at all.
+    """A driver that none of our own services runs: its class is a third party's, or no class name
+    at all.
     """
 
     name: str
@@ -46,7 +46,7 @@ class IgnoredDriver:
 
     @property
     def next_step(self) -> str:
-        """How its class comes to be served, or why it cannot be."""
+        """The step that makes its class served, or the reason why it cannot be."""
         serving = (
             f"topobus up --class {self.device_class}; in a cluster topobus-device --class {self.device_class} on "
             "its nodes"
@@ -76,8 +76,8 @@ def load_drivers(
     """
     settings = settings or DriverSettings()
     points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
-    # One distribution may stand twice on the path (editable and installed): the
-    # same line twice is one plugin.
+    # One distribution may be twice on the path (editable and installed): the same line twice is one
+    # plugin.
     lines = sorted(
         {(entry_point.name, entry_point.value): entry_point for entry_point in points}.values(),
         key=lambda entry_point: (entry_point.name, entry_point.value),
@@ -130,8 +130,10 @@ def load_drivers(
 def unserved_drivers(
     served: Iterable[str], *, entry_points: Iterable[metadata.EntryPoint] | None = None
 ) -> tuple[IgnoredDriver, ...]:
-    """Name the installed drivers of classes that have no service among ours and are none of those
-    served, sorted by name.
+    """Name the installed drivers of classes that have no service: none of ours, and none of
+    `served`.
+
+    Sorted by name.
     """
     points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
     lines = {(line.name, line.value): line for line in points if not line.module.startswith("topobus.")}

@@ -1,10 +1,10 @@
 """What a service needs of the machine beyond its own container, each with its reason: declared
 beside the code that needs it, in the service's `rights.py`.
 
-Flows out: values that manifests, the page docs/reference/rights.md and tests are held against.
-Nothing here grants anything. A service without a `rights.py` needs nothing. Drivers run inside
-their class's service and declare nothing: a vendor's driver has no right by default, and what an
-operator's overlay gives to the service.
+Manifests, the page docs/reference/rights.md and tests are checked against these values. Nothing
+here grants anything. A service without a `rights.py` needs nothing. Drivers run inside their
+class's service and declare nothing: a vendor's driver has no right by default, and otherwise those
+that an operator's overlay gives to the service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEVICE_RESET = "device-reset"
 
 
 class RightKind(StrEnum):
-    """What is given."""
+    """The kinds of rights."""
 
     CAPABILITY = "capability"
     """A Linux capability, by its name without CAP_."""
@@ -66,8 +66,8 @@ HARDWARE_RIGHTS = (
 
 
 def kit_rights(device_class: str) -> tuple[Right, ...]:
-    """Give what the kit itself needs, for what an operator switches on, in a service for PCI
-    devices.
+    """Return the rights that the kit itself needs, for features that an operator switches on, in a
+    service for PCI devices.
     """
     rights: list[Right] = []
     for feature in (PASSTHROUGH, DEVICE_RESET):

@@ -46,8 +46,8 @@ class DriverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it is written down what was done to devices, so that a crash leaves nothing that is not
-    undone.
+    """Where acts on devices are recorded, so that the next start can undo what a crash left half
+    done.
     """
 
     dir: str = ""
@@ -84,7 +84,10 @@ class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nothing; a claim of the physical function removes them. `remove`: they go at once."""
 
     def __post_init__(self) -> None:
-        """Refuse a rule that would cut every card."""
+        """Refuse a rule that would cut every card.
+
+        Errors: raises ValueError.
+        """
         if not self.where:
             raise ValueError(
                 "where is empty, wanted at least one condition such as {field = 'pci', equals = '0000:3b:00.0'}"
@@ -92,7 +95,7 @@ class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of a card whose parts are devices of their own."""
+    """How a card is offered whose parts are devices of their own."""
 
     parents: Literal["hidden", "counted"] = "hidden"
     """`hidden`: only the parts are offered. `counted`: the card as well, where its plugin can give
@@ -124,7 +127,10 @@ class PassthroughRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     (`nvgrace-gpu-vfio-pci`, `mlx5_vfio_pci`); the node must have it loaded."""
 
     def __post_init__(self) -> None:
-        """Refuse a rule for everything, and a driver that is none of VFIO's."""
+        """Refuse a rule for everything, and a driver that is none of VFIO's.
+
+        Errors: raises ValueError.
+        """
         if not self.where:
             raise ValueError("where is empty, wanted at least one condition such as {field = 'model', glob = '*H100*'}")
         if not is_vfio(self.kernel_driver) or "/" in self.kernel_driver:

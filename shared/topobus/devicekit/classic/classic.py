@@ -27,7 +27,7 @@ __all__ = ["ClaimWork", "ClassicContext", "ClassicDriver"]
 
 
 class ClaimWork(Struct, frozen=True, kw_only=True):
-    """A claim to allocate, with all that was found out about it."""
+    """A claim to allocate, with its class and the parameters of both."""
 
     entry: str
     """The name under which the pod knows the claim (`spec.resourceClaims[].name`); empty for one
@@ -47,7 +47,7 @@ class ClassicContext(Protocol):
     """What the controller offers a driver."""
 
     async def read_parameters(self, api_group: str, kind: str, namespace: str, name: str) -> ApiObject | None:
-        """Read a parameters object from the store; None when there is none.
+        """Read a parameters object from the store. None when there is none.
 
         An empty namespace means an object of the cluster.
 
@@ -56,7 +56,7 @@ class ClassicContext(Protocol):
         ...
 
     def nodes(self) -> tuple[str, ...]:
-        """List the nodes that are known, by name."""
+        """List the known nodes by name."""
         ...
 
 
@@ -76,8 +76,8 @@ class ClassicDriver(Protocol):
 
         A class without one has defaults.
 
-        Errors: raises ContractError when it is missing or wrong: claims of
-        the class are told so and wait.
+        Errors: raises ContractError when it is missing or wrong. Claims of the class then wait,
+        with this error in their status.
         """
         ...
 
@@ -93,12 +93,13 @@ class ClassicDriver(Protocol):
     async def unsuitable_nodes(
         self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]
     ) -> Mapping[str, Mapping[str, Reason]]:
-        """Say on which of these nodes the claims cannot be had now.
+        """Name the nodes on which the claims cannot be allocated now, with the reasons.
+
+        It has no effect that others see: the answer is a forecast and binds nothing.
 
         Shapes: claims — all of the pod's claims of this driver that are not allocated yet, to be
-        had together; result — entry to node to why. An entry or a node that is absent is suitable;
-        a node where the claims do not fit together is unsuitable for each of them. Effects: none
-        that anybody else sees; the answer is a forecast and binds nobody.
+        allocated together; result — entry to node to reason. An entry or a node that is absent is
+        suitable; a node where the claims do not fit together is unsuitable for each of them.
         """
         ...
 
@@ -106,18 +107,21 @@ class ClassicDriver(Protocol):
         """Allocate claims, all on the selected node, or one claim on any node when that is empty
         (allocation mode Immediate).
 
-        Shapes:  one outcome a claim, in their order; one may be refused while the others are allocated.
-        Repeats: a claim that has its resources already, from a call whose answer nobody wrote down, gets the same result. When it has them on another node
-                 than the selected one, they are given back first: the controller does not ask for a claim whose result is written.
-        """  # noqa: E501
+        A claim that has its resources already, from a call whose answer was lost, gets the same
+        result. When it has them on another node than the selected one, they are deallocated first:
+        the controller does not ask for a claim whose result is written.
+
+        Shapes: one outcome per claim, in their order; one may be refused while the others are
+        allocated.
+        """
         ...
 
     async def deallocate(self, claim: ApiObject) -> Refusal | None:
-        """Give back what a claim has, also half of it from an `allocate` that nobody finished.
+        """Deallocate a claim, also one for which an `allocate` was interrupted.
 
         None when nothing is left.
 
-        Errors: a Refusal when it cannot be given back yet (a container uses it): the claim is
-        told so, and the call comes again.
+        Errors: a Refusal when it cannot be deallocated yet (a container uses it). The claim gets
+        that reason, and the call is repeated.
         """
         ...

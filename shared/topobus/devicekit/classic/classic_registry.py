@@ -1,8 +1,8 @@
 """Classic drivers of third parties, found by entry point.
 
-A driver is a line in the group `topobus.classic_drivers`: `<name> = "<module>:<factory>"`; the
-factory takes a ClassicContext and gives a ClassicDriver. One that cannot be imported or made is
-skipped and told; two with one `name`, or one with the name of a driver of ours, are refused.
+A driver is a line in the group `topobus.classic_drivers`: `<name> = "<module>:<factory>"`. The
+factory takes a ClassicContext and returns a ClassicDriver. One that cannot be imported or made is
+skipped and reported. Two with one `name`, or one with the name of a driver of ours, are refused.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def load_classic_drivers(
     Errors: raises ConfigError when two have one name.
     """
     points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
-    # One distribution may stand twice on the path (editable and installed): the
-    # same line twice is one plugin.
+    # One distribution may be twice on the path (editable and installed): the same line twice is one
+    # plugin.
     lines = sorted(
         {(entry_point.name, entry_point.value): entry_point for entry_point in points}.values(),
         key=lambda entry_point: (entry_point.name, entry_point.value),

@@ -1,7 +1,7 @@
 """Writes CDI files to disk: atomically, and durable across a crash.
 
-Flows in: bytes that `cdi` rendered. Flows out: files in the folder that the container runtime
-watches. All functions block: call them in a thread.
+`cdi` renders the bytes. The container runtime watches the folder. All functions block: call them in
+a thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def write(folder: Path, name: str, data: bytes) -> Path:
 
 
 def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
-    """List the names of a vendor's files that live as long as a claim, and remove half-written ones
-    that a crash left.
+    """List the names of a vendor's files for claims, and remove half-written ones that a crash
+    left.
 
-    Only files named as `file_name` names them are told: other tools' files are none of ours.
+    Only files named as `file_name` names them are listed, because the others belong to other tools.
     """
     if not folder.is_dir():
         return ()
@@ -41,7 +41,7 @@ def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
 
 
 def write_missing(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
-    """Write the files that are not there, or are not as they should be; their names.
+    """Write the files that are absent or differ, and return their names.
 
     Errors: raises OSError when the folder cannot be written.
     """
@@ -55,9 +55,9 @@ def write_missing(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
 
 
 def restore_files(folder: Path, vendor: str, wanted: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Make a vendor's files that live as long as a claim exactly those.
+    """Make a vendor's files for claims exactly those.
 
-    The names of what was written and of what was removed.
+    Return the names of the written and of the removed ones.
 
     Errors: raises OSError when the folder cannot be written.
     """
@@ -69,7 +69,7 @@ def restore_files(folder: Path, vendor: str, wanted: Mapping[str, bytes]) -> tup
 
 
 def check_writable(folder: Path, vendor: str) -> None:
-    """Make the folder if it is not there, and see whether files can be made in it.
+    """Make the folder if it is absent, and check that files can be made in it.
 
     Errors: raises OSError when not.
     """

@@ -1,8 +1,6 @@
 """Reads what `oci` needs from this host: numbers of device nodes, and CDI files.
 
 All functions block: call them in a thread.
-
-Flows in: paths. Flows out: facts for `oci`.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ _MOST_BYTES = 16 << 20
 
 
 def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
-    """Read kind, numbers, mode and owner of device nodes; blocks.
+    """Read kind, numbers, mode and owner of device nodes.
 
-    Shapes: result — path to node; a path that is absent, unreadable or no device node is left
-    out, and `oci_spec` reports it.
+    Shapes: result — path to node; a path that is absent, unreadable or no device node is left out,
+    and `oci_spec` reports it.
     Errors: raises nothing.
     """
     host_nodes: dict[str, HostNode] = {}
@@ -54,11 +52,11 @@ def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
 
 
 def read_cdi_files(folders: Sequence[Path]) -> tuple[tuple[CdiFile, ...], tuple[str, ...]]:
-    """Read CDI files as runtimes do, `*.json` and `*.yaml`; a later folder has the higher priority.
+    """Read CDI files as runtimes do, `*.json` and `*.yaml`. A later folder has the higher priority.
 
-    Shapes: result — the files, and a sentence for each one that could not be read, or that has
-    another ending and is not looked at: like a runtime, it is left out and the others stay good.
-    Folders and hidden files are nobody's.
+    Shapes: result — the files, and a sentence for each one that could not be read or that has
+    another ending: like a runtime, it is left out and the others stay valid. Folders and hidden
+    files are ignored.
     Source: CDI pkg/cdi/spec-dirs.go. Both endings are read as YAML there, of which JSON is a part.
     """
     files: list[CdiFile] = []

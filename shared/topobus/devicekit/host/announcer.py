@@ -90,8 +90,8 @@ class HealthAnnouncer:
         return is_other or bool(self._lost)
 
     def is_news(self, device: Device) -> bool:
-        """Say whether a device's health differs from its last event, or whether that event is lost,
-        as far as this process knows.
+        """Return whether a device's health differs from its last event, or whether that event is
+        lost, as far as this process knows.
         """
         last = self._last.get(device.name)
         return (
@@ -111,10 +111,10 @@ class HealthAnnouncer:
         time: str,
         is_removed: bool = False,
     ) -> bool:
-        """Publish one device's health if it changed; True when an event was published.
+        """Publish one device's health if it changed. True when an event was published.
 
-        Errors: raises PeerUnavailable; then the event may or may not be stored, and the
-        next call reads the stream again.
+        Errors: raises PeerUnavailable; then the event may or may not be stored, and the next call
+        reads the stream again.
         """
         await self.load([device.name])
         last = self._last[device.name]

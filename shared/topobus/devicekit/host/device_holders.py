@@ -1,8 +1,7 @@
 """Reads the holders of the devices of one class on this node from the node's ledger.
 
-Flows in: the ledger, read when it is needed. Flows out: device names with their owners. The
-ledger is not watched: it is written for each pod and claim, while a device's health, of which the
-owners are notified, seldom changes.
+The ledger is read when it is needed and not watched: it is written for each pod and claim, while
+the health of a device, which the owners are notified of, seldom changes.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class DeviceHolders:
         self._pods: dict[str, tuple[Owner, ...]] = {}
 
     async def read(self) -> bool:
-        """Read the ledger; when it cannot be read, what was known stands.
+        """Read the ledger. When it cannot be read, the earlier holders stay.
 
-        True: what is known now is what was read.
+        True when the ledger was read.
         """
         try:
             entry = await self._bus.get(LEDGER.read_as(Holders), node=self._node)
@@ -44,16 +43,16 @@ class DeviceHolders:
 
     @property
     def held(self) -> frozenset[str] | None:
-        """Names of devices that somebody holds.
+        """Names of devices that have a holder.
 
-        None while nobody knows, and then nothing counts as free.
+        None until the ledger was read, and then no device counts as free.
         """
         return None if self._owners is None else frozenset(self._owners)
 
     def owners(self, device: str) -> tuple[Owner, ...]:
-        """Who holds a device; empty as well while nobody knows."""
+        """Return the owners of a device. Empty as well until the ledger was read."""
         return (self._owners or {}).get(device, ())
 
     def pods(self, device: str) -> tuple[Owner, ...]:
-        """Which pods use a device, by whichever door."""
+        """Return the pods that use a device, through either API."""
         return self._pods.get(device, ())

@@ -1,11 +1,10 @@
 """Polls the devices of one driver: calls `discover` at each rescan and after the machine changed,
 and `observe` at each poll.
 
-Flows in: the machine, and what the driver reads below the root. Flows out: `view`, the driver's
-last answer; a driver that hangs or fails gives a view with a silence. As long as the answers do not
-change, the driver's own thread repeats the polls (`watch`), and the event loop is woken for changes
-only. What a look saw stays in what is shown until an inventory with it was published: a counter
-tells its rise at one look alone.
+`view` is the driver's last answer. A driver that hangs or fails gives a view with a silence. As
+long as the answers do not change, the driver's own thread repeats the polls (`watch`), and the
+event loop is woken for changes only. The observations of a look stay in the shown answer until an
+inventory with them was published, because a counter shows its rise at one look alone.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ T = TypeVar("T")
 # Looks in a row between two of which a device went to VFIO or came back; each of
 # that takes longer than a look.
 _MOST_LOOKS = 8
-# Looks in a row that differ, which nobody takes while NATS is away: a minute's, and
-# the oldest is forgotten first.
+# Looks in a row that differ and that are not published while NATS is away: a minute's. The oldest
+# is forgotten first.
 _LOOKS = 64
 
 
@@ -62,8 +61,10 @@ class DriverPoller:
         away: Callable[[], Mapping[str, Device]] = dict,
         passed: Callable[[], PassedThrough] = lambda: PassedThrough(0, {}),
     ) -> None:
-        """Keep the collaborators; `away` gives the devices that sit in a sandbox, `passed` those
-        that VFIO has, as they were before. Both are called in the driver's thread.
+        """Keep the collaborators.
+
+        `away` returns the devices that are in a sandbox, `passed` those that VFIO has, as they were
+        before. Both are called in the driver's thread.
         """
         self.view = DriverView()
         self._looks: deque[Mapping[str, Sequence[Observation]]] = deque(maxlen=_LOOKS)
@@ -123,7 +124,7 @@ class DriverPoller:
         or until `interrupt`.
 
         Returns at once where the thread cannot do that (the clock is not real time, or the driver
-        does not answer); then the caller goes on with `poll` every `pause_s`.
+        does not answer). The caller then continues with `poll` every `pause_s`.
         """
         if not is_real(self._clock) or self.view.silence is not None:
             return
@@ -153,7 +154,7 @@ class DriverPoller:
             self.view = view or last_view
 
     def shown(self) -> DriverView:
-        """Give the last answer, and with it what earlier looks saw that is not published yet."""
+        """Return the last answer, together with earlier observations that are not published yet."""
         while self._looks:
             for name, seen in self._looks.popleft().items():
                 self._earlier.setdefault(name, {}).update({_kind(observation): observation for observation in seen})
@@ -166,7 +167,7 @@ class DriverPoller:
         return replace(self.view, observations=observations) if self._earlier else self.view
 
     def note_published(self, view: DriverView) -> None:
-        """Note that what `shown` gave, or more, stands in a published inventory."""
+        """Note that an inventory was published with all that `shown` returned, or more."""
         left: dict[str, dict[_Kind, Observation]] = {}
         for name, earlier in self._earlier.items():
             published_kinds = {_kind(observation) for observation in view.observations.get(name, ())}
@@ -179,19 +180,19 @@ class DriverPoller:
         self._isolated.interrupt()
 
     def look_anew(self) -> None:
-        """Have the next poll look for devices again, and begin soon."""
+        """Make the next poll look for devices again, and begin soon."""
         self._due_at_s = 0.0
         self._isolated.interrupt()
 
     async def seen_anew(self) -> None:
-        """Have the next poll look for devices again, and return when it has."""
+        """Make the next poll look for devices again, and return when it has."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         self.look_anew()
         await waiter
 
     def pause_s(self) -> float:
-        """Compute the seconds until the next poll; with no device there is nothing to observe, so
+        """Compute the seconds until the next poll. With no device there is nothing to observe, so
         the pause lasts until the next rescan.
         """
         now_s = self._clock.monotonic()
@@ -219,8 +220,8 @@ class DriverPoller:
         if before.silence is None:
             get_logger().warning("driver.silent", driver=self._isolated.name, verb=verb, outcome=outcome, why=str(err))
         reason = "driver-hung" if is_hung else "driver-failed"
-        # The first word stands as long as the driver is silent: the inventory must
-        # not change with each new attempt.
+        # The first observation stays as long as the driver is silent: the inventory must not change
+        # with each new attempt.
         observation = (
             before.silence
             if before.silence is not None and before.silence.reason == reason

@@ -1,7 +1,7 @@
 """Answers a request for topology hints of one class, in its device service.
 
-The same pure function that topology uses computes them; a driver with
-hints of its own is asked instead.
+The same pure function that topology uses computes them. A driver with hints of its own is asked
+instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["hinting_driver", "hints_of"]
 def hints_of(
     machine: Machine, devices: Sequence[Device], available: Sequence[str], count: int
 ) -> tuple[Hint, ...] | None:
-    """Give hints by kubelet's rules for `count` of `available`.
+    """Compute hints by kubelet's rules for `count` of `available`.
 
     Names that are not devices are ignored.
     """
@@ -29,11 +29,11 @@ def hints_of(
 
 
 def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -> DeviceDriver | None:
-    """Find the driver whose own hints speak for the class: the only one that has devices, when it
-    has an opinion.
+    """Find the driver whose own hints count for the class: the only one that has devices, when it
+    has hints.
 
-    Two drivers with devices of one class cannot both be asked for one
-    resource; then the common rules speak.
+    Two drivers with devices of one class cannot both be asked for one resource. The common rules
+    then apply.
     """
     owners = {device.driver for device in devices}
     if len(owners) != 1:

@@ -1,12 +1,10 @@
 """Runs a device service: isolated drivers, the inventory, health events, and answers to prepare,
 unprepare, attach, detach and hints.
 
-Flows in: the machine of this node, its ledger while a device is unhealthy, and what drivers read
-below the root. Flows out: the class's inventory and health events. Each driver is polled by a task
-of its own (`driver_poller`), so a hung driver delays no other; a single task publishes
-(`publishing`); `prepare` and `attach` make every change of a device, with the journal around them
-(`device_hands`). The devices and the journal of the earlier run are loaded before the first request
-is answered. Nothing here waits for the cluster plane.
+Each driver is polled by a task of its own (`driver_poller`), so a hung driver delays no other. A
+single task publishes (`publishing`). `prepare` and `attach` make every change of a device, and the
+journal records it (`device_hands`). The devices and the journal of the earlier run are loaded
+before the first request is answered. Nothing here waits for the cluster plane.
 """
 
 from __future__ import annotations
@@ -76,10 +74,9 @@ async def serve_devices(
 ) -> None:
     """Run the device service of a class until cancelled.
 
-    Shapes: registry — replaces the installed plugins; resource — names the class for
-    pods when its name is not ours;
-    series — given where this process serves several classes; host_services — what a class
-    gives its own drivers besides.
+    Shapes: registry — replaces the installed plugins; resource — names the class for pods when its
+    name is not ours; series — given where this process serves several classes; host_services — what
+    a class gives its own drivers in addition.
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
     check_pools(device_class, settings.pools)
@@ -247,9 +244,9 @@ class _DeviceHost:
             return
 
     async def _remind(self, devices: Sequence[Device]) -> None:
-        """Tell those drivers that want to know what they found in the earlier run.
+        """Pass to the drivers that need it what they found in the earlier run.
 
-        One that fails at it begins anew.
+        A driver that fails at it starts without.
         """
         for name, isolated in self._drivers.items():
             driver = isolated.driver
@@ -267,7 +264,7 @@ class _DeviceHost:
         return msgspec.structs.replace(device, health=clear_sticky_faults(device.health))
 
     async def _poll_driver(self, name: str) -> None:
-        """Poll one driver for ever; a change of the machine ends the pause."""
+        """Poll one driver without end. A change of the machine ends the pause."""
         poller = self._pollers[name]
         with self._runtime.beats.working(f"driver-{name}") as beat:
             while True:
@@ -297,8 +294,8 @@ class _DeviceHost:
         await self._publisher.publish()
 
     def _views(self) -> dict[str, DriverView]:
-        """Give what the drivers said since the last publication, and what stands in the way
-        besides.
+        """Return the drivers' answers since the last publication, with the host's own obstacles
+        added.
         """
         return with_leftovers(
             {name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations()
@@ -316,7 +313,7 @@ class _DeviceHost:
             poller.interrupt()
 
     def _inventory(self, merged: MergedInventory, machine: Machine) -> Inventory:
-        """Add the service's own fields to a merged inventory; the store sets the generation."""
+        """Add the service's own fields to a merged inventory. The store sets the generation."""
         drivers = [driver.driver for driver in self._drivers.values()]
         return Inventory(
             node=self._node,

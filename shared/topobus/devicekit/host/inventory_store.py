@@ -1,11 +1,10 @@
 """Stores the inventory of one class in its bucket: reads it at the start, writes it when it
 differs, and checks it afterwards.
 
-Flows in: inventories from the publisher. Flows out: the bucket's entry, with generations that
-continue the earlier ones; readiness, metrics and one log line for each change. This process is the
-entry's only writer, so any other content is garbage, a deletion or an older copy. An inventory that
-exceeds the bucket's or the readers' limits is not written: the last good one stays, and a metric
-and readiness report that it is old.
+The bucket's entry has generations that continue the earlier ones. Each change sets readiness and
+metrics and writes one log line. This process is the entry's only writer, so any other content is
+garbage, a deletion or an older copy. An inventory that exceeds the bucket's or the readers' limits
+is not written: the last good one stays, and a metric and readiness report that it is old.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class InventoryStore:
     """The one inventory that this process writes."""
 
     def __init__(self, runtime: Runtime, device_class: str, *, metrics: DeviceMetrics, root: str) -> None:
-        """Take the class; `root` is the tree that the devices come from, for the log."""
+        """Make the store of a class. `root` is the tree that the devices come from, for the log."""
         self._bus = runtime.bus
         self._readiness = runtime.readiness
         self._node = runtime.node
@@ -66,20 +65,20 @@ class InventoryStore:
         entry = await self._last_inventory()
         if entry is None:
             return None
-        # A number that nobody can have counted to is not gone on from.
+        # A number that cannot have been reached by counting is not continued.
         self.generation = next_generation(entry.value.generation) - 1
         get_logger().info("inventory.recalled", generation=entry.value.generation, devices=len(entry.value.devices))
         return entry.value
 
     async def _last_inventory(self) -> Entry[Inventory] | None:
-        """Read what stands in the bucket.
+        """Read the bucket's inventory.
 
-        When that is garbage, the newest older revision that is none.
+        When it is garbage, the newest older revision that is readable.
         """
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
-            # What is compared with before the next publishing: garbage is always written over, and
-            # what another release said is said by ours.
+            # This is compared with the next inventory. Garbage is always overwritten, and so is the
+            # entry of another release.
             self._stored = entry.value if entry is not None and entry.origin.release == self._bus.release else None
             return entry
         except ContractError as err:
@@ -98,11 +97,10 @@ class InventoryStore:
         self._stored = None
 
     async def put(self, inventory: Inventory) -> None:
-        """Publish an inventory when it differs from the one that stands in the bucket.
+        """Publish an inventory when it differs from the one in the bucket, with the next
+        generation.
 
-        Its generation is given here.
-
-        Errors: raises PeerUnavailable when it could not be written, or nobody knows whether it was.
+        Errors: raises PeerUnavailable when it could not be written, or the outcome is unknown.
         """
         inventory = msgspec.structs.replace(inventory, generation=self.generation)
         # A machine that changed without changing a device is no news to the readers of this class.
@@ -114,7 +112,7 @@ class InventoryStore:
             return
         if is_news:
             # Spent even when the write fails: a write that timed out may have been done, and no
-            # generation may stand for two values.
+            # generation may have two values.
             self.generation = next_generation(self.generation)
             self._stored = None
             inventory = msgspec.structs.replace(inventory, generation=self.generation)
@@ -132,7 +130,7 @@ class InventoryStore:
                 )
 
     async def is_standing(self) -> bool:
-        """Say whether our inventory stands in the bucket; True while we write it.
+        """Return whether our inventory is in the bucket. True while we write it.
 
         Errors: raises PeerUnavailable when the bucket cannot be read.
         """
@@ -168,9 +166,10 @@ class InventoryStore:
         return False
 
     async def _is_readable(self, inventory: Inventory) -> bool:
-        """Say whether the bucket and its readers take an inventory.
+        """Return whether the bucket and its readers accept an inventory.
 
-        One that they do not take is told once, and the last good one stays: nobody ends for it.
+        One that they do not accept is reported once, the last good one stays, and no process ends
+        for it.
         """
         plain = msgspec.structs.replace(inventory, generation=0, machine_generation=0)
         if plain == self._refused:
@@ -210,7 +209,7 @@ class InventoryStore:
 
 
 def _is_same_but_counts(left: Inventory, right: Inventory) -> bool:
-    """Compare two inventories as they stand in the bucket.
+    """Compare two inventories without their generations.
 
     Another instance of ours counts its generations for itself.
     """

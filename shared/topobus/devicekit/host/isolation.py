@@ -1,14 +1,14 @@
 """Isolates one driver: its calls run in a thread of their own, one at a time, with a time limit.
 
-A call that hangs keeps the thread and marks the driver as hung; further calls fail at once
-until the hung one returns. All calls share one thread, because starting a thread costs a
-loaded machine milliseconds, in the middle of kubelet's Allocate. Any exception of the
-vendor's code becomes a HardwareError. The thread is a daemon, so a hung vendor library does
-not keep the process from ending.
+A call that hangs keeps the thread and marks the driver as hung. Further calls fail at once until
+the hung one returns. All calls share one thread, because starting a thread costs a loaded machine
+milliseconds, in the middle of kubelet's Allocate. Any exception of the vendor's code becomes a
+HardwareError. The thread is a daemon, so a hung vendor library does not keep the process from
+ending.
 
-A look that is repeated and finds what it found before does not pass through the event loop
-(`watch`): the thread waits for its time itself, between two calls, and wakes the loop for news. To
-wake the loop and sleep again costs more than most looks.
+A repeated look that finds nothing new does not pass through the event loop (`watch`): the thread
+itself waits for its time, between two calls, and wakes the loop only for changes. To wake the loop
+and sleep again costs more than most looks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHECK_S = 3.0
 
 
 class DriverFailed(HardwareError):
-    """Raised when a driver's method raised anything; the cause is chained."""
+    """Raised when a driver's method raised anything. The cause is chained."""
 
 
 class DriverHung(HardwareError):
@@ -56,8 +56,10 @@ class IsolatedDriver:
         clock: Clock | None = None,
         note_call: Callable[[str, str, float], None] = lambda *_: None,
     ) -> None:
-        """Take the driver; `note_call` hears its name, the method, and how many seconds that ran,
-        in the driver's thread.
+        """Isolate a driver.
+
+        `note_call` is called with its name, the method, and how many seconds that ran, in the
+        driver's thread.
         """
         self.note_call = note_call
         self._clock = clock or SystemClock()
@@ -72,11 +74,11 @@ class IsolatedDriver:
 
     @property
     def is_hung(self) -> bool:
-        """Say whether a call is out that did not come back in time."""
+        """Return whether a call has not come back in time and still runs."""
         return self._left_behind is not None and not self._left_behind.is_over
 
     async def call(self, verb: str, function: Callable[[], T], *, timeout_s: float | None = None) -> T:
-        """Run one of the driver's methods; `verb` names it in errors.
+        """Run one of the driver's methods. `verb` names it in errors.
 
         Errors: raises DriverHung after the time limit (waiting for an earlier call included),
         DriverFailed when the method raised.
@@ -90,18 +92,18 @@ class IsolatedDriver:
                 raise self._hung(verb, limit_s) from err
 
     async def watch(self, look: Callable[[Callable[[], None]], T | None], pause_s: Callable[[], float]) -> T | None:
-        """Repeat a look in the driver's thread until it finds news: gives what `look` gives unless
-        that is None.
+        """Repeat a look in the driver's thread until it returns something else than None, and
+        return that.
 
         None after `interrupt`.
 
-        Shapes: look, pause_s — called in the thread; look gets what it calls between two methods of
-        the driver, each of which has the time limit for itself; pause_s gives the seconds until the
-        next look. One watch at a time. Real time: for a clock that `is_real`.
-        Errors: raises DriverHung when a look's method takes longer than the driver's time
-        limit, DriverFailed when it raised.
-        Cost: the event loop wakes up each 3 s, with its other ticks; calls of
-        the driver run between two looks.
+        Shapes: look, pause_s — called in the thread; look gets a function to call between two
+        methods of the driver, each of which has its own time limit; pause_s returns the seconds
+        until the next look. One watch at a time. Real time: for a clock that `is_real`.
+        Errors: raises DriverHung when a look's method takes longer than the driver's time limit,
+        DriverFailed when it raised.
+        Cost: the event loop wakes up each 3 s, with its other ticks; calls of the driver run
+        between two looks.
         """
         if self.is_hung:
             return None
@@ -143,8 +145,8 @@ class IsolatedDriver:
             call.is_given_up = True
             if call.has_begun:
                 self._left_behind = call  # type: ignore[assignment]  # only asked whether it is over
-                # Whether the driver counts as hung is for the next look to say, which a
-                # thread that is busy does not begin.
+                # The next look decides whether the driver counts as hung, and a busy thread does
+                # not begin one.
                 self.interrupt()
             raise
         if call.error is not None:
@@ -241,14 +243,14 @@ class _Watch(Generic[T]):
         try:
             self._loop.call_soon_threadsafe(self.end)
         except RuntimeError:
-            # The loop has ended meanwhile: nobody waits any more.
+            # The loop has ended meanwhile: no caller waits any more.
             return
 
     def _begin_method(self) -> None:
         self.began_s = time.monotonic()
 
     def end(self) -> None:
-        """Wake the waiting coroutine; in the event loop."""
+        """Wake the waiting coroutine. Call it in the event loop."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -284,7 +286,7 @@ class _Call(Generic[T]):
         try:
             self._loop.call_soon_threadsafe(self._finish)
         except RuntimeError:
-            # The loop has ended meanwhile: nobody waits any more.
+            # The loop has ended meanwhile: no caller waits any more.
             return
 
     def _finish(self) -> None:

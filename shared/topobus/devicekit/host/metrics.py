@@ -1,6 +1,6 @@
 """What a device service counts, for Prometheus. The class is a label.
 
-Reasons are counted by name up to a number, for a driver of somebody's could make them up.
+Reasons are counted by name up to a number, because a third-party driver could invent them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ PLUGINS_SKIPPED = CounterDescriptor(
 
 
 class DeviceSeries:
-    """The series of all device classes that a process serves, made once a registry: a gateway
-    serves a class for each plugin of others.
+    """The series of all device classes that a process serves, made once per registry: a gateway
+    serves a class for each foreign plugin.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -91,10 +91,10 @@ class DeviceSeries:
         self._classes: dict[str, DeviceMetrics] = {}
 
     def of(self, device_class: str) -> DeviceMetrics:
-        """Give a class's metrics.
+        """Return a class's metrics.
 
-        The same ones each time, for a service of it that was started
-        again removes the lines of before.
+        They are the same each time, because a restarted service of the class removes the lines of
+        its previous run.
         """
         if device_class not in self._classes:
             self._classes[device_class] = DeviceMetrics(self, device_class)
@@ -121,11 +121,11 @@ class DeviceMetrics:
         self.set_unpublished(is_unpublished=False)
 
     def set_unpublished(self, *, is_unpublished: bool) -> None:
-        """Say whether an older inventory stands in place of the newest."""
+        """Record whether an older inventory is published in place of the newest."""
         self._unpublished.labels(self._class).set(is_unpublished)
 
     def count_event(self, device: Device) -> None:
-        """Count a health event that is out."""
+        """Count a published health event."""
         self._events.labels(self._class, str(device.health.state), self._reason_of(device)).inc()
 
     def count_failure(self, driver: str, call: str, outcome: str) -> None:
@@ -137,11 +137,11 @@ class DeviceMetrics:
         self._skips.labels(self._class, plugin).inc()
 
     def note_call(self, driver: str, call: str, elapsed_s: float) -> None:
-        """Note how long a driver's method ran; from any thread."""
+        """Record how long a driver's method ran. Callable from any thread."""
         self._calls_s.labels(self._class, driver, call).observe(elapsed_s)
 
     def set_devices(self, devices: Iterable[Device]) -> None:
-        """Say what the published inventory has."""
+        """Record the devices of the published inventory."""
         counts = Count((str(device.health.state), self._reason_of(device)) for device in devices)
         # Each state has a line at any time, so that an alert on it does
         # not wait for the first device.
@@ -158,7 +158,7 @@ class DeviceMetrics:
         owners: Callable[[str], Iterable[Owner]],
         pods: Callable[[str], Iterable[Owner]],
     ) -> None:
-        """Say who uses devices that are not Healthy."""
+        """Record the users of devices that are not Healthy."""
         users = {state: set[str]() for state in _STATES}
         claims = {state: set[str]() for state in _STATES}
         for device in devices:

@@ -1,8 +1,7 @@
 """The machine of this node as discovery publishes it: the newest version, and a wait for the next.
 
-Flows in: the machine's bucket. Flows out: the newest machine, a wake-up for waiting tasks, and a
-callback when the store lost its history. A machine that was deleted from the bucket stays known
-here, since that proves nothing about the hardware.
+It also calls back when the store lost its history. A machine that was deleted from the bucket stays
+known here, because that proves nothing about the hardware.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ class NodeMachine:
         self._changes = asyncio.Condition()
 
     async def follow(self, *, on_change: Callable[[], None], on_reset: Callable[[], None]) -> None:
-        """Follow the bucket until cancelled; `on_change` is called after each machine, `on_reset`
-        when the store lost its history.
+        """Follow the bucket until cancelled.
+
+        `on_change` is called after each machine, `on_reset` when the store lost its history.
         """
         log = get_logger()
         log.info("machine.awaited", node=self._runtime.node)
@@ -56,7 +56,7 @@ class NodeMachine:
     async def wait_changed(self, generation: int, limit_s: float | None) -> None:
         """Wait until the machine has another generation, but no longer than the limit.
 
-        None waits for ever.
+        None waits without limit.
         """
         async with self._changes:
             try:

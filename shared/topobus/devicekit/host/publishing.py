@@ -1,10 +1,9 @@
 """Merges the drivers' views into the list of devices, and publishes it: the inventory to its
 bucket, health to its stream.
 
-Flows in: the drivers' views, the machine, the ledger while a device is unhealthy, and the time.
-Flows out: `devices`, the devices of this class whose inventory was published. Steps run one after
-the other, so an event never overtakes the inventory that it refers to. A step that changed nothing
-is not repeated while its inputs stay the same and do not depend on the time.
+`devices` are the devices of this class whose inventory was published. Steps run one after the
+other, so an event never overtakes the inventory that it refers to. A step that changed nothing is
+not repeated while its inputs stay the same and do not depend on the time.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ __all__ = ["DevicePublisher"]
 
 # So many health events are on their way at a time.
 _PARALLEL_EVENTS = 64
-# Seconds that an answer waits for what it says to be seen: a fifth of what the gateway gives it.
+# Seconds that an answer waits until its effect is visible: a fifth of the time that the gateway
+# gives it.
 _PUBLISH_S = 2.0
 
 
@@ -61,12 +61,12 @@ class DevicePublisher:
         maintenance: Callable[[], Mapping[str, Maintenance]] = dict,
         moving: Collection[str] = (),
     ) -> None:
-        """Keep the collaborators; `views` gives each driver's last answer, `note_published` hears
-        which of them were published, `make_inventory` adds the service's own fields to a merged
-        inventory.
+        """Keep the collaborators.
 
-        `maintenance` gives what an operator's word keeps back, by device; `moving` names drivers
-        whose devices move into a sandbox, and cannot be shared.
+        `views` returns each driver's last answer, `note_published` gets those that were published,
+        `make_inventory` adds the service's own fields to a merged inventory. `maintenance` returns
+        what an operator has withheld, by device. `moving` names drivers whose devices move into a
+        sandbox, and cannot be shared.
         """
         self._settings = settings
         self._runtime = runtime
@@ -103,8 +103,9 @@ class DevicePublisher:
         either; None while a step runs."""
 
     async def run(self, interrupt: Callable[[], None]) -> None:
-        """Publish changes after polls; `interrupt` ends the drivers' own watches, so that the next
-        poll is followed by a step.
+        """Publish changes after polls.
+
+        `interrupt` ends the drivers' own watches, so that the next poll is followed by a step.
         """
         await self._wait_for_first_polls()
         # Named by its class: a gateway runs one for each plugin of others.
@@ -138,12 +139,14 @@ class DevicePublisher:
             self._has_news.set()
 
     def forgive(self, device: str) -> None:
-        """Have the next step lift a device's sticky faults."""
+        """Make the next step lift a device's sticky faults."""
         self._to_forgive.add(device)
 
     async def publish(self) -> bool:
-        """Have a step made, and return at its end, or when it takes too long: whoever waits has
-        more to do than to tell. True: everybody can see it.
+        """Request a step, and return at its end, or when it takes too long, because the caller must
+        answer.
+
+        True when its result is published.
         """
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
@@ -166,8 +169,8 @@ class DevicePublisher:
         self._has_news.set()
 
     def is_settled(self) -> bool:
-        """Say whether one more step would change nothing: the drivers' views are the same, and the
-        published state is confirmed.
+        """Return whether one more step would change nothing: the drivers' views are the same, and
+        the published state is confirmed.
         """
         return (
             self._published is not None
@@ -230,19 +233,20 @@ class DevicePublisher:
         if merged.devices != self._published or any(
             device.health.state is not HealthState.HEALTHY for device in merged.devices
         ):
-            # Whoever holds a device is told of its health, and what is held does not leave.
+            # The holders of a device are notified of its health, and a held device is not removed.
             await self._holders.read()
             merged = await self._advance(machine, views, now, held=self._holders.held)
         # Before it is so, for the store may lose its history meanwhile.
         self._published = merged.devices
         await self._announcer.load([device.name for device in (*merged.devices, *merged.removed)])
-        # A removal is told first: after a crash in between, the device is still listed and
-        # leaves (silently) at the next start.
+        # A removal is announced first: after a crash in between, the device is still listed and is
+        # removed (silently) at the next start.
         for device in merged.removed:
             await self._announce(device, self._store.generation + 1, rfc3339(now), is_removed=True)
         await self._store.put(self._make_inventory(merged, machine))
-        # What nobody has read of is forgotten with the next look: one bad device must not stay as a
-        # lost one, and keep out the list that is good again.
+        # A device of an inventory that was refused is forgotten with the next look. Otherwise one
+        # bad device would stay as a lost one, and the list could not be published after it has
+        # become good again.
         published = {device.name for device in self.devices} if self._store.is_refused else None
         self.devices = tuple(device for device in merged.devices if published is None or device.name in published)
         self.counter_sets = merged.counter_sets

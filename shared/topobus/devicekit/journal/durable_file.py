@@ -1,4 +1,4 @@
-"""Writes and deletes single files so that what was said to be done is still so after a crash.
+"""Writes and deletes single files so that a completed change survives a crash.
 
 All functions block: call them in a thread.
 """
@@ -16,7 +16,7 @@ def write(folder: Path, name: str, data: bytes, *, mode: int) -> Path:
     """Write a file so that a reader sees it whole or not at all, and so that it survives a crash
     once this returns.
 
-    The folder is made if need be.
+    The folder is made if it is absent.
 
     Errors: raises OSError when the folder cannot be written.
     """
@@ -33,7 +33,8 @@ def write(folder: Path, name: str, data: bytes, *, mode: int) -> Path:
     except BaseException as err:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(err, OSError):
-            # A full disk does not say for which file, and nobody knows our temporary one.
+            # The error of a full disk has no file name, and our temporary one means nothing to a
+            # reader.
             err.filename, err.filename2 = str(folder / name), None
         raise
     _sync_folder(folder)

@@ -1,11 +1,11 @@
-"""The journal of a device service: one file a device, written before and after each act, read at
+"""The journal of a device service: one file per device, written before and after each act, read at
 the start.
 
-Flows in: what drivers and the host are about to do and have done. Flows out: files that survive a
-crash, and records for drivers. Every change is on the disk before the call returns, and what could
-not be written is not so. One process has a folder at a time (a lock file), so two never undo each
-other's work. An unreadable file is set aside in place: its device is out of use until somebody has
-mended or removed it, all others go on. All methods block; they may be called from several threads.
+It records what drivers and the host are about to do and have done, so that a crash leaves nothing
+unknown. Every change is on the disk before the call returns, and a change that could not be written
+does not count. One process has a folder at a time (a lock file), so two never undo each other's
+work. An unreadable file is set aside in place: its device is out of use until the file is repaired
+or removed, and all others stay usable. All methods block and may be called from several threads.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _DEFAULT_FOLDER = Path("/var/lib/topobus")
 
 
 class JournalTaken(HardwareError):
-    """Raised when another process has the folder."""
+    """Raised when another process holds the folder."""
 
 
 def journal_folder(folder: str, device_class: str, tree: Tree) -> Path:
-    """Give a class's folder: the one that is set, or the usual one.
+    """Return a class's folder: the configured one, or the default.
 
-    That of a recorded machine is within it, for its devices are not this machine's.
+    That of a recorded machine is within its tree, because its devices are not this machine's.
     """
     if folder:
         return Path(folder)
@@ -81,24 +81,24 @@ class Journal:
 
     @property
     def entries(self) -> Mapping[str, DeviceEntry]:
-        """All entries, by device; read without waiting for a write that is under way."""
+        """All entries, by device. Read without waiting for a write that is under way."""
         return self._entries
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """By device: why nobody can read its file."""
+        """By device, the reason why its file cannot be read."""
         return self._unreadable
 
     def away(self) -> dict[str, Device]:
-        """Give the devices that sit in a sandbox, or may, as they were before."""
+        """Return the devices that are in a sandbox, or may be, as they were before."""
         return {name: entry.device for name, entry in self._entries.items() if entry.is_away}
 
     def passed(self) -> PassedThrough:
-        """Give the devices that are in passthrough, as they were before."""
+        """Return the devices that are in passthrough, as they were before."""
         return self._passed
 
     def load(self) -> None:
-        """Read all files of the earlier run; no folder is no entry.
+        """Read all files of the earlier run. Without a folder there are no entries.
 
         Errors: raises JournalTaken while another process has the folder, HardwareError when the
         folder cannot be read, or after `close`.
@@ -111,20 +111,20 @@ class Journal:
                 raise self._error("read", self.folder, err) from err
 
     def reread(self) -> list[str]:
-        """Look again at the files that could not be read.
+        """Read again the files that could not be read.
 
-        The devices that are readable, or of which the file is gone, by now.
+        Return the devices whose files are readable now, or gone.
         """
         with self._lock:
             before = self._unreadable
-            # Put in at once at the end: in between nobody may take a
-            # device for one without a journal.
+            # Replaced at once at the end. In between, a device with an unreadable file must not
+            # count as one without a journal.
             self._read_all(sorted(before))
             return sorted(before.keys() - self._unreadable.keys())
 
     def close(self) -> None:
-        """Let another process have the folder, for good: a driver's thread that ends later writes
-        no more, and the next start finishes or undoes what it did.
+        """Release the folder for good. A driver's thread that ends later writes no more, and the
+        next start finishes or undoes what it did.
         """
         with self._lock:
             self._is_closed = True
@@ -133,20 +133,20 @@ class Journal:
                 self._turn = None
 
     def owner_entry(self, device: str, owner: Owner) -> OwnerEntry | None:
-        """Find what an owner has of a device."""
+        """Find an owner's entry of a device."""
         entry = self._entries.get(device)
         return entry.of(owner) if entry is not None else None
 
     def steps_of(self, device: str) -> tuple[Step, ...]:
-        """Give what was done to a device in `prepare`, for any owner, and is not undone."""
+        """Return the steps of `prepare` on a device, for any owner, that are not undone."""
         entry = self._entries.get(device)
         return tuple(step for owner in (entry.owners if entry is not None else ()) for step in owner.prepare.steps)
 
     def change(self, device: Device, change: Callable[[DeviceEntry], DeviceEntry]) -> None:
-        """Change a device's entry; it is on the disk when this returns. An empty entry has no file.
+        """Change a device's entry. It is on the disk when this returns. An empty entry has no file.
 
         Errors: raises HardwareError when it cannot be written, after `close`, or when the device's
-        file is one that nobody can read; then nothing has changed.
+        file cannot be read. Nothing has changed then.
         """
         with self._lock:
             name = device.name
@@ -156,7 +156,7 @@ class Journal:
                 return
             try:
                 if self._turn is None:
-                    # Whoever had the folder since the start may have left something.
+                    # Another process that had the folder since the start may have left entries.
                     self._take_turn()
                     after = change(self._entries.get(name, DeviceEntry(device=device)))
                 if name in self._unreadable:
@@ -172,29 +172,29 @@ class Journal:
                 raise self._error("write", path, err) from err
 
     def change_owner(self, device: Device, owner: Owner, change: Callable[[OwnerEntry], OwnerEntry]) -> None:
-        """Change what an owner has of a device, as `change` does."""
+        """Change an owner's entry of a device, as `change` does."""
         self.change(device, lambda entry: entry.with_owner(change(entry.of(owner) or OwnerEntry(owner=owner))))
 
     def prepare_record(self, device: Device, owner: Owner) -> DeviceRecord:
-        """Give the record into which `prepare` and `unprepare` write."""
+        """Return the record into which `prepare` and `unprepare` write."""
         entry = self.owner_entry(device.name, owner)
         state = entry.prepare if entry is not None and entry.prepare.owner is not None else RecordState(owner=owner)
         return DeviceRecord(state, partial(self._keep_prepare, device, owner))
 
     def attach_record(self, device: Device, owner: Owner) -> DeviceRecord:
-        """Give the record into which `attach` and `detach` write."""
+        """Return the record into which `attach` and `detach` write."""
         entry = self.owner_entry(device.name, owner)
         state = entry.attach if entry is not None else RecordState()
         return DeviceRecord(msgspec.structs.replace(state, owner=owner), partial(self._keep_attach, device, owner))
 
     def clean_record(self, device: Device) -> DeviceRecord:
-        """Give the record into which `clean` writes; its owner is the one who left the device."""
+        """Return the record into which `clean` writes. Its owner is the one who left the device."""
         entry = self.entries.get(device.name)
         state, owner = (entry.clean, entry.to_clean) if entry is not None else (RecordState(), None)
         return DeviceRecord(msgspec.structs.replace(state, owner=owner), partial(self._keep_clean, device))
 
     def reset_record(self, device: Device) -> DeviceRecord:
-        """Give the record into which a reset writes; it has no owner."""
+        """Return the record into which a reset writes. It has no owner."""
         entry = self.entries.get(device.name)
         return DeviceRecord(entry.reset if entry is not None else RecordState(), partial(self._keep_reset, device))
 
@@ -246,8 +246,8 @@ class Journal:
         if self._turn is not None:
             return
         if self._is_closed:
-            # Taken again it would be nobody's to close, and no other process would
-            # ever have it while this one runs.
+            # Taken again, it would never be closed, and no other process could have it while this
+            # one runs.
             raise HardwareError(
                 f"journal {self.folder}: this service has ended",
                 next_step="the next start finishes or undoes what is half done",

@@ -1,9 +1,10 @@
-"""What the journal says of one device, as frozen values, and the questions that a start asks of it.
+"""The journal's entries of one device, as frozen values, and the questions that a start asks of
+them.
 
-Pure. A file holds one `DeviceEntry`; each owner of the device has an `OwnerEntry` in it, for
-a shared device has several. The closing marks (`is_prepared`, `is_attached`) are written
-after the last act and taken back before the first act of undoing, so an entry with steps and
-without its mark is half done.
+Pure. A file holds one `DeviceEntry`. Each owner of the device has an `OwnerEntry` in it, because a
+shared device has several. The closing marks (`is_prepared`, `is_attached`) are written after the
+last act and removed before the first act of undoing, so an entry with steps and without its mark is
+half done.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ stands there. No driver has a step of this name."""
 
 
 class OwnerEntry(Struct, frozen=True, kw_only=True):
-    """What one owner has of a device."""
+    """The acts on a device for one owner."""
 
     owner: Owner
     prepare: RecordState = RecordState()
@@ -62,7 +63,7 @@ class OwnerEntry(Struct, frozen=True, kw_only=True):
 
 
 class DeviceEntry(Struct, frozen=True, kw_only=True):
-    """What the journal says of a device."""
+    """The journal's content for one device."""
 
     device: Device
     """As it was when the entry began: a device in a pod may be invisible to its driver."""
@@ -78,19 +79,19 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
         return next((entry for entry in self.owners if entry.owner.key == owner.key), None)
 
     def with_owner(self, entry: OwnerEntry) -> DeviceEntry:
-        """Put in an owner's entry, in place of the one before; an empty one is left out."""
+        """Add an owner's entry, in place of the one before. An empty one is left out."""
         others = [other for other in self.owners if other.owner.key != entry.owner.key]
         owners = others if entry.is_empty else sorted([*others, entry], key=lambda each_entry: each_entry.owner.key)
         return msgspec.structs.replace(self, owners=tuple(owners))
 
     @property
     def half_done(self) -> tuple[OwnerEntry, ...]:
-        """Those owners of whose verbs one has begun and not ended."""
+        """The owners for whom a verb has begun and not ended."""
         return tuple(entry for entry in self.owners if entry.is_half_attached or entry.is_half_prepared)
 
     @property
     def is_away(self) -> bool:
-        """Say whether some sandbox has it, or may have it."""
+        """Return whether some sandbox has it, or may have it."""
         return any(entry.is_attached or entry.is_half_attached for entry in self.owners)
 
     @property

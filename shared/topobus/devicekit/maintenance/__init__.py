@@ -1,1 +1,1 @@
-"""What an operator wants of one device: kept back, given back, reset."""
+"""What an operator wants of one device: withhold it, offer it again, reset it."""

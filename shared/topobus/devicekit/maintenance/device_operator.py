@@ -1,11 +1,9 @@
-"""Performs what an operator wants of one device: keep it back, give it back, forgive its faults,
+"""Performs what an operator wants of one device: withhold it, offer it again, forgive its faults,
 reset it.
 
-Asked by topology alone, which has written the decision.
-
-Flows in: operations with ids. Flows out: answers, the same for the same id once it is done; a
-refusal changes nothing and is not kept. A word that lasts is stored before it is answered, and seen
-in the inventory when it is answered.
+Only topology asks, after it has written the decision. Each operation has an id, and the same id
+gets the same answer once it is done. A refusal changes nothing and is not kept. A lasting decision
+is stored, and visible in the inventory, before it is answered.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _UNSEEN = DeviceHealth(state=HealthState.UNKNOWN)
 
 
 class DeviceOperator:
-    """Works on single devices of one class."""
+    """Performs operations on single devices of one class."""
 
     def __init__(
         self,
@@ -48,8 +46,8 @@ class DeviceOperator:
         holders: DeviceHolders,
         look_anew: Callable[[str], None],
     ) -> None:
-        """Keep the collaborators; `look_anew` has a driver, by name,
-        look for its devices at once.
+        """Keep the collaborators. `look_anew` makes a driver, by name, look for its devices at
+        once.
         """
         self._class = device_class
         self._hands = hands
@@ -57,11 +55,12 @@ class DeviceOperator:
         self._publisher = publisher
         self._holders = holders
         self._look_anew = look_anew
-        # What stands is one value of all devices: who changes it reads it in the same turn.
+        # The stored decisions are one value of all devices, so a change reads it under the same
+        # lock.
         self._writing = asyncio.Lock()
 
     async def perform(self, request: PerformRequest) -> PerformReply:
-        """Do it, or say why not."""
+        """Perform an operation, or refuse it with the reason."""
         operation = request.operation
         device = self._hands.find(operation.device)
         result: Operated | Refusal
@@ -111,8 +110,8 @@ class DeviceOperator:
         if earlier is not None:
             return earlier
         if not _is_sticky(device):
-            # A step that is under way has told others already what stands here only at its end: a
-            # fault that was seen there is to be forgiven, too.
+            # A step in progress may have published a fault that this process stores only when the
+            # step ends. That fault must be forgiven as well.
             await self._publisher.publish()
             device = self._hands.find(device.name) or device
         is_sticky = _is_sticky(device)
@@ -130,7 +129,7 @@ class DeviceOperator:
     async def _reset(self, request: PerformRequest, device: Device) -> Operated | Refusal:
         names = [other.name for other in reset_together(device, self._publisher.devices)]
         async with self._hands.turn(names) as obstacle:
-            # Whoever asked first with this id may have had the turn before us.
+            # An earlier request with this id may have been performed before us.
             refusal = self._done(request) or obstacle or await self._in_use(device, names)
             if refusal is not None:
                 return refusal

@@ -1,8 +1,7 @@
-"""What an operator's word makes of the devices of a class. Pure.
+"""Applies an operator's decisions to the devices of a class. Pure.
 
-Flows in: what stands for the class, one more operation, the devices. Flows out: what stands then,
-and the devices with it. A word about a device that is not there stands all the same: a card that is
-taken out and put in again is still excluded.
+A decision about an absent device counts all the same: a card that is taken out and put in again is
+still excluded.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ OPERATIONS_KEPT = 32
 
 
 def with_maintenance(devices: Iterable[Device], maintenance: Mapping[str, Maintenance]) -> tuple[Device, ...]:
-    """Give devices what stands for each, and take away what does not stand any more.
+    """Set each device's maintenance, and remove what does not apply any more.
 
     A device for which nothing changes is the same value.
     """
@@ -48,7 +47,7 @@ def with_maintenance(devices: Iterable[Device], maintenance: Mapping[str, Mainte
 
 
 def forgiven(devices: Iterable[Device], names: Collection[str]) -> tuple[Device, ...]:
-    """Lift the sticky faults of some devices: from here they heal as ordinary ones do."""
+    """Lift the sticky faults of some devices. From then on they heal as ordinary ones do."""
     return tuple(
         structs.replace(device, health=clear_sticky_faults(device.health)) if device.name in names else device
         for device in devices
@@ -56,18 +55,18 @@ def forgiven(devices: Iterable[Device], names: Collection[str]) -> tuple[Device,
 
 
 def sticky_signs(views: Mapping[str, DriverView], device: str) -> tuple[Observation, ...]:
-    """Give the sticky evidence that drivers see of a device now."""
+    """Return the sticky evidence that drivers see of a device now."""
     return tuple(sign for view in views.values() for sign in view.observations.get(device, ()) if sign.is_sticky)
 
 
 def with_forgiveness(
     views: Mapping[str, DriverView], signs: Mapping[str, tuple[Observation, ...]]
 ) -> dict[str, DriverView]:
-    """Take the stickiness from evidence that was forgiven and is seen still.
+    """Remove the stickiness of evidence that was forgiven and is still seen.
 
-    New evidence, of the same reason too, is as sticky as ever.
+    New evidence, also of the same reason, stays sticky.
 
-    Shapes: signs — by device, as `sticky_signs` gave them when it was forgiven.
+    Shapes: signs — by device, as `sticky_signs` returned them when it was forgiven.
     """
     if not signs:
         return dict(views)
@@ -85,12 +84,11 @@ def _without_stickiness(view: DriverView, signs: Mapping[str, tuple[Observation,
 
 
 def changed_by(before: ClassMaintenance, request: PerformRequest) -> ClassMaintenance:
-    """Say what stands after an operation.
+    """Compute the class's maintenance after an operation.
 
-    A word that says the same again keeps its time, and one that says it
-    otherwise replaces the one before.
+    A decision that repeats the present one keeps its time, and a different one replaces it.
 
-    Shapes: `forgive` and `reset` leave all as it is.
+    Shapes: `forgive` and `reset` change nothing.
     """
     operation, devices = request.operation, dict(before.devices)
     was = devices.get(operation.device)
@@ -111,12 +109,12 @@ def changed_by(before: ClassMaintenance, request: PerformRequest) -> ClassMainte
 
 
 def with_operation(before: ClassMaintenance, request: PerformRequest, result: Operated) -> ClassMaintenance:
-    """Keep an operation with its answer; the oldest of too many is dropped."""
+    """Keep an operation with its answer. The oldest of too many is dropped."""
     kept = [operation for operation in before.operations if operation.op_id != request.op_id]
     new = PerformedOperation(op_id=request.op_id, operation=request.operation, time=request.time, result=result)
     return structs.replace(before, operations=(*kept, new)[-OPERATIONS_KEPT:])
 
 
 def performed(maintenance: ClassMaintenance, op_id: str) -> PerformedOperation | None:
-    """Find an operation that was done."""
+    """Find an operation that was performed."""
     return next((operation for operation in maintenance.operations if operation.op_id == op_id), None)

@@ -2,7 +2,7 @@
 operation, and written again when the store has lost it.
 
 This process is the entry's only writer, so any other content is garbage, a deletion or an older
-copy. In memory is what was written; what could not be written is not so.
+copy. Memory has the last written value. A value that could not be written does not count.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["MaintenanceStore"]
 
 
 class MaintenanceStore:
-    """What stands for the devices of one class on this node."""
+    """The operator's decisions for the devices of one class on this node."""
 
     def __init__(self, runtime: Runtime, device_class: str) -> None:
-        """Begin with nothing; `load` reads what stands."""
+        """Begin with nothing. `load` reads the stored value."""
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._node = runtime.node
@@ -29,10 +29,10 @@ class MaintenanceStore:
         self.value = ClassMaintenance(node=runtime.node, device_class=device_class)
 
     async def load(self) -> None:
-        """Read what stands.
+        """Read the stored value.
 
-        Waits until the bucket can be read, for a device that is kept back
-        must not be offered for a moment.
+        Waits until the bucket can be read, because a withheld device must not be offered for a
+        moment.
         """
         while True:
             try:
@@ -47,10 +47,10 @@ class MaintenanceStore:
             return
 
     async def put(self, value: ClassMaintenance) -> None:
-        """Write what stands from now on.
+        """Write the decisions that apply from now on.
 
-        Errors: raises PeerUnavailable when it could not be written, or nobody knows whether it was;
-        then what stood before stands.
+        Errors: raises PeerUnavailable when it could not be written, or the outcome is unknown. The
+        earlier decisions apply then.
         """
         if value == self.value:
             return
@@ -58,8 +58,9 @@ class MaintenanceStore:
         self.value = value
 
     async def run(self, look_s: float) -> None:
-        """Confirm now and then, for ever; `look_s` are the seconds between two looks, at the
-        process's other ticks.
+        """Confirm the stored value periodically, without end.
+
+        Units: look_s — seconds between two checks, at the process's other ticks.
         """
         while True:
             await self._clock.sleep(until_tick(self._clock.monotonic(), look_s))
@@ -69,10 +70,10 @@ class MaintenanceStore:
                 get_logger().debug("maintenance.unseen", why=err.message)
 
     async def confirm(self) -> None:
-        """Look whether what stands is still stored, and write it again if not.
+        """Check that the present value is still stored, and write it again if not.
 
         Errors: raises PeerUnavailable.
-        Cost: one request, and none while nothing was ever said.
+        Cost: one request, and none while there was never an operation.
         """
         stands = self.value
         if not stands.devices and not stands.operations:
@@ -92,9 +93,9 @@ class MaintenanceStore:
         await self._bus.put(MAINTENANCE, stands, node=self._node, device_class=self._class)
 
     async def _read(self) -> ClassMaintenance | None:
-        """Read what stands in the bucket.
+        """Read the bucket's value.
 
-        When that is garbage, the newest older revision that is none.
+        When it is garbage, the newest older revision that is readable.
         """
         try:
             entry = await self._bus.get(MAINTENANCE, node=self._node, device_class=self._class)

@@ -1,1 +1,1 @@
-"""Cards that are cut for a claim, and put together again afterwards."""
+"""Cards that are cut for a claim, and restored afterwards."""

@@ -1,12 +1,10 @@
 """Cuts cards when a request wants a part of them, or the whole.
 
-One change of a card at a time, the intent in the journal before it, never
-while another owner uses the card.
-Flows in: how each card of a request must be. Flows out: a driver's edits, at once where the
-cards are as wanted, else as long work; or a refusal with who is in the way. Every device that
-an owner has here has a step in its record, so that a request that wants its card otherwise sees
-it, also after a restart. What a card is cut into, and how, is the subclass's: modes of AMD's
-GPUs, virtual functions of SR-IOV.
+A card has only one change at a time, with the intent in the journal before it, and never while
+another owner uses the card. The result is a driver's edits, at once where the cards are as wanted,
+else as long work, or a refusal that names the users. Every device that an owner has here has a step
+in its record, so that a request that wants its card otherwise sees it, also after a restart. The
+subclass decides into what a card is cut, and how: modes of AMD's GPUs, virtual functions of SR-IOV.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ UNDO_S = 1.5
 
 
 class CardWish(Protocol):
-    """How one card must be for a request."""
+    """The state of one card that a request needs."""
 
     @property
     def name(self) -> str:
@@ -65,14 +63,14 @@ class CardLocks:
         self._changing: frozenset[PciAddress] = frozenset()
 
     def is_changing(self, address: PciAddress) -> bool:
-        """Say whether this process changes a card now: what it looks
-        like meanwhile means nothing.
+        """Return whether this process changes a card now. What the card looks like meanwhile does
+        not count.
         """
         return address in self._changing
 
     @contextmanager
     def changing(self, address: PciAddress) -> Iterator[None]:
-        """Mark a card; the caller has its lock."""
+        """Mark a card as changing. The caller has its lock."""
         with self._guard:
             self._changing |= {address}
         try:
@@ -83,9 +81,9 @@ class CardLocks:
 
     @contextmanager
     def locked(self, addresses: Collection[PciAddress], limit_s: float) -> Iterator[bool]:
-        """Have these cards for oneself.
+        """Lock these cards.
 
-        False when somebody else has one of them for longer than the limit. 0: do not wait.
+        False when another holder has one of them for longer than the limit. 0: do not wait.
         """
         with self._guard:
             locks = [self._locks.setdefault(address, threading.Lock()) for address in sorted(addresses)]
@@ -112,9 +110,9 @@ class CardCuts(ABC, Generic[WishT]):
     def prepare(
         self, tree: Tree, wishes: Mapping[PciAddress, WishT], context: PrepareContext, edits: Callable[[], Edits]
     ) -> Edits | LongWork:
-        """Give the edits of cards that are as wanted, at once.
+        """Return the edits at once if all cards are as wanted.
 
-        Of others after a change, which is long work.
+        Otherwise return the change as long work.
         """
         with self.locks.locked(wishes, 0) as is_mine:
             if is_mine and self.are_as_wanted(tree, wishes):
@@ -127,24 +125,24 @@ class CardCuts(ABC, Generic[WishT]):
 
     @abstractmethod
     def are_as_wanted(self, tree: Tree, wishes: Mapping[PciAddress, WishT]) -> bool:
-        """Say whether nothing is to be changed; the caller has the cards' locks."""
+        """Return whether nothing must be changed. The caller has the cards' locks."""
 
     @abstractmethod
     def describe(self, address: PciAddress, wish: WishT) -> str:
-        """Say, for people, how a card is to be."""
+        """Describe for people the state that a card must have."""
 
     @abstractmethod
     def bring(self, tree: Tree, address: PciAddress, wish: WishT, context: PrepareContext) -> Refusal | None:
-        """Change a card; None: it is as wanted.
+        """Change a card. None when it is as wanted.
 
-        The caller has its lock, and who has what is written down.
+        The caller has its lock, and has recorded the owners.
         """
 
     @contextmanager
     def turn_to_undo(self, address: PciAddress) -> Iterator[None]:
-        """Have a card for oneself within `unprepare`.
+        """Lock a card within `unprepare`.
 
-        Errors: raises HardwareError while it is at work for another claim.
+        Errors: raises HardwareError while the card is being changed for another claim.
         """
         with self.locks.locked([address], UNDO_S) as is_mine:
             if not is_mine:
@@ -171,9 +169,9 @@ class CardCuts(ABC, Generic[WishT]):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of the kernel's.
+    """Write a kernel file.
 
-    It answers when the driver has done it, or refuses as an OSError.
+    It returns when the driver has done it, or raises its refusal as an OSError.
     """
     path.write_text(f"{text}\n", encoding="ascii")
 

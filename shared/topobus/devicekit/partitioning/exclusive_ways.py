@@ -1,14 +1,13 @@
-"""Counts the ways in which a card can be held, so that never parts of two of them are held
+"""Makes counters for the ways in which a card can be cut, so that parts of two ways are never held
 together, and all parts of one way can be.
 
-Flows in: for each way the names of its devices: the card as a whole is a way with one. Flows out:
-counter sets, and what each device takes of them.
+A way lists the names of its devices. The card as a whole is a way with one.
 
 A counter that all parts share cannot do it: two ways of two parts and more would each leave room
-for one of the other. So each part has a counter of its own, of which it takes everything and
-each part of the later ways 1. The parts of the last way need none: a card in 1, 2, 4 and 8 parts
-has 1 + 2 + 4 counters, not one for each of the 70 pairs. Limits: resource.k8s.io/v1, 32 counters
-in a set, 2 sets for a device.
+for one of the other. So each part has a counter of its own, of which it takes everything and each
+part of the later ways 1. The parts of the last way need none: a card in 1, 2, 4 and 8 parts has 1 +
+2 + 4 counters, not one for each of the 70 pairs. Limits: resource.k8s.io/v1, 32 counters in a set,
+2 sets for a device.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Makes virtual functions when somebody gets one of them, and removes them for a request that wants
+"""Makes virtual functions when a claim gets one of them, and removes them for a request that wants
 the physical one.
 
-The kernel changes the number by way of 0 alone, which removes all of them: so
-functions are made where there are none, and removed for a request of the physical
-function, or when the last is given back.
+The kernel changes their number only by way of 0, which removes all of them. So functions are made
+where there are none, and removed for a request of the physical function, or when the last is
+deallocated.
 
-What a death cuts off needs no mending: the kernel ends a write of sriov_numvfs as a whole, so the
-functions are there or not, and both are on offer.
+A crash leaves nothing to repair: the kernel ends a write of sriov_numvfs as a whole, so the
+functions exist or not, and both are offered.
 Source: Documentation/PCI/pci-iov-howto.rst; sriov_numvfs, sriov_offset, sriov_stride,
 sriov_vf_device in Documentation/ABI/testing/sysfs-bus-pci.
 """
@@ -39,7 +39,7 @@ CUT_LIMIT_S = 2 * SETTLE_S
 
 
 class FunctionWish(Struct, frozen=True, kw_only=True):
-    """How one physical function must be for a request."""
+    """The state of one physical function that a request needs."""
 
     name: str
     """The device of the physical function."""
@@ -53,7 +53,7 @@ class FunctionWish(Struct, frozen=True, kw_only=True):
 
     @property
     def own_parts(self) -> tuple[PciAddress, ...]:
-        """Those of its virtual functions that the request wants."""
+        """The virtual functions that the request wants."""
         return tuple(part for part, device in self.parts if device in self.devices)
 
     @property
@@ -73,21 +73,22 @@ class FunctionCuts(CardCuts[FunctionWish]):
         pauses: Pauses | None = None,
         write: Callable[[Path, str], None] | None = None,
     ) -> None:
-        """Keep how this class's functions are looked at.
+        """Keep the checks of this class's functions.
 
-        Shapes: users — who uses a physical function, or one of its virtual ones, besides owners of
-        ours, for people; is_ready — what a virtual function still lacks, or nothing.
+        Shapes: users — returns, for people, the users of a physical function, or of one of its
+        virtual ones, besides owners of ours; is_ready — returns what a virtual function still
+        lacks, or nothing.
         """
         super().__init__(pauses=pauses, write=write)
         self._users = users
         self._is_ready = is_ready
 
     def are_as_wanted(self, tree: Tree, wishes: Mapping[PciAddress, FunctionWish]) -> bool:
-        """Say whether the functions are there, and those of the request ready."""
+        """Return whether the functions exist, and those of the request are ready."""
         return not any(self._lacks(tree, address, wish, wish.own_parts) for address, wish in wishes.items())
 
     def describe(self, address: PciAddress, wish: FunctionWish) -> str:
-        """Give the number of functions that there are to be."""
+        """Describe the number of functions that there must be."""
         return f"{address} with {wish.count} virtual functions"
 
     def undo(
@@ -98,9 +99,10 @@ class FunctionCuts(CardCuts[FunctionWish]):
         record: DeviceRecord,
         in_use: Callable[[], frozenset[str]],
     ) -> None:
-        """Let an owner go; the last one of a card whose functions are to go takes them away.
+        """Remove an owner. With the last owner of a card the functions are removed, if the wish
+        asks for that.
 
-        Errors: raises HardwareError while the card is at work for somebody else.
+        Errors: raises HardwareError while the card is being changed for another owner.
         """
         part = record.step(PART)
         if part is not None and part.is_done and wish.removes and not wish.is_whole:
@@ -109,12 +111,12 @@ class FunctionCuts(CardCuts[FunctionWish]):
         self.forget(record)
 
     def forget(self, record: DeviceRecord) -> None:
-        """Let an owner go whose card is not cut on demand any more."""
+        """Remove an owner whose card is not cut on demand any more."""
         record.undone(_COUNT)
         record.undone(PART)
 
     def bring(self, tree: Tree, address: PciAddress, wish: FunctionWish, context: PrepareContext) -> Refusal | None:
-        """Make the functions, or take them away."""
+        """Make the functions, or remove them."""
         present = _present(tree, address)
         if present != wish.count:
             if present and not wish.is_whole:
@@ -140,8 +142,8 @@ class FunctionCuts(CardCuts[FunctionWish]):
     def _refuse_users(
         self, tree: Tree, address: PciAddress, wish: FunctionWish, present: int, in_use: frozenset[str]
     ) -> Refusal | None:
-        # Who has another virtual function is in nobody's way who wants one: after a reboot all
-        # of them find the card without.
+        # The owner of another virtual function does not conflict with a request for one: after a
+        # reboot all of them find the card without any.
         siblings = {device for _, device in wish.parts} if wish.is_whole else set()
         rivals = tuple(sorted(in_use & ({wish.name} | siblings) - set(wish.devices)))
         users = tuple(self._users(tree, address, _virtual(tree, address))) if not rivals else ()
@@ -156,7 +158,7 @@ class FunctionCuts(CardCuts[FunctionWish]):
     ) -> Refusal | None:
         """Wait until these functions are ready.
 
-        A sibling that does not get ready in time is in nobody's way.
+        A sibling that does not get ready in time does not matter.
         """
         lacks = look_until(lambda: _done(self._lacks(tree, address, wish, parts)), self.pauses, SETTLE_S)
         if isinstance(lacks, str) and (own := self._lacks(tree, address, wish, wish.own_parts)):
@@ -173,9 +175,9 @@ class FunctionCuts(CardCuts[FunctionWish]):
         return None
 
     def _remove(self, tree: Tree, address: PciAddress, wish: FunctionWish, in_use: frozenset[str]) -> None:
-        """Take the functions away, if nobody uses any.
+        """Remove the functions, if none has a user.
 
-        Where it cannot be they stay, and the next claim finds them.
+        Where that fails they stay, and the next claim finds them.
         """
         present = _present(tree, address)
         if not present or in_use & ({wish.name} | {device for _, device in wish.parts}):
@@ -211,17 +213,17 @@ class FunctionCuts(CardCuts[FunctionWish]):
 
 
 def planned_functions(tree: Tree, machine: Machine, physical: PciDevice, count: int) -> tuple[PciDevice, ...]:
-    """Give the virtual functions that a physical one has, or would have, as discovery would
+    """Return the virtual functions that a physical one has, or would have, as discovery would
     describe them.
 
-    Fewer than `count`: the kernel does not tell where they would be.
+    Empty where the kernel does not show their addresses.
 
     Errors: raises HardwareError for a file that holds no number.
     """
     folder = pci_folder(physical.address)
     by_address = {device.address: device for device in machine.pci_devices}
-    # A number that somebody else has set stays until the physical function is wanted: who has one
-    # of them may be known to nobody.
+    # A number that another program has set stays until the physical function is requested, because
+    # a function may have a holder that we do not know.
     addresses = _virtual(tree, physical.address)
     if not addresses:
         offset, stride = tree.read_int(f"{folder}/sriov_offset"), tree.read_int(f"{folder}/sriov_stride")

@@ -1,10 +1,8 @@
 """Physical functions that a driver offers whole and in virtual functions at the same time, by an
 operator's rules.
 
-What a driver keeps of them between its looks.
-
-Flows in: rules, physical functions with their devices. Flows out: the virtual functions to offer
-beside each, there or not; and requests for them, made so by `function_cuts`.
+It keeps, between the looks of a driver, the virtual functions to offer beside each physical one,
+existing or not. `function_cuts` makes the functions of a request.
 """
 
 from __future__ import annotations
@@ -56,11 +54,11 @@ class OnDemandFunctions:
         self._has_looked = False
 
     def begin_look(self) -> None:
-        """Begin to plan anew."""
+        """Begin a new plan."""
         self._next, self._changed, self._next_uncut = {}, set(), set()
 
     def end_look(self, devices: Sequence[Device]) -> None:
-        """Have what was planned since the beginning count; `devices` is what the look gave."""
+        """Put the plan since the beginning into effect. `devices` are those that the look found."""
         self._plans, self.uncut, self._has_looked = self._next, frozenset(self._next_uncut), True
         by_name = {device.name: device for device in devices}
         self._seen = {
@@ -69,8 +67,8 @@ class OnDemandFunctions:
         }
 
     def is_cut(self, function: PciDevice) -> bool:
-        """Say, while a look goes on, whether a function is one of a card that is cut on demand: the
-        physical one, or a virtual one on offer.
+        """Return, during a look, whether a function belongs to a card that is cut on demand: as the
+        physical one, or as an offered virtual one.
         """
         plan = self._next.get(function.physfn or function.address)
         return plan is not None and (function.physfn is None or any(function.address == part for part, _ in plan.parts))
@@ -80,9 +78,9 @@ class OnDemandFunctions:
         return next((rule for rule in self.rules if all(condition.holds(device) for condition in rule.where)), None)
 
     def plan(self, tree: Tree, machine: Machine, device: Device, physical: PciDevice) -> tuple[PciDevice, ...]:
-        """Give the virtual functions to offer beside a physical one.
+        """Return the virtual functions to offer beside a physical one.
 
-        None where no rule fits, or the kernel does not tell where they would be.
+        Empty where no rule fits, or the kernel does not show their addresses.
         """
         rule = self.rule(device) if physical.physfn is None else None
         total = tree.read_int(f"{pci_folder(physical.address)}/sriov_totalvfs") if rule is not None else None
@@ -96,11 +94,11 @@ class OnDemandFunctions:
         return functions
 
     def changing(self, function: PciDevice) -> Sequence[Device] | None:
-        """Give what was seen last of a card that is changing, for its physical function.
+        """Return the last seen devices of a card that is changing, for its physical function.
 
-        Nothing for its virtual ones; None for every other function. A card that changed
-        at any moment of a look is passed by until its end, and keeps its plan: half of
-        it was seen before the change.
+        Empty for its virtual ones, None for every other function. A card that changed at any moment
+        of a look is skipped until its end, and keeps its plan, because half of it was seen before
+        the change.
         """
         address = function.physfn or function.address
         if self.cuts.locks.is_changing(address) and address in self._plans:
@@ -111,15 +109,15 @@ class OnDemandFunctions:
         return self._seen.get(address, ()) if function.physfn is None else ()
 
     def is_planned(self, address: PciAddress) -> bool:
-        """Say whether a virtual function is one of a card that is cut on demand."""
+        """Return whether a virtual function belongs to a card that is cut on demand."""
         return any(address == part for plan in self._plans.values() for part, _ in plan.parts)
 
     def is_absent(self, tree: Tree, address: PciAddress) -> bool:
-        """Say whether a virtual function is or was on offer and is not there, so that nothing can
-        be wrong with it.
+        """Return whether a virtual function is or was offered and does not exist, so that nothing
+        can be wrong with it.
 
-        Was: devices of an earlier look are observed also when the last one found
-        that their card cannot be cut now.
+        Devices of an earlier look are observed also when the last one found that their card cannot
+        be cut now.
         """
         return address in self._parts and not tree.exists(pci_folder(address))
 
@@ -130,7 +128,7 @@ class OnDemandFunctions:
         context: PrepareContext,
         edits: Callable[[], Mapping[str, ContainerEdits] | Refusal],
     ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give edits, after the functions of a request are there.
+        """Return edits, after the functions of a request exist.
 
         At once for devices of no card that is cut on demand.
         """
@@ -153,9 +151,9 @@ class OnDemandFunctions:
         return self.cuts.prepare(tree, wishes, context, edits) if wishes else edits()
 
     def undo(self, tree: Tree, device: Device, context: PrepareContext) -> None:
-        """Let the owner of a device go.
+        """Remove the owner of a device.
 
-        Errors: raises HardwareError while the card is at work for somebody else.
+        Errors: raises HardwareError while the card is being changed for another owner.
         """
         wish = self._wish(device)
         record = context.records.get(device.name, DeviceRecord())
@@ -165,8 +163,8 @@ class OnDemandFunctions:
             self.cuts.undo(tree, wish[0], wish[1], record, context.in_use)
 
     def has_any(self, devices: Sequence[Device]) -> bool:
-        """Say whether a device is of a card that is cut on demand, or that may be, as long as
-        nobody has looked.
+        """Return whether a device is of a card that is cut on demand, or may be, until the first
+        look.
         """
         return (bool(self.rules) and not self._has_looked) or any(self._wish(device) is not None for device in devices)
 
@@ -182,7 +180,8 @@ class OnDemandFunctions:
     def planned(
         self, tree: Tree, machine: Machine, device: Device, physical: PciDevice, why_not: Sequence[str]
     ) -> tuple[tuple[PciDevice, ...], str]:
-        """Plan, unless the host uses the physical function itself; then why not, where a rule fits.
+        """Plan, unless the host uses the physical function itself. Then return the reason, where a
+        rule fits.
 
         Shapes: why_not — how the host uses it, for people.
         """

@@ -1,10 +1,9 @@
-"""Has the kernel take a PCI function from one driver and give it to another, by sysfs:
-`driver_override`, `unbind`, `bind`.
+"""Makes the kernel move a PCI function from one driver to another, by sysfs: `driver_override`,
+`unbind`, `bind`.
 
-Flows in: a function, what it had before, which driver it shall have. Flows out: the
-kernel's state, looked at after each write, for the kernel says nothing of what came of a
-probe. Each act may be repeated, and each state that a crash can leave is one from which
-`restore` comes back. Everything here blocks.
+The kernel does not report the result of a probe, so its state is read after each write. Each act
+may be repeated, and `restore` recovers from each state that a crash can leave. Everything here
+blocks.
 Source: Documentation/ABI/testing/sysfs-bus-pci (driver_override, bind, unbind),
 Documentation/driver-api/vfio.rst.
 """
@@ -33,7 +32,7 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
 
 
 class FunctionDriver(Struct, frozen=True, kw_only=True):
-    """Which kernel driver has a function, and which one alone may have it."""
+    """The kernel driver that has a function, and the only one that may have it."""
 
     name: str = ""
     """Empty: none has it."""
@@ -45,7 +44,7 @@ class FunctionSwitch:
     """The switch of one tree's functions."""
 
     def __init__(self, tree: Tree, *, limit_s: float, pauses: Pauses | None = None) -> None:
-        """Take the tree; `limit_s` is how long a driver may take to let a function go, or to take
+        """Take the tree. `limit_s` is how long a driver may take to release a function, or to bind
         it.
         """
         # What a tree remembers is for looks, and here each look must be the first.
@@ -54,7 +53,7 @@ class FunctionSwitch:
         self._pauses = pauses or Pauses()
 
     def present(self, address: PciAddress) -> FunctionDriver:
-        """Look which driver has a function."""
+        """Read which driver has a function."""
         folder = pci_folder(address)
         override = self.tree.read(f"{folder}/driver_override") or ""
         return FunctionDriver(
@@ -66,9 +65,9 @@ class FunctionSwitch:
         return self.tree.exists(f"{_DRIVERS}/{kernel_driver}")
 
     def give(self, address: PciAddress, kernel_driver: str) -> None:
-        """Have a driver take a function, from whichever has it.
+        """Bind a function to a driver, from whichever has it.
 
-        Errors: raises HardwareError with the kernel's own word, or when it takes too long; the
+        Errors: raises HardwareError with the kernel's own text, or when it takes too long; the
         function may be with either driver then, or with none.
         """
         self._write(f"{pci_folder(address)}/driver_override", kernel_driver)
@@ -77,9 +76,9 @@ class FunctionSwitch:
             self._bind(address, kernel_driver)
 
     def restore(self, address: PciAddress, before: FunctionDriver) -> None:
-        """Have a function be with the driver that it had before, whatever state it is in.
+        """Bind a function to the driver that it had before, whatever state it is in.
 
-        One that has left the bus has no driver to be with.
+        A function that has left the bus is skipped.
 
         Errors: raises HardwareError.
         """
@@ -95,7 +94,7 @@ class FunctionSwitch:
             self._bind(address, before.name)
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Wait until something is so, as long as a driver may take.
+        """Wait until a condition is true, as long as a driver may take.
 
         Errors: raises HardwareError.
         """
@@ -121,7 +120,7 @@ class FunctionSwitch:
         try:
             self._write(f"{_DRIVERS}/{kernel_driver}/bind", str(address))
         except HardwareError:
-            # A driver may have found it by itself in the moment since it was let go.
+            # The driver may have bound it by itself since it was released.
             if self.present(address).name != kernel_driver:
                 raise
         self.until(

@@ -1,9 +1,8 @@
-"""Who uses a PCI function on this node: processes that have its device nodes open, and interfaces
-of it that the node has in use.
+"""The users of a PCI function on this node: processes that have its device nodes open, and
+interfaces of it that the node has in use.
 
-Flows in: a function, and nodes that only its driver knows. Flows out: sentences for
-people, none when it is idle. A process whose open files nobody may see is no idle one:
-whoever asks is told that we are blind.
+They are sentences for people, none when the function is idle. A process whose open files cannot be
+read does not count as idle: the result has the number of such processes.
 Source: Documentation/ABI/testing/sysfs-class-net; proc(5) fd; `DEVNAME` in a device's uevent.
 """
 
@@ -31,7 +30,7 @@ _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class OpenNodes(Struct, frozen=True, kw_only=True):
-    """Who has device nodes open."""
+    """The processes that have device nodes open."""
 
     users: tuple[str, ...] = ()
     """`process 4711 (python3) has /dev/nvidia0 open`."""
@@ -43,7 +42,7 @@ def function_nodes(tree: Tree, address: PciAddress) -> tuple[str, ...]:
     """Name the device nodes that the kernel has made for a function, relative to dev:
     `dri/renderD128`.
 
-    Sorted. Functions behind it (it is a bridge then) are their own.
+    Sorted. Nodes of functions behind it (if it is a bridge) are left out.
     """
     return tuple(sorted(set(_nodes(tree, pci_folder(address), 0))))
 
@@ -53,7 +52,7 @@ def openers(tree: Tree, nodes: Collection[str]) -> OpenNodes:
 
     Cost: one readlink for each open file of the node: a tenth of a second and more.
     """
-    # A tree that remembers what it listed would keep each process for ever.
+    # A tree that caches listings would keep each process without end.
     tree = Tree(tree.settings)
     users: list[str] = []
     unseen = 0
@@ -76,9 +75,9 @@ def openers(tree: Tree, nodes: Collection[str]) -> OpenNodes:
 
 
 def interface_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Say what the node, or somebody else, does with a function's network interfaces.
+    """Describe how the node, or another network namespace, uses a function's network interfaces.
 
-    Nothing when it has none, or they are idle.
+    Empty when it has none, or they are idle.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """

@@ -1,10 +1,8 @@
-"""IOMMU groups: the functions that a virtual machine gets together or not at all, since they can
+"""IOMMU groups: the functions that a virtual machine gets together or not at all, because they can
 reach each other's memory past the IOMMU.
 
-Flows in: a function. Flows out: its group, the others in it that stand
-in the way, and VFIO's nodes.
-Source: Documentation/driver-api/vfio.rst; vfio_dev_viable in
-drivers/vfio/group.c for what may stand beside.
+Source: Documentation/driver-api/vfio.rst; vfio_dev_viable in drivers/vfio/group.c for the functions
+that may share a group.
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ __all__ = ["IommuGroup", "function_number", "others", "read_group", "vfio_nodes"
 
 # Base class 06: bridges, which the kernel needs and no machine gets.
 _BRIDGE = 0x06
-# Holds a function for nobody: how an operator sets one aside that shares a group (a GPU's sound).
+# Holds a function without using it: an operator sets aside with it a function that shares a group
+# (a GPU's sound).
 _NOBODYS = ("pci-stub",)
 
 
@@ -35,7 +34,7 @@ class IommuGroup(Struct, frozen=True, kw_only=True):
 def read_group(tree: Tree, address: PciAddress) -> IommuGroup | None:
     """Read a function's group.
 
-    None where there is no IOMMU, or nobody can say who is in the group.
+    None where there is no IOMMU, or the members of the group are unknown.
     """
     folder = f"{pci_folder(address)}/iommu_group"
     number = tree.link_name(folder)
@@ -46,8 +45,9 @@ def read_group(tree: Tree, address: PciAddress) -> IommuGroup | None:
 
 
 def others(tree: Tree, group: IommuGroup, own: Collection[PciAddress]) -> dict[PciAddress, str]:
-    """Find the functions of a group that stand in the way, with the driver of each: neither a
-    claim's own, nor bridges, nor set aside for nobody.
+    """Find the functions of a group that prevent passthrough, with the driver of each.
+
+    A claim's own functions, bridges, and functions that are set aside do not.
     """
     found_functions: dict[PciAddress, str] = {}
     for address in group.functions:
@@ -67,8 +67,8 @@ def function_number(tree: Tree, address: PciAddress) -> str:
 
 
 def vfio_nodes(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Name the nodes, relative to dev, by which a function that VFIO has is opened: the group's and
-    its own.
+    """Name the nodes, relative to dev, that open a function that VFIO has: the group's
+    and its own.
     """
     group = tree.link_name(f"{pci_folder(address)}/iommu_group")
     number = function_number(tree, address)

@@ -1,13 +1,13 @@
-"""Gives PCI functions to virtual machines: for a claim a function goes from its own kernel driver
-to VFIO, and afterwards back.
+"""Gives PCI functions to virtual machines: for a claim a function moves from its own kernel driver
+to VFIO, and back afterwards.
 
-Flows in: devices whose claim asks for it, what the operator allows, and what the journal says of
-the owner. Flows out: VFIO's nodes for a container, or a refusal with the exact reason; the function
-is with its own driver then. The driver that had it before stands in the journal before the first
-act, so a kill at any step is undone by the next start. It stands in place of the class's driver for
-these devices: `prepare` is long work, `unprepare` brings the function back, and its driver cleans
-it as after any owner. A function of a card that is cut on demand is made first, and a card that is
-wanted whole loses its functions first, as for any other claim; what they are is checked after that.
+The claim's configuration asks for it, and the operator's settings allow it. The result is VFIO's
+nodes for a container, or a refusal with the exact reason, in which case the function is with its
+own driver. The previous driver is recorded in the journal before the first act, so the next start
+undoes a kill at any step. `PassthroughDriver` replaces the class's driver for these devices.
+`prepare` is long work, `unprepare` brings the function back, and its driver cleans it as after any
+owner. A function of a card that is cut on demand is made first, and a card that is wanted whole
+loses its functions first, as for any other claim. They are checked after that.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ from topobus.values.request import OwnerKind
 __all__ = ["PassthroughDriver"]
 
 _LOOK_S = 0.2
-# To let go, to take, and both once more when it has to go back; and the look for users.
+# To release, to bind, and both once more when the function must go back; and the look for users.
 _SWITCHES = 4
 
 
 class PassthroughDriver(DeviceDriver):
-    """Stands in place of a class's driver for the devices that a claim
-    wants for a virtual machine.
-    """
+    """Replaces a class's driver for the devices that a claim wants for a virtual machine."""
 
     def __init__(
         self,
@@ -58,8 +56,10 @@ class PassthroughDriver(DeviceDriver):
         *,
         pauses: Pauses | None = None,
     ) -> None:
-        """Take the class's driver; `own` gives the functions that the owner has in passthrough
-        already, and is called in the driver's thread.
+        """Wrap the class's driver.
+
+        `own` returns the functions that the owner already has in passthrough. It is called in the
+        driver's thread.
         """
         self.name = driver.name
         self.device_class = driver.device_class
@@ -70,20 +70,20 @@ class PassthroughDriver(DeviceDriver):
 
     @property
     def capabilities(self) -> Capabilities:
-        """It cleans if its driver does: when that has the device again."""
+        """It cleans if its driver does, once that has the device again."""
         return Capabilities(checks=True, cleans=self._driver.capabilities.cleans)
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """Find nothing: its driver does."""
+        """Find nothing: the class's driver finds the devices."""
         return Discovery()
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """See nothing: its driver does, when it has the device again."""
+        """Observe nothing: the class's driver does, when it has the device again."""
         return {}
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse what is asked wrongly, what the operator does not allow, and a function whose
-        IOMMU group is not the claim's alone; nothing is changed yet.
+        """Refuse malformed requests, what the operator does not allow, and a function whose IOMMU
+        group is not the claim's alone. Nothing is changed yet.
         """
         passthrough = _read_alike(devices, context)
         if isinstance(passthrough, Refusal):
@@ -107,7 +107,7 @@ class PassthroughDriver(DeviceDriver):
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give the nodes of functions that VFIO has, else begin to switch them."""
+        """Return the nodes of functions that VFIO has, else begin to switch them."""
         passthrough = _read_alike(devices, context)
         if isinstance(passthrough, Refusal):
             return passthrough
@@ -139,7 +139,7 @@ class PassthroughDriver(DeviceDriver):
             raise HardwareError("; ".join(faults), next_step="it is tried again until its driver has it")
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Have its driver clean it."""
+        """Clean it by the class's driver."""
         return self._driver.clean(tree, device, record)
 
     def _is_cut_on_demand(self, device: Device) -> bool:
@@ -147,8 +147,9 @@ class PassthroughDriver(DeviceDriver):
         return functions is not None and functions.has_any([device])
 
     def _refuse_device(self, tree: Tree, device: Device, *, is_there: bool = True) -> Refusal | None:
-        """Refuse what may not be given; `is_there`: whether the function is what it will be when it
-        is given.
+        """Refuse a device that may not be given.
+
+        `is_there`: whether the function is already as it will be when it is given.
         """
         address = device.pci
         # A virtual function is a part of its card, and a function with a group of its own.
@@ -275,7 +276,7 @@ class PassthroughDriver(DeviceDriver):
         )
 
     def _bring_back(self, tree: Tree, device: Device, record: DeviceRecord) -> str:
-        """Bring one function back; why not, or nothing.
+        """Bring one function back. Return why it failed, or nothing.
 
         A device without the step was never switched.
         """
@@ -288,7 +289,8 @@ class PassthroughDriver(DeviceDriver):
         try:
             now = switch.present(address)
             if is_vfio(now.name):
-                # The kernel waits in `unbind`, for ever, until nobody has the function open.
+                # The kernel waits in `unbind`, without limit, until no process has the function
+                # open.
                 busy = openers(tree, iommu_groups.vfio_nodes(tree, address))
                 if busy.users:
                     return f"{device.name} is still open: {'; '.join(busy.users)}"
@@ -338,7 +340,7 @@ class PassthroughDriver(DeviceDriver):
 
 
 def _read_alike(devices: Sequence[Device], context: PrepareContext) -> Passthrough | Refusal:
-    """Read what all devices are asked for; one machine has one backend."""
+    """Read the request of all devices. One machine has one backend."""
     wishes = {device.name: read_passthrough(context.config_of(device.name)) for device in devices}
     refusal = next((wish for wish in wishes.values() if isinstance(wish, Refusal)), None)
     if refusal is not None:
@@ -359,8 +361,8 @@ def _address(device: Device) -> PciAddress:
 
 
 def _name_part(address: PciAddress) -> str:
-    """Give how a device's name ends that stands for this function as a whole: a part of it names
-    that one as its parent.
+    """Return the end of the name of the device that is this function as a whole: a part of it names
+    that device as its parent.
     """
     return "-" + str(address).replace(":", "-").replace(".", "-")
 

@@ -1,9 +1,8 @@
 """What a container of a virtual machine gets: VFIO's nodes, and the variables by which its program
 finds the functions.
 
-Flows in: functions that VFIO has. Flows out: edits. KubeVirt's launcher finds the functions of a
-resource in PCI_RESOURCE_<RESOURCE>, separated by commas; QEMU by any other name reads
-`TOPOBUS_<CLASS>_PCI_ADDRESSES`.
+KubeVirt's launcher finds the functions of a resource in PCI_RESOURCE_<RESOURCE>, separated by
+commas. QEMU under any other name reads `TOPOBUS_<CLASS>_PCI_ADDRESSES`.
 Source: kubevirt pkg/util (ResourceNameToEnvVar), pkg/virt-launcher/virtwrap/device/hostdevice;
 Documentation/userspace-api/iommufd.rst.
 """
@@ -28,7 +27,7 @@ _COMMON = {"vfio": "vfio/vfio", "iommufd": "iommu"}
 
 
 def missing_nodes(tree: Tree, devices: Sequence[Device], passthrough: Passthrough) -> tuple[str, ...]:
-    """Name the nodes that are not there yet."""
+    """Name the nodes that do not exist yet."""
     tree = Tree(tree.settings)
     nodes = [_COMMON[passthrough.backend], *(_own_node(tree, device, passthrough) for device in devices)]
     return tuple(node for node in nodes if not node or not tree.exists(f"dev/{node}"))
@@ -37,7 +36,7 @@ def missing_nodes(tree: Tree, devices: Sequence[Device], passthrough: Passthroug
 def passthrough_edits(
     tree: Tree, devices: Sequence[Device], passthrough: Passthrough, driver: DeviceDriver
 ) -> Mapping[str, ContainerEdits]:
-    """Give the nodes of functions that VFIO has, and the variables.
+    """Return the nodes of functions that VFIO has, and the variables.
 
     The key "" holds what is common to all.
     """
@@ -64,7 +63,7 @@ def passthrough_edits(
 
 
 def _own_node(tree: Tree, device: Device, passthrough: Passthrough) -> str:
-    """Name the node of a device; empty when VFIO has made none."""
+    """Name the node of a device. Empty when VFIO has made none."""
     if device.pci is None:
         return ""
     if passthrough.backend == "iommufd":

@@ -1,10 +1,7 @@
-"""What a claim asks when it wants devices for a virtual machine: its opaque configuration, read
+"""The request of a claim that wants devices for a virtual machine: its opaque configuration, read
 once for all drivers.
 
-Pure.
-
-Flows in: the configuration that `prepare` got. Flows out: the parameters, or why they cannot be
-read. Written by the claim, or by a DeviceClass that claims name.
+Pure. The claim, or a DeviceClass that claims name, has the configuration.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ class Passthrough(Wire, frozen=True, kw_only=True):
 
 
 def asks_for_passthrough(config: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether a device is asked for a virtual machine, soundly or not.
+    """Return whether a device is requested for a virtual machine, even if the request is malformed.
 
     >>> asks_for_passthrough([{"apiVersion": "topobus.dev/v1", "kind": "PassthroughParameters"}])
     True
@@ -42,11 +39,11 @@ def asks_for_passthrough(config: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def read_passthrough(config: Sequence[Mapping[str, Any]]) -> Passthrough | Refusal:
-    """Read the parameters; the last ones win, for claims come after classes.
+    """Read the parameters. The last ones win, because claims come after classes.
 
-    Shapes: config — of a device that is asked for a virtual machine.
+    Shapes: config — of a device that is requested for a virtual machine.
     Errors: refuses a wrong version, unknown fields and wrong values by name, and configuration of
-    another kind beside it: it would be about the device as its driver has it.
+    another kind beside it: that would be for the device with its own driver.
 
     >>> read_passthrough([{"apiVersion": "topobus.dev/v1", "kind": "PassthroughParameters", "backend": "iommufd"}]).backend
     'iommufd'

@@ -1,9 +1,9 @@
 """Shares devices as their operator wants it: which of them, how often kubelet is offered them, and
 what of them a claim may have. Pure.
 
-Flows in: devices as their drivers report them, the setting `sharing`. Flows out: the same devices
-with their sharing, shares as a capacity, and the amounts that a claim may ask for; and warnings of
-what cannot be shared. A device whose driver shares it already stays as its driver says.
+Shared devices get their sharing, shares as a capacity, and the amounts that a claim may request. A
+device that cannot be shared gives a warning. A device whose driver shares it already stays as its
+driver reports it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIB = 1 << 20
 
 
 class SharedPool(Pool, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Devices that several containers have at once, under a resource name of their own; `name` and
+    """Devices that several containers have at once, under a resource name of their own. `name` and
     `where` as a pool has them.
     """
 
@@ -50,7 +50,10 @@ class SharedPool(Pool, frozen=True, kw_only=True, forbid_unknown_fields=True):
     it."""
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
+        """Refuse values that contradict each other.
+
+        Errors: raises ValueError.
+        """
         super().__post_init__()
         if self.time_slice and self.strategy != TIME_SLICING:
             raise ValueError(
@@ -59,7 +62,7 @@ class SharedPool(Pool, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def check_sharing_settings(device_class: str, sharing: Sequence[SharedPool], pools: Sequence[Pool]) -> None:
-    """Refuse shared pools that cannot stand beside each other, or beside the pools.
+    """Refuse shared pools that conflict with each other, or with the pools.
 
     Errors: raises ConfigError that names the pool.
     """
@@ -73,10 +76,10 @@ def check_sharing_settings(device_class: str, sharing: Sequence[SharedPool], poo
 def with_sharing(
     devices: Sequence[Device], sharing: Sequence[SharedPool], moving: Collection[str] = ()
 ) -> tuple[Device, ...]:
-    """Share the devices that are in a shared pool (`with_pools` came before), and those alone.
+    """Share the devices that are in a shared pool (`with_pools` came before), and only those.
 
-    Shapes: moving — drivers whose devices move into a pod's sandbox,
-    where one pod alone can have them.
+    Shapes: moving — drivers whose devices move into a pod's sandbox, where only one pod can have
+    them.
     """
     by_name = {pool.name: pool for pool in sharing}
     return tuple(_shared(_unshared(device), by_name.get(device.pool), moving) for device in devices)
@@ -85,8 +88,8 @@ def with_sharing(
 def odd_sharing(
     devices: Sequence[Device], sharing: Sequence[SharedPool], moving: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Tell of devices that are in a shared pool and are given whole (or as their driver shares
-    them) all the same, with why.
+    """List devices that are in a shared pool and are still given whole (or as their driver shares
+    them), with the reason.
     """
     by_name = {pool.name: pool for pool in sharing}
     odd: list[str] = []
@@ -116,8 +119,8 @@ def _fault(device: Device, pool: SharedPool, moving: Collection[str]) -> str:
 
 
 def _with_shares(device: Device, pool: SharedPool) -> Device:
-    # A capacity without a policy would go whole to the first claim, and
-    # nobody could have a share beside it.
+    # A capacity without a policy would go whole to the first claim, and no other claim could have a
+    # share.
     policies = {
         name: CapacityPolicy(default=amount // pool.replicas, minimum=0, step=1)
         for name, amount in device.capacity.items()

@@ -1,10 +1,9 @@
 """How the containers of one claim share its devices: the strategy in a claim's opaque
 configuration, read once for all drivers.
 
-Flows in: the configuration that `prepare` got, and what the driver can do. Flows out: the strategy,
-or why it cannot be had. The claim has its devices alone either way: a strategy says what its
-containers may do with them. A driver that does not say that it knows a strategy is never asked for
-one; nothing is ignored silently.
+The claim has its devices alone either way: a strategy decides what its containers may do with them.
+A driver that does not declare a strategy is never asked for it, and the claim is refused: nothing
+is ignored silently.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ __all__ = ["read_sharing", "refuse_sharing", "sharing_of", "with_operators_shari
 
 
 def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | None:
-    """Find the strategy in opaque configurations; the last one wins, for claims come after classes.
+    """Find the strategy in opaque configurations. The last one wins, because claims come after
+    classes.
 
-    None when none is asked for.
+    None when none is requested.
 
     >>> read_sharing([{"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "MPS"}]).strategy
     'MPS'
@@ -59,9 +59,9 @@ def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | Non
 def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | Refusal:
     """Find the one strategy for all of a driver's devices in a claim.
 
-    Exclusive when none is asked for.
+    Exclusive when none is requested.
 
-    Errors: refuses a malformed one, and two that differ: one process cannot keep to both.
+    Errors: refuses a malformed one, and two that differ, because one process cannot apply both.
     """
     sharings: dict[str, Sharing] = {}
     for device in devices:
@@ -81,12 +81,12 @@ def with_operators_sharing(
     config: tuple[dict[str, Any], ...],
     device_config: Mapping[str, tuple[dict[str, Any], ...]],
 ) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Put what the operator wants of shared devices before what classes and claims want of them.
+    """Put the operator's configuration of shared devices before that of classes and claims.
 
-    The last word counts.
+    The last one counts.
 
-    Shapes: device_config — by device, in place of `config`, which is for all others; result
-    — the same with shared devices.
+    Shapes: device_config — by device, in place of `config`, which is for all others; result — the
+    same with shared devices.
     """
     configured = dict(device_config)
     for device in devices:
@@ -101,9 +101,9 @@ def with_operators_sharing(
 
 
 def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-    """Say why a driver cannot share its devices as it is asked to.
+    """Refuse a sharing that a driver does not support.
 
-    None when it can, or is not asked to.
+    None when it does, or when none is requested.
     """
     sharing = sharing_of(devices, context)
     if isinstance(sharing, Refusal):

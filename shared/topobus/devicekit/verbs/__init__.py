@@ -1,4 +1,4 @@
 """The verbs that change a device: prepare, attach, adjust, clean, reset.
 
-Each with the journal around it.
+The journal records each before and after.
 """

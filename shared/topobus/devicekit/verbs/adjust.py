@@ -1,9 +1,6 @@
 """Handles `adjust`: asks drivers what one container gets when it is made.
 
 Nothing is written and nothing is kept.
-
-Flows in: requests of the gateway. Flows out: edits of each device, or
-why the container cannot be made.
 """
 
 from __future__ import annotations
@@ -25,12 +22,12 @@ class Adjuster:
     """Adjusts containers through the drivers of one class."""
 
     def __init__(self, device_class: str, hands: DeviceHands) -> None:
-        """Adjust by these hands."""
+        """Adjust with these hands."""
         self._class = device_class
         self._hands = hands
 
     async def adjust(self, request: AdjustRequest) -> AdjustReply:
-        """Say what a container gets of its devices, or why it cannot be made."""
+        """Return what a container gets of its devices, or why it cannot be made."""
         async with self._hands.turn(request.devices) as obstacle:
             result = obstacle or await self._adjust_all(request)
         if isinstance(result, Refusal):

@@ -1,9 +1,9 @@
 """Handles `attach` and `detach`: chooses the driver, and gives the same answer for the same owner,
 device and sandbox.
 
-Flows in: requests of the gateway, when the runtime starts or stops a pod's sandbox. Flows out: the
-interfaces that the devices became, or why not. What is attached stands in the journal, not here: a
-service that was restarted answers the same.
+The gateway asks when the runtime starts or stops a pod's sandbox. The answer has the interfaces
+that the devices became, or the reason why not. The journal, and not this module, knows what is
+attached, so a service that was restarted answers the same.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Attacher:
     """Attaches devices of one class to sandboxes through their drivers."""
 
     def __init__(self, device_class: str, hands: DeviceHands) -> None:
-        """Attach by these hands."""
+        """Attach with these hands."""
         self._class = device_class
         self._hands = hands
 
     async def attach(self, request: AttachRequest) -> AttachReply:
-        """Attach devices one after the other, or say why not.
+        """Attach devices one after the other, or refuse with the reason.
 
         What was attached before a refusal stays for the next try, or for `detach`.
         """

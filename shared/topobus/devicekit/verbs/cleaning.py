@@ -1,10 +1,10 @@
-"""Cleans devices after their last owner, before the next one: until a device is clean nobody gets
-it, and whoever asks is told why.
+"""Cleans devices after their last owner, before the next one: until a device is clean it is not
+given to an owner, and requests for it get the reason.
 
-Flows in: devices that an owner has left (the journal says so, also after a crash). Flows out: the
-journal without them, or an observation: `cleaning` while it goes on, `dirty` with the owner that
-left it when it failed; then it is tried again, ever more slowly. Cleaning runs in a thread of its
-own for each device, beside the driver's other methods, for it may take a minute.
+The journal has the devices that an owner has left, also after a crash. While a device is cleaned it
+has the observation `cleaning`. When that failed it has `dirty`, with the owner that left it, and is
+tried again after ever longer pauses. Cleaning runs in a thread of its own for each device, beside
+the driver's other methods, because it may take a minute.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DeviceCleaner:
         self._on_change: Callable[[], None] = lambda: None
 
     def on_change(self, tell: Callable[[], None]) -> None:
-        """Have somebody told when `observations` says something else."""
+        """Register a callback for changes of `observations`."""
         self._on_change = tell
 
     async def run(self, group: asyncio.TaskGroup) -> None:
@@ -82,8 +82,8 @@ class DeviceCleaner:
             group.create_task(self._clean(name, job))
 
     def begin(self, name: str, *, is_visible: bool = False) -> None:
-        """Clean a device if it is to be cleaned and is not being cleaned yet; `is_visible`: from
-        now on others see it.
+        """Clean a device if that is due and has not begun yet. `is_visible`: show it in the
+        observations from now on.
         """
         entry = self._journal.entries.get(name)
         device = self._find(name)
@@ -109,9 +109,9 @@ class DeviceCleaner:
             self._on_change()
 
     async def settle(self, names: Iterable[str]) -> bool:
-        """Wait a moment for what is begun; what takes longer is visible from then on.
+        """Wait a moment for the begun cleaning. A device that takes longer is visible from then on.
 
-        True: all are clean, nobody need be told of anything.
+        True when all are clean, so that nothing must be published.
         """
         jobs = [self._jobs[name] for name in names if name in self._jobs]
         if not jobs:
@@ -127,7 +127,7 @@ class DeviceCleaner:
         return not any(job in jobs for job in self._jobs.values())
 
     def observations(self) -> dict[str, Observation]:
-        """Tell which devices are being cleaned, and which are dirty."""
+        """Return which devices are being cleaned, and which are dirty."""
         return {
             name: dirty(job.owner, job.why, job.evidence) if job.why else cleaning(job.owner)
             for name, job in sorted(self._jobs.items())
@@ -135,7 +135,7 @@ class DeviceCleaner:
         }
 
     def obstacle(self, names: Iterable[str]) -> Refusal | Accepted | None:
-        """Say why devices cannot be given to anybody yet; None: they are clean."""
+        """Name the reason why devices cannot be given to an owner yet. None when they are clean."""
         for name in names:
             job = self._jobs.get(name)
             if job is not None and job.why:
@@ -177,7 +177,7 @@ class DeviceCleaner:
             tries += 1
 
     async def _try(self, name: str, job: _Job) -> tuple[str, Mapping[str, str]]:
-        """Clean once; why not, or nothing, and what the driver says of it besides."""
+        """Clean once. Return why it failed, or nothing, and the driver's evidence."""
         device = self._find(name)
         if device is None or job.isolated is None:
             return "its driver is not loaded", {}

@@ -1,11 +1,11 @@
-"""What stands around every verb that changes a device: one verb at a time on a device, nothing
-before what a crash has cut off is undone, nothing on a dirty device.
+"""The common frame of every verb that changes a device: a device has one verb at a time, what a
+crash left half done is undone first, and a dirty device is refused.
 
-Flows in: names of devices that a request is about. Flows out: the turn on them, or why there is
-none (unreadable journal, half-done work that cannot be undone, cleaning). What is half done at the
-start is undone in the background, and at the latest before the first request of that device; what
-cannot be undone makes the device Unhealthy (`dirty`) and is tried again. A driver that is still at
-work on it is no such evidence: pods keep the device, and nobody gets it.
+A request gets the turn on its devices, or the reason why not (unreadable journal, half-done work
+that cannot be undone, cleaning). Work that is half done at the start is undone in the background,
+and at the latest before the first request of that device. Work that cannot be undone makes the
+device Unhealthy (`dirty`) and is tried again. A driver that is still at work on it is no such
+evidence: pods keep the device, and it is given to no other owner.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ from topobus.values.request import Owner
 
 __all__ = ["DeviceHands", "driver_reason"]
 
-# How often it is looked whether another process has given the journal up, or
-# an unreadable file was mended.
+# How often to check whether another process has released the journal, or an unreadable file was
+# repaired.
 _LOOK_S = 1.0
 _MOST_DOUBLINGS = 6
 
 
 class _Unmended(NamedTuple):
-    """Why what was half done on a device could not be undone at the last try; `is_waiting`: an
-    earlier call of the driver is under way still, which says nothing of the device.
+    """The reason why half-done work on a device could not be undone at the last try.
+
+    `is_waiting`: an earlier call of the driver is still under way, which is no evidence against the
+    device.
     """
 
     why: str
@@ -58,7 +60,9 @@ class _Unmended(NamedTuple):
 
 
 class DeviceHands:
-    """The turns on the devices of one class, and what must be undone before anybody gets one."""
+    """The turns on the devices of one class, and what must be undone before a device is given to an
+    owner.
+    """
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class DeviceHands:
         passthrough: PassthroughSettings = PassthroughSettings(),  # noqa: B008 - frozen
         wait_s: float,
     ) -> None:
-        """Keep the collaborators; `wait_s` is how long a request waits for its turn on a device."""
+        """Keep the collaborators. `wait_s` is how long a request waits for its turn on a device."""
         self.drivers = drivers
         self.tree = tree
         self.journal = journal
@@ -93,8 +97,9 @@ class DeviceHands:
         self._publish: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
 
     def on_change(self, tell: Callable[[], None], publish: Callable[[], Awaitable[object]]) -> None:
-        """Have somebody told when `observations` says something else; `publish` returns when
-        everybody can see it, or could for a while.
+        """Register a callback for changes of `observations`.
+
+        `publish` returns when they are published, or when that takes too long.
         """
         self._on_change, self._publish = tell, publish
         self.cleaner.on_change(tell)
@@ -105,13 +110,13 @@ class DeviceHands:
         return self._find(name) or (entry.device if entry is not None else None)
 
     def by_driver(self, devices: Iterable[Device]) -> dict[str, tuple[Device, ...]]:
-        """Group devices by their drivers; both sorted by name."""
+        """Group devices by their drivers, both sorted by name."""
         ordered = sorted(devices, key=lambda device: (device.driver, device.name))
         return {name: tuple(group) for name, group in groupby(ordered, key=lambda device: device.driver)}
 
     def passthrough_driver(self, driver: DeviceDriver, owner: Owner) -> PassthroughDriver:
-        """Give what stands in a driver's place for devices that an owner wants for a virtual
-        machine, or has there.
+        """Return the driver that replaces the given one for devices that an owner wants for a
+        virtual machine, or has there.
         """
 
         def own() -> frozenset[PciAddress]:
@@ -125,8 +130,10 @@ class DeviceHands:
         return PassthroughDriver(driver, self._passthrough, own)
 
     def undoing_driver(self, isolated: IsolatedDriver, device: str, owner: Owner) -> IsolatedDriver:
-        """Give who undoes an owner's `prepare`: a device that is in passthrough is brought back in
-        a thread of its own, for a kernel driver may take long to begin.
+        """Return the driver that undoes an owner's `prepare`.
+
+        A device in passthrough is brought back in a thread of its own, because a kernel driver may
+        take long to begin.
         """
         entry = self.journal.owner_entry(device, owner)
         if entry is None or not entry.is_passed_through:
@@ -140,8 +147,8 @@ class DeviceHands:
         )
 
     def refuse_passed_through(self, names: Iterable[str], owner: Owner, asked: Collection[str]) -> Refusal | None:
-        """Refuse devices that another owner has in passthrough, and such among `asked` (for a
-        virtual machine) as another one has at all.
+        """Refuse devices that another owner has in passthrough, and those among `asked` (for a
+        virtual machine) that another owner has at all.
         """
         for name in names:
             entry = self.journal.entries.get(name)
@@ -157,9 +164,7 @@ class DeviceHands:
         return None
 
     async def clean(self, names: Iterable[str]) -> None:
-        """Begin to clean what was left, and wait until it is clean or everybody sees that it is
-        not.
-        """
+        """Begin to clean what was left, and wait until it is clean or published as not clean."""
         names = tuple(names)
         for name in names:
             self.cleaner.begin(name)
@@ -167,7 +172,7 @@ class DeviceHands:
             await self._publish()
 
     def observations(self) -> dict[str, Observation]:
-        """Tell which devices are out of use for what was left on them.
+        """Return which devices are out of use for what was left on them.
 
         Stable as long as nothing changes.
         """
@@ -180,7 +185,7 @@ class DeviceHands:
         return {**seen, **{name: journal_unreadable(why) for name, why in self.journal.unreadable.items()}}
 
     async def load(self, readiness: Readiness) -> None:
-        """Read the journal of the earlier run; waits while another process has it."""
+        """Read the journal of the earlier run. Waits while another process has it."""
         is_waited_for = False
         while True:
             try:
@@ -191,8 +196,8 @@ class DeviceHands:
                 await self._clock.sleep(_LOOK_S)
                 continue
             except HardwareError as err:
-                # Who needs no journal goes on; whoever must write into it is
-                # refused then, with the same words.
+                # Requests that need no journal are served. Those that must write into it are
+                # refused, with the same text.
                 readiness.set("journal", is_ready=True, why=str(err))
                 get_logger().error("journal.unread", why=err.message, next_step=err.next_step)
             else:
@@ -221,7 +226,7 @@ class DeviceHands:
 
     @asynccontextmanager
     async def turn(self, names: Iterable[str]) -> AsyncIterator[Refusal | None]:
-        """Have these devices for oneself, with nothing half done on them; or why not."""
+        """Take the turn on these devices, with nothing half done on them, or yield why not."""
         async with AsyncExitStack() as stack:
             yield await self._enter(stack, sorted(set(names)))
             self._note_leftovers()
@@ -278,7 +283,7 @@ class DeviceHands:
                 await self._clock.sleep(_LOOK_S * 2 ** min(tries - 1, _MOST_DOUBLINGS))
 
     async def _mend(self, name: str) -> _Unmended | None:
-        """Undo what is half done on a device; None: nothing is any more.
+        """Undo what is half done on a device. None when nothing is left.
 
         The caller has its turn.
         """

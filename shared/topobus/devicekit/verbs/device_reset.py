@@ -1,7 +1,7 @@
 """Resets one device: by its driver where that can, else the PCI function by the kernel's own file.
 
-The journal is told before and after. A reset has no undoing. What a crash cuts off is therefore not
-done again by the next start: it is told, and the device is looked at as any other is at a start.
+The journal records it before and after. A reset cannot be undone. The next start therefore does not
+repeat one that a crash has cut off: it reports it, and looks at the device as at any other.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _STEP = "reset"
 
 
 def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, *, op_id: str) -> Refusal | None:
-    """Reset a device that nobody holds; None is done. Blocks, and runs in the driver's thread.
+    """Reset a device that has no holder. None when it is done. Blocks, and runs in the driver's
+    thread.
 
-    Errors: raises HardwareError when the journal cannot be written, and what the driver
-    raises; then it may be done or not.
+    Errors: raises HardwareError when the journal cannot be written, and what the driver raises;
+    then it may be done or not.
     """
     if driver.capabilities.resets:
         reset = partial(driver.reset, tree, device)
@@ -45,7 +46,7 @@ def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
 
 
 def forget_interrupted(journal: Journal) -> list[str]:
-    """Take out of the journal the resets that a crash has cut off; gives their devices."""
+    """Remove from the journal the resets that a crash has cut off, and return their devices."""
     interrupted = [(name, entry.device) for name, entry in journal.entries.items() if entry.reset.steps]
     for name, device in interrupted:
         journal.reset_record(device).undone(_STEP)

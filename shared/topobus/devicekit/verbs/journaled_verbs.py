@@ -1,11 +1,9 @@
-"""The verbs of a driver with the journal around them: mark before, call, mark after.
+"""Calls the verbs of a driver and records them in the journal: mark before, call, mark after.
 
-What is refused half way is undone at once.
-
-Flows in: the driver, a device, who wants what. Flows out: the driver's answer. Everything here
-blocks and runs in a thread of the driver's, so a call that came back too late for its asker still
-leaves a journal that says what is. An error of the undoing never hides the error that it follows:
-what is left stays in the journal, half done.
+A verb that is refused half way is undone at once. Everything here blocks and runs in a thread of
+the driver's, so a call that came back too late for its caller still leaves a correct journal. An
+error of the undoing never hides the error that it follows: what is left stays in the journal, half
+done.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ def prepare(
     context: PrepareContext,
     kept: Collection[str],
 ) -> Edits | Refusal | JournaledWork:
-    """Prepare devices; `kept` names those whose owner must be known from before the first act.
+    """Prepare devices. `kept` names those whose owner must be recorded before the first act.
 
     Errors: what the driver raises, after what it began is undone.
     """
@@ -108,9 +106,9 @@ def prepare(
 def unprepare(
     journal: Journal, driver: DeviceDriver, tree: Tree, devices: Sequence[Device], context: PrepareContext
 ) -> None:
-    """Undo `prepare` and let the owner go.
+    """Undo `prepare` and remove the owner.
 
-    A device that its last owner leaves is to be cleaned from then on, if its driver cleans.
+    A device that its last owner leaves is due for cleaning from then on, if its driver cleans.
     """
     _unprepare_steps(journal, driver, tree, devices, context)
     for device in devices:
@@ -125,8 +123,8 @@ def undo_prepare(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
 def attach(
     journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox
 ) -> AttachedInterface | Refusal | None:
-    """Attach a device once: the same sandbox gets the same answer, from another one the device is
-    detached first.
+    """Attach a device once. The same sandbox gets the same answer. From another sandbox the device
+    is detached first.
     """
     owner = context.owner
     entry = journal.owner_entry(device.name, owner)
@@ -162,7 +160,7 @@ def attach(
 def detach(
     journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, owner: Owner, sandbox: Sandbox | None
 ) -> None:
-    """Detach a device; nothing when it is not attached."""
+    """Detach a device. Does nothing when it is not attached."""
     entry = journal.owner_entry(device.name, owner)
     if entry is None or not (entry.is_attached or entry.is_half_attached):
         return
@@ -176,7 +174,7 @@ def detach(
 
 
 def clean(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device) -> Refusal | None:
-    """Clean a device after its last owner; one whose driver does not clean (any more) is clean."""
+    """Clean a device after its last owner. One whose driver does not clean (any more) is clean."""
     if driver.capabilities.cleans:
         record = journal.clean_record(device)
         refusal = driver.clean(tree, device, record)
@@ -209,10 +207,10 @@ def _has_owner(journal: Journal, device: Device) -> bool:
 
 
 def _left(entry: DeviceEntry, owner: Owner, *, is_cleaned: bool) -> DeviceEntry:
-    """Take an owner out; one who was never in leaves nothing behind.
+    """Remove an owner. One that has no entry leaves nothing behind.
 
-    Of kubelet's allocations none is in, for Allocate writes nothing, and
-    whoever undoes one knows of it.
+    Kubelet's allocations have no entry, because Allocate writes nothing, and the caller that undoes
+    one knows of it.
     """
     if entry.of(owner) is None and owner.kind is not OwnerKind.DEVICE_PLUGIN:
         return entry
@@ -275,7 +273,7 @@ def _try_undo(verb: str, undo: Callable[[], None]) -> None:
 
 
 def _check_empty(driver: DeviceDriver, verb: str, left: Mapping[str, Sequence[str]]) -> None:
-    """Refuse an undoing that says it is done and left steps in its record.
+    """Refuse an undoing that reports success and left steps in its record.
 
     Errors: raises HardwareError.
     """

@@ -1,5 +1,5 @@
-"""What the host itself sees of a device: that its last owner's traces are being removed, could not
-be removed, or that nobody knows which there are. Pure.
+"""The host's own observations of a device: that its last owner's traces are being removed, could
+not be removed, or are unknown. Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ __all__ = ["cleaning", "dirty", "journal_unreadable", "with_leftovers"]
 
 
 def cleaning(owner: Owner | None, why_not_yet: str = "") -> Observation:
-    """Say that a device is being cleaned: not to be had, and nothing is known to be wrong, so it is
-    Healthy again at once.
+    """Make the observation that a device is being cleaned.
+
+    It is not available, and nothing is known to be wrong, so it is Healthy again at once
+    afterwards.
     """
     return Observation(
         dimension=Dimension.DRIVER,
@@ -30,8 +32,8 @@ def cleaning(owner: Owner | None, why_not_yet: str = "") -> Observation:
 
 
 def dirty(owner: Owner | None, why: str, evidence: Mapping[str, str] = MappingProxyType({})) -> Observation:
-    """Say that what an owner left could not be removed; `evidence` is
-    what the driver says of it.
+    """Make the observation that what an owner left could not be removed. `evidence` is the
+    driver's.
     """
     return Observation(
         dimension=Dimension.DRIVER,
@@ -44,7 +46,7 @@ def dirty(owner: Owner | None, why: str, evidence: Mapping[str, str] = MappingPr
 
 
 def journal_unreadable(why: str) -> Observation:
-    """Say that nobody knows what was done to a device."""
+    """Make the observation that the acts on a device are unknown."""
     return Observation(
         dimension=Dimension.DRIVER,
         state=HealthState.UNHEALTHY,
@@ -58,7 +60,7 @@ def journal_unreadable(why: str) -> Observation:
 def with_leftovers(views: Mapping[str, DriverView], own: Mapping[str, Observation]) -> dict[str, DriverView]:
     """Add the host's observations to those of the drivers.
 
-    Each driver's view takes those of its own devices.
+    Each driver's view gets those of its own devices.
     """
     if not own:
         return dict(views)

@@ -1,11 +1,10 @@
-"""Long work of drivers: begun by `prepare`, asked after by the same question, refused over its
+"""Long work of drivers: begun by `prepare`, queried by the same request again, refused over its
 limit.
 
-Flows in: what `prepare` answered in place of edits. Flows out: Accepted while it goes on,
-then its result until the owner is answered or gone. Each work runs in a thread of its own,
-beside the driver's other methods, so neither a driver's looks nor its other devices wait. A
-thread cannot be ended: work that comes back too late is undone by its own thread, and until
-then its devices are nobody's.
+The answer is Accepted while the work runs, then its result, until the owner is answered or gone.
+Each work runs in a thread of its own, beside the driver's other methods, so neither a driver's
+looks nor its other devices wait. A thread cannot be ended. Work that comes back too late is undone
+by its own thread, and until then its devices are given to no owner.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ class LongJobs:
         self._new: asyncio.Queue[tuple[_Key, _Job]] = asyncio.Queue()
 
     async def run(self, group: asyncio.TaskGroup) -> None:
-        """Begin what is given, each as a task of the group, until cancelled."""
+        """Begin the given work, each as a task of the group, until cancelled."""
         while True:
             key, job = await self._new.get()
             group.create_task(self._work(key, job))
 
     def begin(self, owner: Owner, devices: Iterable[str], driver: DeviceDriver, work: JournaledWork) -> Accepted:
-        """Begin work on devices; it is asked after by `result`."""
+        """Begin work on devices. `result` returns its state."""
         job = _Job(
             what=work.what,
             limit_s=work.limit_s,
@@ -81,9 +80,9 @@ class LongJobs:
         return self._accepted(job)
 
     def result(self, owner: Owner, devices: Iterable[str]) -> Edits | Refusal | Accepted | None:
-        """Say how an owner's work stands.
+        """Return the state of an owner's work.
 
-        None: there is none, or it was refused before and may begin anew.
+        None when there is none, or it was refused before and may begin again.
         """
         key = (owner.key, tuple(sorted(devices)))
         job = self._jobs.get(key)
@@ -96,7 +95,9 @@ class LongJobs:
         return job.result
 
     def forget(self, owner: Owner, devices: Iterable[str]) -> None:
-        """Drop results that were given, or that nobody wants any more; what still runs stays."""
+        """Drop results that were returned, or that no request needs any more. Work that still runs
+        stays.
+        """
         names = set(devices)
         for key in [
             key for key, job in self._jobs.items() if key[0] == owner.key and names & set(key[1]) and job.is_over
@@ -104,7 +105,7 @@ class LongJobs:
             del self._jobs[key]
 
     def is_under_way(self, device: str, owner: Owner) -> bool:
-        """Say whether a thread works on a device for an owner."""
+        """Return whether a thread works on a device for an owner."""
         return any(key[0] == owner.key and device in key[1] and not job.is_over for key, job in self._jobs.items())
 
     def _accepted(self, job: _Job) -> Accepted:

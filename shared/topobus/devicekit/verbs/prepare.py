@@ -1,7 +1,7 @@
 """Handles `prepare` and `unprepare`: chooses the driver, joins the edits, and gives the same answer
 to the same operation.
 
-Drivers must be idempotent; the newest answers are cached besides, so that a repeated request costs
+Drivers must be idempotent. The newest answers are also cached, so that a repeated request costs
 nothing. A refusal changes nothing and is not cached: the same operation may succeed later.
 """
 
@@ -48,9 +48,9 @@ class Preparer:
         self._answers: OrderedDict[str, tuple[PrepareRequest, PrepareReply]] = OrderedDict()
 
     async def prepare(self, request: PrepareRequest) -> PrepareReply:
-        """Make devices ready, or say why not.
+        """Make devices ready, or refuse with the reason.
 
-        Nothing is half answered: every device asked for has its edits.
+        An answer is complete: every requested device has its edits.
         """
         async with self._hands.turn(request.devices) as obstacle:
             kept = self._answers.get(request.op_id)
@@ -90,7 +90,7 @@ class Preparer:
         """Undo `prepare`, and `attach` before it.
 
         A device that is unknown or was never prepared is no error. A device whose driver cleans is
-        clean when this is answered, or seen by everybody as one that is not.
+        clean when this is answered, or published as not clean.
         """
         # A later prepare must run again, whatever its operation id:
         # the device is not ready any more.
@@ -158,8 +158,8 @@ class Preparer:
     def _groups(
         self, devices: Sequence[Device], context: PrepareContext
     ) -> list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]]:
-        """Say who prepares which devices: their drivers, or what stands in a driver's place for
-        those that go to virtual machines.
+        """Group devices by the driver that prepares them: their own, or its replacement for those
+        that go to virtual machines.
         """
         groups: list[tuple[IsolatedDriver, DeviceDriver, tuple[Device, ...]]] = []
         for name, own_devices in self._hands.by_driver(devices).items():
@@ -174,8 +174,8 @@ class Preparer:
 
     async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal | Accepted:
         names = sorted(device.name for device in devices)
-        # One variable a class that every container with these devices
-        # can rely on, whoever made them.
+        # One variable per class that every container with these devices can rely on, whichever
+        # driver prepared them.
         common = ContainerEdits(env={f"TOPOBUS_{self._class.upper().replace('-', '_')}_DEVICES": ",".join(names)})
         edits: dict[str, ContainerEdits] = {}
         to_attach: list[str] = []
@@ -269,10 +269,10 @@ class Preparer:
         *,
         is_ahead: bool,
     ) -> tuple[Mapping[str, ContainerEdits] | Refusal | Accepted, Sequence[str]]:
-        """Have one driver prepare its devices; gives also those that must be attached.
+        """Make one driver prepare its devices. Return also those that must be attached.
 
-        Who only looks attaches nothing, and leaves nothing to clean. Ahead of its owner a driver is
-        asked only when that changes nothing: the ledger may still refuse.
+        A request that only looks attaches nothing, and leaves nothing to clean. Ahead of its owner
+        a driver is called only when that changes nothing, because the ledger may still refuse.
         """
         hands = self._hands
         names = [device.name for device in devices]
@@ -284,9 +284,9 @@ class Preparer:
         def prepare() -> tuple[journaled_verbs.Edits | Refusal | journaled_verbs.JournaledWork, Sequence[str]]:
             wanted = driver.to_attach(devices, context) if driver.capabilities.attaches else ()
             to_attach = [name for name in names if name in wanted and name not in looked_at]
-            # Allocate is a call that kubelet waits for: the journal hears of such an owner when the
-            # gateway sees that its pod has gone. Of a shared device it must know all owners: who
-            # leaves it is the last one, or is not.
+            # Kubelet waits for Allocate, so such an owner is recorded in the journal only when the
+            # gateway sees that its pod has gone. For a shared device all owners must be recorded,
+            # to know which one is the last to leave.
             is_plugin = context.owner.kind is OwnerKind.DEVICE_PLUGIN
             if is_ahead and not (is_plugin and _only_reads(driver, devices)):
                 text = f"preparing {', '.join(names)} changes something, so it waits until they are somebody's"
@@ -372,8 +372,8 @@ def _only_reads(driver: DeviceDriver, devices: Sequence[Device]) -> bool:
 def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits | str:
     """Join two edits of one container.
 
-    The name of the first variable that both set differently when they conflict. Device nodes and
-    mounts keep their order; what stands in both comes once.
+    On a conflict, return the name of the first variable that both set differently. Device nodes and
+    mounts keep their order, and one that both have comes once.
     """
     for key in sorted(first.env.keys() & second.env.keys()):
         if first.env[key] != second.env[key]:
@@ -394,8 +394,8 @@ def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits
 def place_nodes(edits: ContainerEdits, folder: str) -> ContainerEdits:
     """Take the device nodes below /dev from another folder of the host.
 
-    The container sees them where it expects them. A node that names a host path
-    of its own elsewhere keeps it.
+    The container sees them at their usual paths. A node that has a host path of its own elsewhere
+    keeps it.
     """
     if folder.rstrip("/") == _DEV:
         return edits
