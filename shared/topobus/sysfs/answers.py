@@ -3,10 +3,10 @@ does not re-read files that did not change.
 
 A recorded tree has file times: a cached answer is valid while the file has the same inode, size and
 times (for an absent file and for a link: the folder). The kernel's own files have no meaningful
-times, so such a file is kept open and read from its start again; the kernel computes the content
-anew for each read, or answers ENODEV once the device is gone.
-Source: Documentation/filesystems/sysfs.rst ("the buffer will always be
-refreshed"), stat(2), racy-git.
+times, so such a file is kept open and read from its start again. The kernel computes the content
+for each read, or answers ENODEV once the device is gone.
+Source: Documentation/filesystems/sysfs.rst ("the buffer will always be refreshed"), stat(2),
+racy-git.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["OpenFiles", "StampedAnswers"]
 # A file system's clock ticks at most every 10 ms (CONFIG_HZ 100): what changed so shortly before it
 # was read may change again under the same time.
 _FRESH_NS = 50_000_000
-# Well below the 1,024 descriptors that a process may have by default, and more than the cards of a
-# large node have files that tell of their health.
+# Well below the 1,024 descriptors that a process may have by default, and more than the health
+# files of all cards of a large node.
 _MOST_FILES = 384
 # Which name a look asks for changes with the devices: what was not asked
 # for since is given up for others.
@@ -44,7 +44,7 @@ class StampedAnswers:
         self._answers: dict[tuple[str, str], _Answer] = {}
 
     def find(self, kind: str, path: str) -> _Answer | None:
-        """Give the answer if it still holds. Cost: one stat."""
+        """Return the answer if it is still valid. Cost: one stat."""
         answer = self._answers.get((kind, path))
         if answer is None:
             return None
@@ -57,12 +57,12 @@ class StampedAnswers:
         return None
 
     def keep(self, kind: str, path: str, value: object, *, at: str, real: str, began_ns: int) -> None:
-        """Keep an answer, unless its file is too fresh to tell a next change from this one.
+        """Keep an answer, unless its file is so fresh that a next change could not be detected.
 
-        `at`: the file or folder whose times vouch for it, by the path that is asked for; `real`:
-        the same with all links resolved inside the tree. Where the two are not the same file, a
-        link leads out of the tree as the system sees it, and the answer is not kept. `began_ns`:
-        when it was asked, by the system's clock.
+        `at`: the file or folder whose times prove it, by the requested path. `real`: the same with
+        all links resolved inside the tree. Where the two are not the same file, the system would
+        follow a link out of the tree, and the answer is not kept. `began_ns`: when it was read, by
+        the system's clock.
         """
         try:
             stat, resolved = os.stat(at), os.stat(real)  # noqa: PTH116
@@ -75,15 +75,15 @@ class StampedAnswers:
 
 
 class OpenFiles:
-    """Files of the kernel's that stay open between two looks."""
+    """Kernel files that stay open between two looks."""
 
     def __init__(self) -> None:
         self._files: dict[str, _OpenFile] = {}
 
     def read(self, path: str) -> bytes | None:
-        """Read a kept file anew.
+        """Read a kept file again.
 
-        None when it is not kept (any more): then it is to be opened by its name, which says why.
+        None when it is not kept (any more). Open it by its name then, which raises the reason.
         """
         file = self._files.get(path)
         if file is None:
@@ -100,10 +100,10 @@ class OpenFiles:
         return None
 
     def keep(self, path: str, descriptor: int) -> bool:
-        """Take a descriptor over; False when there are too many: it stays the caller's."""
+        """Take over a descriptor. False when there are too many: it stays the caller's."""
         if len(self._files) >= _MOST_FILES:
-            # What nobody asked for since its time was over is a file of a device that is gone:
-            # nothing else would ever close it.
+            # A file that was not read within its time belongs to a device that is gone, and nothing
+            # else would ever close it.
             now_s = time.monotonic()
             for old, file in list(self._files.items()):
                 if file.until_s <= now_s:
@@ -115,8 +115,8 @@ class OpenFiles:
 
 
 class _OpenFile:
-    """Closes its descriptor when nobody uses it any more: another thread may be reading when it is
-    given up.
+    """Closes its descriptor with its last reference, because another thread may be reading when it
+    is dropped.
     """
 
     def __init__(self, descriptor: int, inode: int, until_s: float) -> None:

@@ -12,8 +12,8 @@ BOOT_ID_FILE = "proc/sys/kernel/random/boot_id"
 
 
 def read_boot_id(tree: Tree) -> str:
-    """Read the id of this boot; empty where the kernel tells none.
+    """Read the id of this boot. Empty where the kernel has none.
 
-    Errors: raises HardwareError when the file is there and cannot be read.
+    Errors: raises HardwareError when the file exists and cannot be read.
     """
     return tree.read(BOOT_ID_FILE) or ""

@@ -1,9 +1,9 @@
 """Reads the logical CPUs: which exist, which are online and allowed, and which share a core, die,
 socket and level-3 cache.
 
-Flows in: sys/devices/system/cpu, else /proc/cpuinfo. Flows out: Cpu values, sorted by id, and
-warnings about contradictory data. Sharing is read from the sets that the kernel publishes, never
-derived from ids, because ids repeat between sockets and clusters.
+They come from sys/devices/system/cpu, else from /proc/cpuinfo. Contradictory data gives warnings.
+Sharing is read from the sets that the kernel publishes, never derived from ids, because ids repeat
+between sockets and clusters.
 Source: Documentation/ABI/stable/sysfs-devices-system-cpu,
 Documentation/admin-guide/cputopology.rst.
 """
@@ -44,7 +44,7 @@ _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 class CpuFacts(Struct, frozen=True, kw_only=True):
     """All present CPUs.
 
-    `usable` are online and allowed; `seen` are online with known topology, allowed or not.
+    `usable` are online and allowed, `seen` are online with known topology, allowed or not.
     """
 
     cpus: tuple[Cpu, ...]
@@ -78,9 +78,11 @@ class _Sharing(Struct):
 
 
 def read_cpu_facts(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int]) -> CpuFacts:
-    """Read all CPUs. `allowed` is our cpuset (None: no limit); `node_of` gives a CPU's NUMA node.
+    """Read all CPUs.
 
-    Errors: raises HardwareError when the tree tells of no CPU at all.
+    `allowed` is our cpuset (None: no limit). `node_of` gives a CPU's NUMA node.
+
+    Errors: raises HardwareError when the tree has no CPU at all.
     """
     present = CpuSet.of(int(name[3:]) for name in tree.names(CPU_FOLDER) if re.fullmatch(r"cpu\d+", name))
     warnings: list[str] = []
@@ -126,7 +128,7 @@ class _Identifiers:
         key = (name, cpu)
         if key not in self._read:
             value = self._tree.read_int(f"{CPU_FOLDER}/cpu{cpu}/topology/{name}")
-            # -1 is "not told"; some kernels print it unsigned.
+            # -1 means unknown. Some kernels print it unsigned.
             self._read[key] = None if value is None or value < 0 or value >= 0xFFFFFFFF else value
         return self._read[key]
 
@@ -217,7 +219,7 @@ def _first_of(tree: Tree, folder: str, seen: CpuSet, *names: tuple[str, str]) ->
 
 
 def _number(sets: Mapping[int, CpuSet], number_of: Callable[[int], int | None], warnings: list[str]) -> dict[int, int]:
-    """Number packages: by the kernel's id where ids are told and differ, else by order."""
+    """Number packages: by the kernel's ids where they are known and differ, else by order."""
     firsts = {cpus.bits: cpus.lowest for cpus in sets.values()}
     wanted = {bits: number for bits, first in firsts.items() if (number := number_of(first)) is not None}
     if len(set(wanted.values())) < len(firsts):
@@ -271,10 +273,10 @@ def _read_kinds(tree: Tree) -> dict[int, str]:
 
 
 def _kinds_by_capacity(tree: Tree, seen: CpuSet) -> dict[int, str]:
-    """Tell kinds by what a CPU can do at most, which the kernel says of each where CPUs differ
-    (arm64 and RISC-V: `cpu_capacity`, the best has 1024).
+    """Derive the kinds of CPUs from their greatest capacity, which the kernel publishes where CPUs
+    differ (arm64 and RISC-V: `cpu_capacity`, the best has 1024).
 
-    The widest step between two capacities parts efficiency from performance: a core that only
+    The widest step between two capacities separates efficiency from performance: a core that only
     clocks a little higher than others is of their kind.
     Source: Documentation/scheduler/sched-capacity.rst.
     """
@@ -282,7 +284,7 @@ def _kinds_by_capacity(tree: Tree, seen: CpuSet) -> dict[int, str]:
     for cpu in seen:
         text = tree.read(f"{CPU_FOLDER}/cpu{cpu}/cpu_capacity") or ""
         if not text.isdecimal() or not int(text):
-            # One file is missing: this kernel does not tell, or the CPU is on its way out.
+            # One file is missing: this kernel does not publish it, or the CPU is being removed.
             # Nothing is guessed from a part.
             return {}
         capacities[cpu] = int(text)
@@ -295,8 +297,8 @@ def _kinds_by_capacity(tree: Tree, seen: CpuSet) -> dict[int, str]:
 
 
 def _from_cpuinfo(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int]) -> CpuFacts:
-    """Take the CPUs that /proc/cpuinfo lists: kernels without topology files tell no more than that
-    (x86 adds socket and core ids).
+    """Read the CPUs of /proc/cpuinfo. Kernels without topology files publish no more than that (x86
+    adds socket and core ids).
     """
     blocks = list(_cpuinfo_blocks(tree))
     if not blocks:

@@ -15,7 +15,7 @@ __all__ = ["DrmNodes", "folder_drm_nodes", "function_drm_nodes"]
 
 
 class DrmNodes(Struct, frozen=True, kw_only=True):
-    """Names of a function's nodes, such as `card0` and `renderD128`; empty where it has none."""
+    """Names of a function's nodes, such as `card0` and `renderD128`. Empty where it has none."""
 
     card: str = ""
     render: str = ""
@@ -42,7 +42,7 @@ def folder_drm_nodes(tree: Tree, folder: str) -> DrmNodes:
     """
     names = tree.names(f"{folder}/drm")
     return DrmNodes(
-        # Connectors stand there too (card0-DP-1).
+        # The folder also has connectors (card0-DP-1).
         card=next((name for name in names if name.startswith("card") and name[4:].isdecimal()), ""),
         render=next((name for name in names if name.startswith("renderD") and name[7:].isdecimal()), ""),
     )

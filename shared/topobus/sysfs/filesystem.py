@@ -1,4 +1,4 @@
-"""Tells the kernel's file systems (sysfs, procfs) from those on a disk.
+"""Distinguishes the kernel's file systems (sysfs, procfs) from those on a disk.
 
 A file of sysfs always has the size of a page, one of procfs has size 0, and their times mean
 nothing: only reading it shows whether it changed.
@@ -20,9 +20,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def is_kernels(folder: str) -> bool:
-    """Say whether a folder lies on sysfs or procfs, wherever that is mounted.
+    """Return whether a folder is on sysfs or procfs, wherever that is mounted.
 
-    False when there is no such folder, and where the system cannot say.
+    False when there is no such folder, and where the system cannot find out.
 
     >>> is_kernels("/proc"), is_kernels("/absent")
     (True, False)
@@ -31,6 +31,6 @@ def is_kernels(folder: str) -> bool:
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
     if ask is None or ask(os.fsencode(folder), answer) != 0:
         return False
-    # The type is a long on most machines, and an unsigned int on s390x, where a long
-    # would hold the block size, too.
+    # The type is a long on most machines, and an unsigned int on s390x, where a long would include
+    # the block size.
     return any(kind.from_buffer(answer).value in _KERNELS for kind in (ctypes.c_ulong, ctypes.c_uint))

@@ -1,8 +1,8 @@
 """Reads FPGAs of the kernel's Device Feature List (DFL) framework: management engine, ports, loaded
 functions and recorded errors.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It only reads; error
-registers are cleared by the operator who repairs the card.
+Values are the state at the time of the call. Error registers are only read: the operator who
+repairs the card clears them.
 Source: Documentation/fpga/dfl.rst, Documentation/ABI/testing/sysfs-platform-dfl-fme,
 sysfs-platform-dfl-port, sysfs-class-fpga-region.
 """
@@ -25,7 +25,7 @@ _ENGINE_REGISTERS = ("catfatal_errors", "nonfatal_errors", "fme_errors", "pcie0_
 
 
 class ErrorRegister(Struct, frozen=True, kw_only=True):
-    """One error register with its value; zero is "no error"."""
+    """One error register with its value. Zero means no error."""
 
     name: str
     path: str
@@ -50,8 +50,8 @@ class DflPort(Struct, frozen=True, kw_only=True):
 
     @property
     def has_crashed(self) -> bool:
-        """Say whether the function's id reads as all ones, which is what a dead bus or a hung
-        function gives.
+        """Return whether the function's id reads as all ones, as it does after a dead bus or a hung
+        function.
         """
         return re.fullmatch(r"f{32}", self.afu_id) is not None
 
@@ -82,11 +82,11 @@ class DflCard(Struct, frozen=True, kw_only=True):
     """Temperature and power alarms (`temp1_crit_alarm`), one while it lasts, else zero."""
 
     def interface_id(self, port: DflPort) -> str:
-        """Give the compatibility id of the region behind a port; empty where there is none.
+        """Return the compatibility id of the region behind a port. Empty where there is none.
 
-        The engine makes one region for each port that the hardware has, in their
-        order (dfl-fme-pr.c), so they pair off; regions of another number say nothing
-        of a port, unless all have one id.
+        The engine makes one region for each port that the hardware has, in their order
+        (dfl-fme-pr.c), so they pair off. When their number differs, a region cannot be assigned to
+        a port, unless all have one id.
         """
         if len(self.interface_ids) == len(self.ports):
             return self.interface_ids[self.ports.index(port)]
@@ -94,9 +94,9 @@ class DflCard(Struct, frozen=True, kw_only=True):
 
 
 def dfl_regions(tree: Tree) -> tuple[str, ...]:
-    """Name the top-level regions, one an FPGA: `region0`.
+    """Name the top-level regions, one per FPGA: `region0`.
 
-    Inner regions (the reconfigurable ones) stand in the same class; they have neither engine nor
+    Inner regions (the reconfigurable ones) are in the same class. They have neither engine nor
     ports and are part of their card.
     """
     return tuple(

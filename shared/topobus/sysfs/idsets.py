@@ -1,8 +1,8 @@
 """Parses sets of CPUs and nodes as the kernel writes them: masks of hexadecimal words and lists of
 ranges.
 
-Old kernels offer masks only, Topobus' own recorded machines lists as well;
-where both exist they are equal.
+Old kernels offer masks only, Topobus' own recorded machines also lists. Where both exist they are
+equal.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def read_cpus(tree: Tree, folder: str, mask: str, listed: str) -> CpuSet | None:
 
 
 def read_cpu_list(tree: Tree, path: str) -> CpuSet | None:
-    """Read a CPU list such as `0-3,8`; None when absent, HardwareError when it is none."""
+    """Read a CPU list such as `0-3,8`. None when absent.
+
+    Errors: raises HardwareError for text that is no such list.
+    """
     text = tree.read(path)
     if text is None:
         return None
@@ -63,7 +66,10 @@ def read_cpu_list(tree: Tree, path: str) -> CpuSet | None:
 
 
 def read_node_list(tree: Tree, path: str) -> NodeSet | None:
-    """Read a node list such as `0,8-9`; None when absent, HardwareError when it is none."""
+    """Read a node list such as `0,8-9`. None when absent.
+
+    Errors: raises HardwareError for text that is no such list.
+    """
     text = tree.read(path)
     if text is None:
         return None

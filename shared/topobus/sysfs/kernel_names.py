@@ -1,8 +1,8 @@
-"""Reads what the kernel calls the things behind PCI functions, as lstopo shows them: network
+"""Reads the kernel's names of what is behind PCI functions, as lstopo shows them: network
 interfaces (`eth0`), disks (`vda`, `nvme0n1`, `sda`), RDMA devices (`mlx5_0`).
 
-Flows in: a Tree. Flows out: names by function, for people: a name changes when somebody renames an
-interface or it goes into a pod, so nothing is decided by it.
+The names are for people. A name changes when an interface is renamed or moves into a pod, so
+nothing is decided by it.
 Source: Documentation/ABI/testing/sysfs-class-net, sysfs-block, sysfs-class-infiniband.
 """
 
@@ -19,16 +19,16 @@ from topobus.values.pci import PciAddress
 __all__ = ["DISKS", "disk_function", "read_kernel_names"]
 
 DISKS = "sys/class/block"
-# A path of a multipath namespace, which nobody opens: the disk is nvme0n1.
+# A path of a multipath namespace, which is never opened itself: the disk is nvme0n1.
 _NVME_PATH = re.compile(r"nvme\d+c\d+n\d+")
 
 
 def read_kernel_names(tree: Tree, functions: Iterable[PciAddress]) -> dict[PciAddress, tuple[str, ...]]:
-    """Name what is behind each function, wherever it hangs below it (virtio, NVMe, SATA, SCSI):
+    """Name what is behind each function, wherever it is below it (virtio, NVMe, SATA, SCSI):
     interfaces, disks, RDMA devices, each kind sorted.
 
     Functions without any are left out. An interface in another network namespace is not seen.
-    Cost: some folders a function, and a link a block device; read it once, for a drawing.
+    Cost: some folders per function, and a link per block device; read it once, for a drawing.
     """
     disks = _disks(tree)
     names = {
@@ -51,9 +51,9 @@ def _disks(tree: Tree) -> dict[PciAddress, list[str]]:
 
 
 def disk_function(tree: Tree, name: str) -> PciAddress | None:
-    """Find the function that a disk hangs below: the innermost one.
+    """Find the function that a disk is below: the innermost one.
 
-    None for partitions, which are parts of a disk, and for what hangs below no function.
+    None for partitions, which are parts of a disk, and for disks below no function.
     """
     real = tree.real(f"{DISKS}/{name}")
     if real is None or _NVME_PATH.fullmatch(name) or tree.read(f"{real}/partition") is not None:

@@ -1,10 +1,9 @@
 """Reads KFD's topology: the GPUs and partitions of GPUs that ROCm computes on, as the amdgpu kernel
 driver lists them.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. A GPU
-that is partitioned (DPX, QPX, CPX …) has one node for each partition; which PCI
-function a node belongs to is for the caller to decide, since kernels write the
-partition's number into `location_id` or do not.
+Values are the state at the time of the call. A GPU that is partitioned (DPX, QPX, CPX …) has one
+node for each partition. The caller decides which PCI function a node belongs to, because only some
+kernels write the partition's number into `location_id`.
 Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c (properties, mem_banks, io_links);
 include/uapi/linux/kfd_sysfs.h.
 """
@@ -65,14 +64,14 @@ class KfdLink(Struct, frozen=True, kw_only=True):
 
 
 def read_kfd_nodes(tree: Tree) -> tuple[KfdNode, ...]:
-    """List AMD's GPUs and partitions, by number; empty where computing is not set up.
+    """List AMD's GPUs and partitions, by number. Empty where computing is not set up.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """
     kfd_nodes: list[KfdNode] = []
     for name in tree.names(_NODES):
         facts = _properties(tree, f"{_NODES}/{name}/properties")
-        # CPUs stand there too, without SIMDs.
+        # The folder also has CPUs, which have no SIMDs.
         if not name.isdecimal() or facts.get("vendor_id") != _AMD or not facts.get("simd_count"):
             continue
         kfd_nodes.append(
@@ -102,7 +101,7 @@ def read_kfd_links(tree: Tree, number: int) -> tuple[KfdLink, ...]:
     for name in tree.names(folder):
         facts = _properties(tree, f"{folder}/{name}/properties")
         if facts.get("type") == _XGMI and "node_to" in facts:
-            # KFD tells megabytes a second.
+            # KFD's unit is megabytes per second.
             links.append(KfdLink(to=facts["node_to"], bandwidth_gbps=facts.get("max_bandwidth", 0) * 8 / 1000))
     return tuple(sorted(links, key=lambda link: link.to))
 
@@ -113,6 +112,6 @@ def _memory_bytes(tree: Tree, folder: str) -> int:
 
 
 def _properties(tree: Tree, path: str) -> dict[str, int]:
-    """Read KFD's `name number` lines; a line that is none is left out."""
+    """Read KFD's `name number` lines. A line of another form is left out."""
     words = (line.split() for line in (tree.read(path) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}

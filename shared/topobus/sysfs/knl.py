@@ -2,7 +2,7 @@
 others, or half of each.
 
 Its firmware reports large distances to the fast memory on purpose, so that no program gets it by
-default. These distances are a policy and not a latency; they are treated as unknown once they have
+default. These distances are a policy and not a latency. They are treated as unknown once they have
 shown which fast node belongs to which cluster.
 Source: hwloc 2.9, whose recorder keeps what only root may read in `knl_memoryside_cache`; Intel's
 "Intel Xeon Phi Processor NUMA modes".
@@ -36,11 +36,11 @@ def is_knl(tree: Tree) -> bool:
 
 
 def knl_caches(tree: Tree, cpus: dict[int, CpuSet]) -> tuple[CpuSet, ...]:
-    """Give the CPUs behind each memory-side cache: those of each cluster, when the fast memory (or
-    a part of it) is a cache.
+    """Return the CPUs behind each memory-side cache: those of each cluster, when the fast memory
+    (or a part of it) is a cache.
 
-    `cpus` are the nodes' own. Where nobody tells, fast memory that
-    shows as no node must be a cache.
+    `cpus` are the nodes' own. Where no file shows the mode, fast memory that is in no node must be
+    a cache.
     """
     for path in _SIDE_FILES:
         match = re.search(r"^cache_size: (-?\d+)", tree.read_mounted(path) or "", re.MULTILINE)

@@ -1,8 +1,8 @@
 """Reads what this process may use of the machine: the cpuset of its cgroup.
 
-Flows in: the mount table and the process's cgroup, as the tree holds them (a recorded machine holds
-those of the recording process). Flows out: allowed CPUs and nodes, or None where the tree has no
-limit. Source: cgroups(7), cpuset(7).
+It reads the mount table and the process's cgroup in the tree (a recorded machine has those of the
+recording process). The result is the allowed CPUs and nodes, or None where the tree has no limit.
+Source: cgroups(7), cpuset(7).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=IdSet)
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Allowed CPUs and nodes; None is no limit. `source` names the cgroup or cpuset."""
+    """Allowed CPUs and nodes. None is no limit. `source` names the cgroup or cpuset."""
 
     cpus: CpuSet | None = None
     nodes: NodeSet | None = None

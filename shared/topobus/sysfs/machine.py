@@ -1,10 +1,9 @@
-"""Reads the whole machine from a tree at once: the value that placement and device services build
-on.
+"""Reads the whole machine from a tree at once: the value that placement and device services use.
 
-Contradictory or unreadable parts become a sentence in `Machine.warnings` and the rest stays; only a
+Contradictory or unreadable parts become a sentence in `Machine.warnings` and the rest stays. Only a
 tree without any CPU is an error.
-Cost: about 0.3 s for 224 CPUs (one core), most of it opening small
-files; call it from a worker thread.
+Cost: about 0.3 s for 224 CPUs (one core), most of it opening small files; call it from a worker
+thread.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ __all__ = ["read_machine"]
 
 
 def read_machine(tree: Tree, node: str) -> Machine:
-    """Read the machine below a tree; `node` is the Kubernetes node name to put in.
+    """Read the machine below a tree. `node` is the Kubernetes node name to put in.
 
-    Generation is 1: counting is the publisher's.
+    Its generation is 1, because the publisher counts generations.
 
-    Errors: raises HardwareError when the tree tells of no CPU at all, or
-    names and lists cannot be read.
+    Errors: raises HardwareError when the tree has no CPU at all, or names and lists cannot be read.
     """
     scan = tree.for_scan()
     limits = read_limits(scan) if tree.settings.honours_cpuset else Limits()
@@ -53,7 +51,7 @@ def read_machine(tree: Tree, node: str) -> Machine:
         architecture=architecture,
     )
     if not numa.is_told:
-        # Without NUMA in the kernel, all CPUs belong to the one node that stands for the machine.
+        # Without NUMA in the kernel, all CPUs belong to the one node of the machine.
         cpus = read_cpu_facts(scan, limits.cpus, dict.fromkeys(cpus.present, 0))
     shared = {cpu: (cache & cpus.usable or cache).lowest for cache in numa.caches for cpu in cache}
     pci_devices, lost_warnings = _without_missing_nodes(pci_devices, {numa_node.id for numa_node in numa.nodes})
@@ -73,8 +71,8 @@ def read_machine(tree: Tree, node: str) -> Machine:
 
 
 def _without_missing_nodes(devices: tuple[PciDevice, ...], nodes: set[int]) -> tuple[tuple[PciDevice, ...], list[str]]:
-    """Forget a NUMA node that the machine lacks: a device said to be there could be near nothing,
-    and would be refused for ever.
+    """Remove a NUMA node that the machine lacks from its devices: a device on it would be near
+    nothing, and would always be refused.
     """
     lost = {
         device.address: device.numa_node
@@ -90,12 +88,12 @@ def _without_missing_nodes(devices: tuple[PciDevice, ...], nodes: set[int]) -> t
 
 
 def _read_architecture(tree: Tree) -> str:
-    """Name the architecture as uname does: our own when live, else what a recording tells by its
-    side file or by the shape of cpuinfo.
+    """Name the architecture as uname does: our own when live, else from a recording's side file or
+    the form of cpuinfo.
     """
     if tree.is_live:
         return platform.machine()
-    # hwloc's recorder keeps here what uname said.
+    # hwloc's recorder keeps the output of uname here.
     match = re.search(r"^Architecture: (\S+)", tree.read("proc/hwloc-nofile-info") or "", re.MULTILINE)
     if match is not None:
         return match[1]

@@ -18,7 +18,7 @@ __all__ = ["read_hugepages", "read_memory"]
 def read_memory(tree: Tree, path: str, warnings: list[str]) -> int:
     """Read MemTotal of a meminfo file in bytes.
 
-    0 where it is not told (some memory-only nodes have no file).
+    0 where it is unknown (some memory-only nodes have no file).
     """
     try:
         text = tree.read(path)
@@ -30,7 +30,7 @@ def read_memory(tree: Tree, path: str, warnings: list[str]) -> int:
 
 
 def read_hugepages(tree: Tree, folder: str, warnings: list[str]) -> tuple[HugepagePool, ...]:
-    """Read the pools below a hugepages folder, smallest page first; empty when there is none."""
+    """Read the pools below a hugepages folder, smallest page first. Empty when there is none."""
     pools: list[HugepagePool] = []
     for name in tree.names(folder):
         size = re.fullmatch(r"hugepages-(\d+)kB", name)

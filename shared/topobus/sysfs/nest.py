@@ -1,7 +1,7 @@
 """Sets that must nest: packages, dies, cores and caches of a real machine contain each other or are
 disjoint.
 
-Firmware that reports otherwise contradicts itself; the set that came first is kept, the later one
+Firmware that reports otherwise contradicts itself. The set that came first is kept, the later one
 is dropped and named in a warning.
 """
 
@@ -20,9 +20,9 @@ class Nest:
         self._known: set[int] = set()
 
     def add(self, cpus: CpuSet) -> bool:
-        """Take a set in.
+        """Add a set.
 
-        False when it overlaps one that is there without either containing the other.
+        False when it overlaps a present one without either containing the other.
 
         Cost: O(members x depth of nesting).
         """
@@ -37,7 +37,7 @@ class Nest:
         return True
 
     def fits(self, cpus: CpuSet) -> bool:
-        """Say whether a set nests with all that are there."""
+        """Return whether a set nests with all present ones."""
         bits = cpus.bits
         for cpu in cpus:
             for other in self._by_cpu.get(cpu, ()):
@@ -46,7 +46,7 @@ class Nest:
         return True
 
     def around(self, cpus: CpuSet) -> CpuSet | None:
-        """Give the smallest set that contains all of `cpus`.
+        """Return the smallest set that contains all of `cpus`.
 
         None when there is none, or `cpus` is empty.
         """

@@ -1,9 +1,8 @@
 """Reads network interfaces of PCI functions and which of them are the function's own ports, their
 SR-IOV state, and the interfaces that carry the default route.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It
-never writes and never uses netlink. An interface in another network namespace is not
-visible here, which is no fault.
+Values are the state at the time of the call. It never writes and never uses netlink. An interface
+in another network namespace is not visible here, which is no fault.
 Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5);
 Documentation/networking/representors.rst.
 """
@@ -63,7 +62,7 @@ class NetInterface(Struct, frozen=True, kw_only=True):
 
 
 class FunctionPorts(Struct, frozen=True, kw_only=True):
-    """The interfaces that are a PCI function's own, without those that stand for other functions of
+    """The interfaces that are a PCI function's own, without those that represent other functions of
     its switch (representors).
     """
 
@@ -79,7 +78,7 @@ class FunctionPorts(Struct, frozen=True, kw_only=True):
 
 
 class Sriov(Struct, frozen=True, kw_only=True):
-    """Virtual functions of a physical one: how many are on, how many could be."""
+    """Virtual functions of a physical one: how many there are, how many could be."""
 
     enabled: int = 0
     total: int = 0
@@ -94,7 +93,7 @@ def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = Fa
     """Read the interfaces of one PCI function that this network namespace sees, sorted by name.
 
     A virtio function has them one folder further down, below `virtioN`.
-    Cost: a read a field. `only_link` reads what tells of the link (switched on, carrier, speed,
+    Cost: one read per field. `only_link` reads the fields of the link (switched on, carrier, speed,
     duplex) and leaves the others as their defaults: for a look each second.
     """
     base = function_path(address)
@@ -114,11 +113,11 @@ def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = Fa
 
 
 def function_ports(tree: Tree, address: PciAddress, *, only_link: bool = False) -> FunctionPorts:
-    """Read which interfaces of a PCI function are its own ports, and which of them stands for it.
+    """Read which interfaces of a PCI function are its own ports, and which of them represents it.
 
-    The folder of a physical function lists the representors of its virtual and scalable functions,
-    too, and its ports where it has several (mlx4); the order of names says nothing.
-    Cost: `function_interfaces`, and a read an interface; one more each where there are several.
+    The folder of a physical function also lists the representors of its virtual and scalable
+    functions, and all its ports where it has several (mlx4). The order of names has no meaning.
+    Cost: `function_interfaces`, and one read per interface; one more each where there are several.
     Source: Documentation/networking/representors.rst; phys_port_name and dev_port in
     Documentation/ABI/testing/sysfs-class-net.
     """
@@ -127,8 +126,8 @@ def function_ports(tree: Tree, address: PciAddress, *, only_link: bool = False) 
         for interface in function_interfaces(tree, address, only_link=only_link)
     }
     own = [interface for interface, name in names.items() if _REPRESENTOR.match(name) is None]
-    # Where one says that it is a port, those that say nothing of the kind are not (representors of
-    # old drivers have a bare number).
+    # If one has the name of a port, those without such a name are not ports (representors of old
+    # drivers have a bare number).
     ports = [interface for interface in own if _PORT.fullmatch(names[interface])] or own
     others = tuple(interface.name for interface in names if interface not in ports)
     if len(ports) < 2:
@@ -149,8 +148,8 @@ def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
     """Read a physical function's SR-IOV state: how many virtual functions it has and could have.
 
     Shapes: result — None when the function has no such capability.
-    Errors: raises HardwareError for a file that holds no number. Source:
-    Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs, sriov_totalvfs).
+    Errors: raises HardwareError for a file that holds no number.
+    Source: Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs, sriov_totalvfs).
     """
     base = function_path(address)
     total = tree.read_int(f"{base}/sriov_totalvfs")
@@ -163,10 +162,11 @@ def default_route_interfaces(tree: Tree) -> frozenset[str]:
     """Name the interfaces that carry the machine's default routes, IPv4 and IPv6, with every
     interface below them (members of a bond or bridge, a VLAN's parent).
 
-    Shapes: result — interface names; stacks deeper than `_MAX_STACK` are cut off. Read it to leave
-    these cards out of the inventory.
-    Errors: raises HardwareError when a route table cannot be read. Source: proc(5) /proc/net/route;
-    `lower_*` links of sysfs-class-net.
+    Used to leave these cards out of the inventory.
+
+    Shapes: result — interface names; stacks deeper than `_MAX_STACK` are cut off.
+    Errors: raises HardwareError when a route table cannot be read.
+    Source: proc(5) /proc/net/route; `lower_*` links of sysfs-class-net.
     """
     names = _default_routes_ipv4(tree) | _default_routes_ipv6(tree)
     roots: set[str] = set()
@@ -185,7 +185,7 @@ def default_route_interfaces(tree: Tree) -> frozenset[str]:
 
 
 def read_interface(tree: Tree, path: str, name: str, *, only_link: bool = False) -> NetInterface:
-    """Read one interface from its folder; `only_link` as in `function_interfaces`."""
+    """Read one interface from its folder. `only_link` as in `function_interfaces`."""
     if only_link:
         return _read_link(tree, path, name)
     return structs.replace(
@@ -197,7 +197,7 @@ def read_interface(tree: Tree, path: str, name: str, *, only_link: bool = False)
 
 
 def read_node_file(tree: Tree, name: str) -> str:
-    """Read a file of /proc/net as the node's first process sees it: in a container, proc/net is the
+    """Read a file of /proc/net as the node's first process sees it. In a container, proc/net is the
     container's own network, not the node's.
     """
     return tree.read(f"proc/1/net/{name}") or tree.read(f"proc/net/{name}") or ""

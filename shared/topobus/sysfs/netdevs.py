@@ -1,10 +1,9 @@
 """Reads all network interfaces of this network namespace, with what each is: a PCI function's, a
 scalable function's, or one without hardware of its own.
 
-Flows in: a Tree. Flows out: frozen values, the state at the time of the call. It never
-writes and never uses netlink.
-Source: Documentation/ABI/testing/sysfs-class-net; `DEVTYPE` of the kernel's drivers/net;
-if_inet6 and route of proc_pid_net(5).
+Values are the state at the time of the call. It never writes and never uses netlink.
+Source: Documentation/ABI/testing/sysfs-class-net; `DEVTYPE` of the kernel's drivers/net; if_inet6
+and route of proc_pid_net(5).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def list_net_devices(tree: Tree) -> tuple[str, ...]:
 
 
 def read_net_device(tree: Tree, name: str) -> NetDevice | None:
-    """Read one interface; None when this network namespace has none of that name.
+    """Read one interface. None when this network namespace has none of that name.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """
@@ -83,8 +82,8 @@ def addressed_interfaces(tree: Tree) -> frozenset[str]:
     """Name the interfaces over which the node has an address of more than the link's own reach, or
     any route of the main table.
 
-    Shapes: result — what the node itself uses; an IPv4 address without a network (a /32 alone)
-    leaves no trace in the files that name interfaces.
+    Shapes: result — the interfaces that the node itself uses; an IPv4 address without a network (a
+    /32 alone) leaves no trace in the files that name interfaces.
     """
     names: set[str] = set()
     for line in read_node_file(tree, "route").splitlines()[1:]:
@@ -123,7 +122,7 @@ def _kind(tree: Tree, folder: str, real: str, bus: str) -> str:
 
 
 def innermost_function(real: str) -> PciAddress | None:
-    """Find the innermost PCI function in the path of a real folder; None where it hangs below none.
+    """Find the innermost PCI function in the path of a real folder. None where it is below none.
 
     >>> innermost_function("sys/devices/pci0000:00/0000:00:03.0/virtio0/net/eth0"), innermost_function("sys/devices/virtual/net/lo")
     (PciAddress('0000:00:03.0'), None)

@@ -30,11 +30,12 @@ def device_node(name: str, *, permissions: str = "rw") -> DeviceNode:
 
 
 def node_groups(tree: Tree, names: Iterable[str]) -> tuple[int, ...]:
-    """Find the groups that may open nodes which not everybody may (0660, root:render).
+    """Find the groups that may open nodes which not every user may (0660, root:render).
 
     Never root's.
 
-    Shapes: names — relative to dev; what is absent or no device node is left out. Order: sorted.
+    Shapes: names — relative to dev; what is absent or no device node is left out.
+    Order: sorted.
     """
     groups: set[int] = set()
     for name in names:

@@ -1,8 +1,8 @@
 """Reads NUMA nodes: CPUs, memory, huge pages, distances, and the CPUs near a node that has none.
 
-Flows in: sys/devices/system/node. Flows out: NumaNode values sorted by id, and the distance matrix
-in that order. Ids are sparse; a row of `distance` has one column for every online node in id order.
-A kernel without NUMA has no such folder: the machine is one node 0.
+NumaNode values are sorted by id, and the distance matrix has that order. Ids are sparse: a row of
+`distance` has one column for every online node in id order. A kernel without NUMA has no folder
+sys/devices/system/node: the machine is one node 0.
 Source: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/numaperf.rst.
 """
 
@@ -28,10 +28,10 @@ NODE_FOLDER = "sys/devices/system/node"
 
 
 class NumaFacts(Struct, frozen=True, kw_only=True):
-    """Nodes and distances; `is_told` False when the kernel has no NUMA and node 0 stands for the
-    machine.
+    """Nodes and distances.
 
-    `caches` are the CPUs behind each memory-side cache that works as a level-3 cache.
+    `is_told` is False when the kernel has no NUMA and node 0 is the whole machine. `caches` are the
+    CPUs behind each memory-side cache that works as a level-3 cache.
     """
 
     nodes: tuple[NumaNode, ...]
@@ -42,9 +42,7 @@ class NumaFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeCpus(Struct, frozen=True, kw_only=True):
-    """What the nodes' own files say: online node ids, and the CPUs of
-    those nodes that can be used.
-    """
+    """The content of the nodes' own files: online node ids, and the usable CPUs of those nodes."""
 
     ids: NodeSet
     cpus: dict[int, CpuSet]
@@ -59,7 +57,7 @@ class NodeCpus(Struct, frozen=True, kw_only=True):
 def read_node_cpus(tree: Tree) -> NodeCpus:
     """Read which nodes there are and their CPUs.
 
-    A node that cannot be read, or whose CPUs belong to an earlier node, is left out and told.
+    A node that cannot be read, or whose CPUs belong to an earlier node, is left out with a warning.
     """
     warnings: list[str] = []
     try:
@@ -99,13 +97,14 @@ def read_numa_facts(
     with_functions: frozenset[int],
     architecture: str,
 ) -> NumaFacts:
-    """Read the nodes that have something for us.
+    """Read the nodes that this process can use.
+
+    A limit of memory removes only memory, as one of CPUs removes CPUs: a node with CPUs that we may
+    use, or with functions, stays. The kernel never lists a node without memory in cpuset.mems (it
+    cuts by N_MEMORY), so such a node is not outside our cpuset.
 
     Shapes: usable — the CPUs that we may use; allowed — the nodes whose memory we may use (None: no
-    limit); with_functions — nodes that have PCI functions. A limit of memory takes away memory
-    alone, as one of CPUs takes away CPUs: a node with CPUs that we may use, or with functions,
-    stays. The kernel never lists a node without memory in cpuset.mems (it cuts by N_MEMORY), so
-    such a node is not outside our cpuset.
+    limit); with_functions — nodes that have PCI functions.
     """
     warnings = list(node_cpus.warnings)
     if not node_cpus.cpus:
@@ -198,8 +197,8 @@ def _find_near(
             others = [other for other in sorted(cpus) if other != node]
             closest = min((matrix[node][other] for other in others), default=0)
             tied = [other for other in others if matrix[node][other] == closest]
-            # As far as the node itself, or equally far from all: that says
-            # nothing (where far is meant as far).
+            # As far as the node itself, or equally far from all: that has no meaning (where far is
+            # meant as far).
             if closest > matrix[node][node] and (is_policy or len(tied) < len(node_cpus.ids) - 1):
                 for other in tied:
                     near[node] |= near[other]
@@ -207,7 +206,7 @@ def _find_near(
 
 
 def _read_initiators(tree: Tree, node: int) -> tuple[int, ...]:
-    """Name the nodes that the firmware's HMAT says are the best initiators: class 1 is CPUs only,
+    """Name the nodes that the firmware's HMAT lists as the best initiators: class 1 is CPUs only,
     class 0 may name a device.
     """
     for access in ("access1", "access0"):

@@ -1,8 +1,8 @@
 """Reads PCI functions: ids, place in the tree, port type of bridges, link, NUMA node and near CPUs.
 
-Flows in: sys/bus/pci/devices and the device folders that its links lead to. Flows out: PciDevice
-values sorted by address. The folder of a function lies inside those of the bridges above it, so its
-path gives the tree. The port type of a bridge is in its configuration space.
+They are in sys/bus/pci/devices and the device folders that its links lead to. The folder of a
+function is inside those of the bridges above it, so its path gives the tree. The port type of a
+bridge is in its configuration space.
 Source: Documentation/ABI/testing/sysfs-bus-pci; PCI Express base specification, Device/Port Type in
 the PCI Express Capabilities register.
 """
@@ -26,16 +26,16 @@ _BRIDGE_CLASS = 0x0604
 _EXPRESS = 0x10
 # Device/Port Type, bits 7:4 of the capability's second word.
 _ROOT_PORT, _UPSTREAM, _DOWNSTREAM = 4, 5, 6
-# Type 1 header: a bridge; bit 7 says "several functions".
+# Type 1 header: a bridge. Bit 7 means "several functions".
 _HEADER_BRIDGE = 1
 _MAX_CAPABILITIES = 48
 
 
 def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
-    """Read all functions; `usable` are the CPUs that we may use.
+    """Read all functions, sorted by address. `usable` are the CPUs that we may use.
 
-    A number that is none is told, and replaced by what configuration space says, else by "not
-    told". A function whose place cannot be read is left out and told. The others stay.
+    A text that is no number gives a warning, and the number comes from configuration space, or else
+    is unknown. A function whose place cannot be read is left out with a warning. The others stay.
     """
     pci_devices: dict[PciAddress, PciDevice] = {}
     warnings: list[str] = []
@@ -62,7 +62,7 @@ def _read(
         return None, None
     config = tree.read_bytes(f"{real}/config", 256) or b""
     folder = f"{PCI_FOLDER}/{name}"
-    # Where each number stands in configuration space, which the kernel shows to everybody up to
+    # The offset of each number in configuration space, which the kernel shows to every user up to
     # byte 64 (PCI local bus specification, chapter 6).
     class_code = _number(tree, folder, "class", config[0x09:0x0C], warnings)
     is_bridge = class_code >> 8 == _BRIDGE_CLASS and (len(config) < 0x10 or config[0x0E] & 0x7F == _HEADER_BRIDGE)
@@ -97,8 +97,8 @@ def _read(
 def _number(tree: Tree, folder: str, file: str, spare: bytes, warnings: list[str], *, missing: int = 0) -> int:
     """Read one number.
 
-    When the file is garbage or unreadable, say so and take the spare bytes of
-    configuration space, else `missing`.
+    When the file is garbage or unreadable, add a warning and take the spare bytes of configuration
+    space, else `missing`.
     """
     try:
         value = tree.read_int(f"{folder}/{file}", 0)
@@ -122,9 +122,9 @@ def _local_cpus(tree: Tree, folder: str, warnings: list[str]) -> CpuSet | None:
 def _finish(
     device: PciDevice, pci_devices: dict[PciAddress, PciDevice], ports: dict[PciAddress, int | None]
 ) -> PciDevice:
-    """Fill in the switch: the innermost upstream port above.
+    """Set the switch: the innermost upstream port above.
 
-    Where configuration space is closed to us, what the bridges' order tells.
+    Where we may not read configuration space, derive it from the order of the bridges.
     """
     switch: PciAddress | None = None
     is_switch_port = device.is_switch_port
@@ -212,7 +212,7 @@ def _read_link(tree: Tree, real: str) -> PciLink | None:
 
 
 def _speed(text: str | None) -> float:
-    """Read `16.0 GT/s PCIe` or `8 GT/s`; 0 for `Unknown`."""
+    """Read `16.0 GT/s PCIe` or `8 GT/s`. 0 for `Unknown`."""
     match = re.match(r"(\d+(?:\.\d+)?) ?GT/s", text or "")
     return float(match[1]) if match else 0.0
 

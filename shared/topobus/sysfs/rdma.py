@@ -1,8 +1,8 @@
 """Reads RDMA devices of PCI functions: ports with their state, and the character devices that user
 space opens.
 
-Flows in: a Tree. Flows out: frozen values. Source: Documentation/ABI/stable/sysfs-class-infiniband,
-Documentation/infiniband/user_verbs.rst and user_mad.rst.
+Source: Documentation/ABI/stable/sysfs-class-infiniband, Documentation/infiniband/user_verbs.rst and
+user_mad.rst.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["RdmaDevice", "RdmaPort", "function_rdma_devices", "function_rdma_por
 
 
 class RdmaPort(Struct, frozen=True, kw_only=True):
-    """One port. States are the kernel's names: `ACTIVE`, `DOWN`; `LinkUp`, `Disabled`."""
+    """One port. States are the kernel's names: `ACTIVE`, `DOWN` and `LinkUp`, `Disabled`."""
 
     number: int
     path: str
@@ -31,10 +31,7 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Say whether the port carries traffic.
-
-        A tree without the file is no evidence against it.
-        """
+        """Return whether the port carries traffic. True when the tree has no file for it."""
         return self.state in ("ACTIVE", "")
 
 
@@ -49,10 +46,12 @@ class RdmaDevice(Struct, frozen=True, kw_only=True):
 def function_rdma_devices(tree: Tree, address: PciAddress) -> tuple[RdmaDevice, ...]:
     """Read the RDMA devices of one PCI function with their ports and device nodes.
 
-    Order: by name. A device in another RDMA network namespace is invisible and missing
-    in the result; that is no fault.
-    Errors: raises HardwareError for a file that cannot be read. Source:
-    Documentation/ABI/stable/sysfs-class-infiniband.
+    A device in another RDMA network namespace is invisible and missing in the result, which is no
+    fault.
+
+    Order: by name.
+    Errors: raises HardwareError for a file that cannot be read.
+    Source: Documentation/ABI/stable/sysfs-class-infiniband.
     """
     base = function_path(address)
     return tuple(
@@ -65,10 +64,10 @@ def function_rdma_devices(tree: Tree, address: PciAddress) -> tuple[RdmaDevice, 
 
 def function_rdma_ports(tree: Tree, address: PciAddress) -> tuple[RdmaPort, ...]:
     """Read the ports of all RDMA devices of one PCI function, without the devices' nodes, and the
-    physical state of those alone that are not active.
+    physical state only of those that are not active.
 
-    Order, errors, source: as `function_rdma_devices`. Cost: four reads
-    a port, for a look each second.
+    Order, errors, source: as `function_rdma_devices`.
+    Cost: four reads per port, for a look each second.
     """
     folder = f"{function_path(address)}/infiniband"
     return tuple(
@@ -100,7 +99,7 @@ def _read_states(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
 
 
 def _nodes(tree: Tree, base: str, device: str) -> tuple[str, ...]:
-    """Name the verbs and management devices: each entry tells in `ibdev` whose it is (a function
+    """Name the verbs and management devices: the `ibdev` of each entry names its device (a function
     with two devices has both sets).
     """
     names = [

@@ -1,11 +1,10 @@
 """Records a machine: copies the parts of /sys, /proc and /dev that Topobus reads into a folder that
 reads like the machine itself.
 
-Flows in: a tree (the live one, or a recorded one). Flows out: files and links below a folder. Links
-stay links, so device folders keep their places; the target of a link that is not copied becomes an
-empty folder, because only its name is read (a driver, an IOMMU group). Files are copied as they
-are, at most 64 KiB each; unreadable ones are left out and reported. Device nodes become empty
-files, because only their names are read.
+The source is the live tree or a recorded one. Links stay links, so device folders keep their
+places. The target of a link that is not copied becomes an empty folder, because only its name is
+read (a driver, an IOMMU group). Files are copied as they are, at most 64 KiB each. Unreadable ones
+are left out and reported. Device nodes become empty files, because only their names are read.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ _FILES = (
 )
 # Which network the node's own is (proc/net is that of whoever records).
 _ROUTES = ("route", "ipv6_route")
-# What can be large, slow to read, dangerous to touch or changes all the
-# time, and is read by nobody here.
+# Folders and files that can be large, slow to read, dangerous to touch or always changing, and that
+# Topobus does not read.
 _SKIPPED = re.compile(
     r"(memory\d+|power|msi_irqs|queues|statistics|trace|events|cpufreq|cpuidle|thermal_throttle|microcode|crash_notes.*|firmware_node|"
     r"block|nvme|ata\d+|host\d+|usb\d+|hwmon|i2c-.*|ptp|pps|tty|rom|vpd|resource\d.*|remove|rescan|reset|uevent_helper|edid|debug)"
@@ -75,11 +74,11 @@ class Recording:
 def record(tree: Tree, into: Path, *, on_folder: Callable[[str], None] = lambda _: None) -> Recording:
     """Copy the machine that `tree` reads below `into`, an empty or absent folder.
 
-    `on_folder` is told each folder as it begins.
+    `on_folder` is called with each folder as it begins.
 
-    Errors: raises OSError when `into` cannot be written, HardwareError when the source
-    is no machine (no sys/devices).
-    Cost: one read a file; about 15,000 files and 3 s on a 224-CPU machine.
+    Errors: raises OSError when `into` cannot be written, HardwareError when the source is no
+    machine (no sys/devices).
+    Cost: one read per file; about 15,000 files and 3 s on a 224-CPU machine.
     """
     if not tree.exists("sys/devices"):
         raise HardwareError(
@@ -121,7 +120,7 @@ class _Recorder:
                 self._link(f"{DISKS}/{name}")
 
     def _folders_with_cpus(self) -> list[str]:
-        """Name the PMU folders that tell which CPUs are of which kind (cpu_core, cpu_atom)."""
+        """Name the PMU folders that list the CPUs of each kind (cpu_core, cpu_atom)."""
         return [
             f"sys/devices/{name}"
             for name in self._tree.names("sys/devices")
@@ -196,11 +195,12 @@ class _Recorder:
             self._file(target)
 
     def _file(self, path: str, where: str = "") -> bool:
-        """Copy one file's text; False when there is nothing to copy."""
+        """Copy one file's text. False when there is nothing to copy."""
         source = self._tree.path(path)
         limit = _LARGEST_CONFIG if path.endswith("/config") else _LARGEST
         try:
-            # The kernel's own files are opened as they are: nobody else can have put them there.
+            # The kernel's own files are opened as they are: only the kernel can have put them
+            # there.
             descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC) if self._tree.is_live else open_regular(source)
             try:
                 data = _read_all(descriptor, limit)
@@ -222,9 +222,9 @@ class _Recorder:
         return True
 
     def _nodes(self, folder: str) -> None:
-        """Name the character devices: an empty file each.
+        """Record the character devices, as an empty file each.
 
-        A recorded tree's own empty files count as what they stand for.
+        A recorded tree's own empty files count as the nodes that they represent.
         """
         for name in self._names(folder):
             if _NOT_HARDWARE.fullmatch(name):
@@ -244,7 +244,7 @@ class _Recorder:
 
 
 def _read_all(file: int, limit: int) -> bytes:
-    """Read to the end or the limit; /proc gives a page at a time."""
+    """Read to the end or the limit. /proc gives a page at a time."""
     parts: list[bytes] = []
     left = limit
     while left > 0 and (part := os.read(file, left)):

@@ -1,8 +1,8 @@
-"""Opens and reads files that somebody else may have put there: regular ones alone, and no more of
-them than was asked for.
+"""Opens and reads files that another user may have put there: only regular ones, and no more of
+them than requested.
 
-A FIFO would keep the reader for ever, a device may act when it is opened, and a sparse file of a
-few bytes on the disk has any size. Each is an OSError with the reason. All functions block.
+A FIFO would block the reader without end, a device may act when it is opened, and a sparse file of
+a few bytes on the disk has any size. Each is an OSError with the reason. All functions block.
 Source: open(2) O_NONBLOCK, inode(7).
 """
 
@@ -27,8 +27,8 @@ _PART_BYTES = 64 * 1024
 
 
 def inside_root(root: Path, path: str) -> Path:
-    """Give the file of a path below a root with all links resolved as in a container of that root:
-    absolute ones begin there, and ".." never leads out.
+    """Return the file of a path below a root with all links resolved as in a container of that
+    root: absolute ones begin there, and ".." never leads out.
 
     Errors: raises OSError ELOOP for too many links.
     """
@@ -52,10 +52,10 @@ def inside_root(root: Path, path: str) -> Path:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Open a regular file for reading; the descriptor is the caller's to close.
+    """Open a regular file for reading. The caller closes the descriptor.
 
-    Errors: raises OSError: as open(2) does, IsADirectoryError, and EMEDIUMTYPE for what is no
-    regular file: no file of the kernel's answers that.
+    Errors: raises OSError: as open(2) does, IsADirectoryError, and EMEDIUMTYPE for a file that is
+    not regular, an error that no kernel file gives.
     """
     # Looked at before it is opened: a device may act on being opened. And after:
     # another one may have taken its name.
@@ -84,8 +84,8 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def read_all(descriptor: int, path: str | os.PathLike[str], limit: int) -> bytes:
-    """Read an open file to its end, which may come much later than its size says (the kernel's
-    files have none).
+    """Read an open file to its end, which may be far beyond its size (the kernel's files have
+    none).
 
     Errors: raises OSError as read(2) does, and EFBIG beyond `limit` bytes.
     """

@@ -1,8 +1,8 @@
 """Renders a machine in hwloc's terms: the output of `topobus machine --json`.
 
-Flows in: a Machine. Flows out: plain dicts and lists, sorted, equal for equal machines. Pure. Where
-firmware contradicts itself, a set that does not nest is widened to the smallest group of CPUs
-around it, as hwloc does when it draws such a machine.
+The result is plain dicts and lists, sorted, equal for equal machines. Pure. Where firmware
+contradicts itself, a set that does not nest is widened to the smallest group of CPUs around it, as
+hwloc does when it draws such a machine.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def machine_report(
     level-3 caches, PCI functions, distances.
 
     Shapes: sets are text in the kernel's list form; `packages` and `l3` are sorted as text;
-    `distances` is there only when the machine tells and has two nodes or more; `pci` leaves bridges
-    out; `near_cpus` holds for a root complex, not for one function; `kernel_names` (what is behind
-    a function) and `models` (by vendor and device) are shown of the functions that have them.
+    `distances` is there only when they are known and the machine has two nodes or more; `pci`
+    leaves bridges out; `near_cpus` holds for a root complex, not for one function; `kernel_names`
+    (what is behind a function) and `models` (by vendor and device) are added to the functions that
+    have them.
     """
     usable = machine.online_cpus
     view = _View(machine)
@@ -135,7 +136,7 @@ def _pci_functions(
 ) -> list[dict[str, Any]]:
     by_node = {numa_node.id: numa_node for numa_node in machine.numa_nodes}
     near: dict[tuple[int, int], CpuSet] = {}
-    # The first function on a root bus speaks for all below it: what is near is the root complex.
+    # The first function on a root bus represents all below it: the root complex is what is near.
     for pci_device in machine.pci_devices:
         if not pci_device.path:
             near.setdefault(_root_bus(pci_device), view.widen(_local_cpus(pci_device, by_node)) & machine.online_cpus)
@@ -168,6 +169,8 @@ def _root_bus(pci_device: PciDevice) -> tuple[int, int]:
 
 
 def _local_cpus(pci_device: PciDevice, by_node: dict[int, NumaNode]) -> CpuSet:
-    """Give CPUs near a function, those included that we may not use where the NUMA node tells."""
+    """Return the CPUs near a function, including those that we may not use if its NUMA node is
+    known.
+    """
     node = by_node.get(pci_device.numa_node) if pci_device.numa_node is not None else None
     return pci_device.near_cpus or (node.near_cpus if node is not None else CpuSet())

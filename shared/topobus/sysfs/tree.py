@@ -76,13 +76,13 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 class Tree:
     """Reads below a root. Paths are relative: `sys/devices/system/node/online`.
 
-    Errors: what is absent is None or empty; what exists and cannot be read
-    raises HardwareError with the path.
+    Errors: an absent file gives None or an empty result; one that exists and cannot be read raises
+    HardwareError with the path.
     """
 
     def __init__(self, settings: HardwareSettings | None = None, *, is_revisited: bool = False) -> None:
-        """Make a tree; `is_revisited`: the same files will be asked for again and again, so answers
-        are kept as long as they hold.
+        """Make a tree. With `is_revisited` the same files will be read repeatedly, so answers are
+        kept as long as they are valid.
         """
         self.settings = settings or HardwareSettings()
         self.root = Path(self.settings.root)
@@ -92,9 +92,9 @@ class Tree:
         self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
         self._is_live = self._tops["sys"] == Path("/sys")
         # Links of the kernel's own files are relative and lead nowhere else, so the kernel may
-        # follow them itself. Those of a device folder may not. The usual places are taken for
-        # the kernel's where the system cannot say: its files' times mean nothing, and an
-        # answer kept by them would never end.
+        # follow them itself. Those of a device folder may not. Where the system cannot find out,
+        # the usual places count as the kernel's: its files' times mean nothing, and an answer kept
+        # by them would never end.
         self._kernels = {
             top: top != "dev" and (folder == f"/{top}" or is_kernels(folder)) for top, folder in self._top_texts.items()
         }
@@ -106,8 +106,8 @@ class Tree:
         costs to list them."""
 
     def for_scan(self) -> Tree:
-        """Give a tree for one look at many files: it resolves each folder's links once, so it must
-        not be kept (folders come and go).
+        """Return a tree for one look at many files. It resolves each folder's links once, so it
+        must not be kept (folders come and go).
         """
         tree = Tree(self.settings)
         tree._folders = {}
@@ -116,18 +116,18 @@ class Tree:
 
     @property
     def is_live(self) -> bool:
-        """Say whether this is the running kernel's own tree (then uevents report changes)."""
+        """Return whether this is the running kernel's own tree (then uevents report changes)."""
         return self._is_live
 
     @property
     def is_recorded(self) -> bool:
-        """Say whether this is no kernel's tree, wherever it is mounted, but files that somebody
-        wrote.
+        """Return whether this tree has ordinary files, and is not a kernel's, wherever that is
+        mounted.
         """
         return not self._kernels["sys"]
 
     def path(self, path: str) -> Path:
-        """Give the file's real path, every link resolved inside the tree (a missing tail stays as
+        """Return the file's real path, every link resolved inside the tree (a missing tail stays as
         it is).
         """
         return Path(self._real_path(self._resolve(self._split(path))))
@@ -135,7 +135,7 @@ class Tree:
     def read(self, path: str) -> str | None:
         """Read a text file, stripped.
 
-        None when it is absent (or a read says ENODEV: the device went away meanwhile).
+        None when it is absent (or a read gives ENODEV: the device went away meanwhile).
         """
         return self._ask("read", path, self._read)
 
@@ -167,9 +167,11 @@ class Tree:
             return None
 
     def read_int(self, path: str, base: int = 10) -> int | None:
-        """Read one integer; `base` 0 takes 0x too.
+        """Read one integer. `base` 0 also accepts 0x.
 
-        None when absent, HardwareError when it is no number.
+        None when absent.
+
+        Errors: raises HardwareError when it is no number.
         """
         text = self.read(path)
         if text is None or not text:
@@ -182,7 +184,7 @@ class Tree:
             ) from err
 
     def names(self, path: str) -> tuple[str, ...]:
-        """List a folder's names in natural order; empty when absent."""
+        """List a folder's names in natural order. Empty when absent."""
         return self._ask("names", path, self._list) or ()
 
     def exists(self, path: str) -> bool:
@@ -195,17 +197,17 @@ class Tree:
         return os.path.islink(f"{self._text(folder)}/{name}")  # noqa: PTH114 - asked for many files at each look
 
     def link_name(self, path: str) -> str:
-        """Give the last part of what a link leads to.
+        """Return the last part of a link's target.
 
         Empty when there is no such link (the target itself may be missing in a recording).
         """
         return self._ask("link", path, self._link, of_folder=True) or ""
 
     def identity(self, path: str) -> str:
-        """Identify a folder, to detect that another one took its path; empty when there is none.
+        """Identify a folder, to detect that another one took its path. Empty when there is none.
 
-        In a recorded tree it also changes with each file that comes, goes or is replaced
-        in it; sysfs keeps no such time.
+        In a recorded tree the identity also changes with each file that comes, goes or is replaced
+        in it. sysfs keeps no such time.
         """
         return self._ask("identity", path, self._identify) or ""
 
@@ -217,10 +219,10 @@ class Tree:
         return self._ask("real", path, self._real)
 
     def _ask(self, kind: str, path: str, ask: Callable[[str, str], T | None], *, of_folder: bool = False) -> T | None:
-        """Ask a question of a path, unless its last answer still holds.
+        """Read a path's answer, unless its last answer is still valid.
 
         None is the answer for what is absent. `of_folder`: the answer is about the name in its
-        folder (a link), not about what stands there.
+        folder (a link), not about its target.
         """
         answers = self._answers
         if answers is None:
@@ -365,8 +367,8 @@ class Tree:
                 )
             steps = [each_part for each_part in target.split("/") if each_part not in ("", ".")]
             if target.startswith("/"):
-                # An absolute link of a recorded tree means "from the recorded root"; of
-                # the live one it is what it says.
+                # An absolute link of a recorded tree begins at the recorded root. In the live tree
+                # that is the system's root.
                 done = []
                 if not steps or steps[0] not in self._tops:
                     raise HardwareError(f"the link {here} leads out of the tree: {target}", path=here)

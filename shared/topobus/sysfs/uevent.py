@@ -1,11 +1,11 @@
 """Kernel events: a device or CPU was added, removed or changed.
 
-An event only triggers another read of the tree; its content is not used as state.
+An event only triggers another read of the tree. Its content is not used as state.
 
-Flows in: a NETLINK_KOBJECT_UEVENT socket, for a kernel's own tree only, wherever it is mounted. It
+The NETLINK_KOBJECT_UEVENT socket is used for a kernel's own tree only, wherever it is mounted. It
 needs no right. A recorded machine sends none. In a network namespace other than the host's the
 kernel sends those of PCI functions, graphics and CPUs alike, and of network interfaces its own
-alone; in a user namespace of its own nothing. What is not sent, the regular polls detect.
+alone. In a user namespace of its own it sends nothing. The regular polls detect what is not sent.
 Source: netlink(7), lib/kobject_uevent.c of the Linux kernel (uevent_net_broadcast_untagged); tried
 on Linux 6.18 as another user in a new network namespace.
 """
@@ -32,15 +32,15 @@ _KERNEL_GROUP = 1
 _KERNEL_PORT = 0
 # The kernel's own limit (UEVENT_BUFFER_SIZE) is 2 KiB and a header; room for one that grows.
 _MAX_BYTES = 16 * 1024
-# A hot-plugged card sends hundreds of events; what does not fit is told as `is_lost`.
+# A hot-plugged card sends hundreds of events. Those that do not fit are reported as `is_lost`.
 _BUFFER_BYTES = 1024 * 1024
 
 
 class Uevent(Struct, frozen=True, kw_only=True):
     """One event.
 
-    `path` is the device's folder below sys (`/devices/pci0000:15/…`); `is_lost`
-    stands for events that we missed.
+    `path` is the device's folder below sys (`/devices/pci0000:15/…`). `is_lost` marks that events
+    were missed.
     """
 
     action: str
@@ -78,7 +78,7 @@ class UeventSource:
     def pending(self) -> list[Uevent]:
         """Take the events that arrived since the last call, without waiting.
 
-        OSError when the socket breaks for good.
+        Errors: raises OSError when the socket breaks for good.
         """
         events: list[Uevent] = []
         while True:
@@ -95,7 +95,10 @@ class UeventSource:
                 events.append(event)
 
     async def next(self) -> Uevent:
-        """Wait for the next event of the kernel's. OSError when the socket breaks for good."""
+        """Wait for the kernel's next event.
+
+        Errors: raises OSError when the socket breaks for good.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -113,7 +116,8 @@ def open_uevents(tree: Tree) -> UeventSource | UeventsUnavailable:
 
     Shapes: result — a source to be closed by the caller; UeventsUnavailable with the reason for a
     recorded tree, or where the kernel gives no such socket.
-    Errors: raises nothing. Source: netlink(7), NETLINK_KOBJECT_UEVENT.
+    Errors: raises nothing.
+    Source: netlink(7), NETLINK_KOBJECT_UEVENT.
     """
     if tree.is_recorded:
         return UeventsUnavailable(reason=f"{tree.root} is a recorded tree")

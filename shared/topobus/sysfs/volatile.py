@@ -1,10 +1,10 @@
 """Reads the parts of a machine that can change while its kernel runs, to decide cheaply whether the
 full read (`read_machine`) is needed.
 
-Flows in: a tree. Flows out: one value, equal to the one before as long as nothing changed. It
-includes what the kernel changes by itself or on request: CPUs online, memory, huge pages, the
-cpuset of this process, PCI functions with their drivers and lanes. It excludes the structure of a
-CPU or card (caches, cores, ids), which comes and goes with the CPU or the card.
+The result equals the earlier one as long as nothing changed. It includes what the kernel changes by
+itself or on request: CPUs online, memory, huge pages, the cpuset of this process, PCI functions
+with their drivers and lanes. It excludes the structure of a CPU or card (caches, cores, ids), which
+comes and goes with the CPU or the card.
 Cost: some 200 files for 224 CPUs and 56 functions, where the full read takes 5,000.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["VolatileFacts", "read_volatile"]
 
 
 class VolatileFacts(Struct, frozen=True, kw_only=True):
-    """Texts as they stand in the tree; only compared, never understood."""
+    """Texts of the tree, which are only compared and never interpreted."""
 
     boot_id: str
     cpu_folders: tuple[str, ...]
@@ -43,7 +43,7 @@ class VolatileFacts(Struct, frozen=True, kw_only=True):
 def read_volatile(tree: Tree) -> VolatileFacts:
     """Read what can change.
 
-    Errors: raises HardwareError for what is there and cannot be read.
+    Errors: raises HardwareError for what exists and cannot be read.
     """
     scan = tree.for_scan()
     cpu_folders = scan.names(CPU_FOLDER)
@@ -61,7 +61,7 @@ def _read_online(tree: Tree, cpu_folders: tuple[str, ...]) -> tuple[str | None, 
     online = tree.read(f"{CPU_FOLDER}/online")
     if online is not None:
         return (online,)
-    # Kernels without the list: each CPU says it for itself.
+    # Kernels without the list: each CPU has a file of its own.
     return tuple(tree.read(f"{CPU_FOLDER}/{name}/online") for name in cpu_folders if re.fullmatch(r"cpu\d+", name))
 
 
@@ -113,7 +113,7 @@ def _read_function(tree: Tree, name: str) -> tuple[str, ...]:
 def _read_width(tree: Tree, folder: str) -> str:
     """Read a function's lanes.
 
-    One that cannot be read is told in its place, for the others are read all the same.
+    An error is part of the result, so that the other functions are read all the same.
     """
     try:
         return tree.read(f"{folder}/current_link_width") or ""
