@@ -1,15 +1,16 @@
 """A container runtime's side of NRI: sandboxes, containers with their CPUs, and the rules by which
 a runtime treats its plugin.
 
-Frames are written and read here anew, by the protocol's own description, so that an error in ours
-is seen. As in containerd: one plugin call at a time, under a lock that an update of the plugin's
-own accord waits for, too; a call that takes longer than the limit ends the connection, and the
-runtime goes on without the plugin; updates of containers that are still being made are dropped
-without a word. An update of a container that does not run yet changes what is stored of it and
-nothing else: its start has read that already (containerd, container_update_resources.go and
-container_start.go). A call with one container that cannot be changed fails as a whole, after the
-others were changed. A start that fails is told to nobody: NRI hears of the container's removal.
-`tests/engine/test_cpus.py` runs the same promises on a real containerd.
+Frames are encoded and decoded here independently of our own code, by the protocol's own
+description, so that an error in ours is seen. As in containerd, there is one plugin call at a time,
+under a lock that an update of the plugin's own accord also waits for. A call that takes longer than
+the limit ends the connection, and the runtime continues without the plugin. Updates of containers
+that are still being made are dropped silently. An update of a container that does not run yet
+changes only its stored values, because its start has read them already (containerd,
+container_update_resources.go and container_start.go). A call with one container that cannot be
+changed fails as a whole, after the others were changed. A start that fails is not reported: NRI
+only gets the container's removal. `tests/engine/test_cpus.py` checks the same promises on a real
+containerd.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Refused(Exception):
 
 
 class NotStopped(Exception):
-    """Raised where a container cannot be stopped now, and runs on."""
+    """Raised where a container cannot be stopped now and continues to run."""
 
 
 class NotStarted(Exception):
@@ -74,8 +75,10 @@ class MadeContainer:
 
 @dataclass
 class SimulatedRuntime:
-    """One runtime; `dialect` says how it sends events that have no answer: by one method (before
-    NRI 0.11), or each by its own.
+    """One runtime.
+
+    `dialect` is how it sends events that have no answer: by one method (before NRI 0.11), or each
+    by its own.
     """
 
     socket: Path
@@ -151,9 +154,9 @@ class SimulatedRuntime:
                     task.cancel()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something is so.
+        """Wait until a condition holds.
 
-        Looked at whenever a container, or the connection, has changed.
+        It is checked whenever a container, or the connection, has changed.
         """
         async with asyncio.timeout(60):
             while not holds():
@@ -177,10 +180,10 @@ class SimulatedRuntime:
     async def create(
         self, name: str, *, pod: str = "pod", cdi: tuple[str, ...] = (), env: tuple[str, ...] = (), cpus: str = ""
     ) -> MadeContainer:
-        """Make a container as kubelet asks for it and start it.
+        """Make a container as kubelet requests it and start it.
 
-        Errors: raises Refused when the plugin refuses, NotStarted when it was made
-        and a mount of it has no source.
+        Errors: raises Refused when the plugin refuses, NotStarted when it was made and a mount of
+        it has no source.
         """
         self._count += 1
         message = nri.Container(id=f"{self._count:064x}", pod_sandbox_id=f"sandbox-{pod}", name=name, env=list(env))
@@ -189,8 +192,8 @@ class SimulatedRuntime:
         message.linux.cgroups_path = (
             f"/kubepods/besteffort/pod{pod}/{message.id}" if self.control_groups is not None else ""
         )
-        # A file is read anew for each container, and of two mounts on
-        # one place the later one stays.
+        # A file is read again for each container, and of two mounts on one place the later one
+        # stays.
         mounts = {mount.container_path: mount for mount in self._mounts_of(cdi)}
         message.mounts.extend(
             nri.Mount(destination=path, type="bind", source=mount.host_path) for path, mount in mounts.items()
@@ -261,14 +264,14 @@ class SimulatedRuntime:
     ) -> nri.PodSandbox:
         """Start a pod's sandbox, one more if it had some.
 
-        Its uid is `uid-<name>`, its network namespace the given one, or a path where none is.
+        Its uid is `uid-<name>`, its network namespace the given one, or a path where none is given.
 
         Errors: raises Refused when the plugin refuses, which it must not: containerd before 2.2.6
         would leave the sandbox's process behind, and end at its next restart.
         """
         self._count += 1
         sandbox = nri.PodSandbox(id=f"sandbox-{name}-{self._count}", name=name, uid=f"uid-{name}", namespace=namespace)
-        # As containerd 2 tells it: a pod on the host's network has no path.
+        # As in containerd 2: a pod on the host's network has no path.
         path = "" if is_on_host_network else network_namespace or f"/var/run/netns/cni-{self._count}"
         network = nri.LinuxNamespace(type="network", path=path)
         sandbox.linux.namespaces.extend([nri.LinuxNamespace(type="pid"), network])
@@ -278,10 +281,10 @@ class SimulatedRuntime:
         return sandbox
 
     async def stop_pod(self, sandbox: nri.PodSandbox) -> None:
-        """Stop a sandbox; it stays listed. The plugin hears of it when nothing in it runs any more.
+        """Stop a sandbox. It stays listed. The plugin is called when nothing in it runs any more.
 
-        Errors: raises NotStopped when a container in it cannot be stopped;
-        the plugin hears nothing then.
+        Errors: raises NotStopped when a container in it cannot be stopped. The plugin is not called
+        then.
         """
         self._refuse_hung(sandbox)
         async with self._lock:
@@ -305,13 +308,13 @@ class SimulatedRuntime:
     def _sandbox_of(self, pod: str) -> nri.PodSandbox:
         """Find a pod's newest sandbox.
 
-        Where none was started, a pod has one that nobody was told of.
+        Where none was started, a pod has one that was not reported to the plugin.
         """
         nameless = nri.PodSandbox(id=f"sandbox-{pod}", name=pod, uid=f"uid-{pod}", namespace="default")
         return next((sandbox for sandbox in reversed(self.sandboxes.values()) if sandbox.name == pod), nameless)
 
     async def resize(self, made: MadeContainer, *, cpus: str = "") -> None:
-        """Have kubelet update a container."""
+        """Update a container as kubelet does."""
         asked = nri.LinuxResources(cpu=nri.LinuxCPU(cpus=cpus))
         async with self._lock:
             request = nri.UpdateContainerRequest(container=self._shown(made), linux_resources=asked)
@@ -320,9 +323,9 @@ class SimulatedRuntime:
             self._apply(made, updates[-1].linux.resources if updates else asked)
 
     async def end(self, made: MadeContainer, *, is_killed: bool = True) -> None:
-        """Stop and remove a container; `is_killed`: the grace period is over.
+        """Stop and remove a container. `is_killed`: the grace period is over.
 
-        Errors: raises NotStopped when it runs on.
+        Errors: raises NotStopped when it continues to run.
         """
         if made.id in self.hung or (made.id in self.ignores_term and not is_killed):
             raise NotStopped(
@@ -507,7 +510,7 @@ class SimulatedRuntime:
         self._announce()
 
     def control_group(self, made: MadeContainer) -> Path:
-        """Name the file of the kernel's that says which CPUs a container has."""
+        """Name the cgroup file with the CPUs of a container."""
         assert self.control_groups is not None
         hierarchy = self.control_groups / "sys/fs/cgroup" / ("cpuset" if self.cgroup_version == 1 else "")
         return hierarchy / made.message.linux.cgroups_path.lstrip("/") / "cpuset.cpus"

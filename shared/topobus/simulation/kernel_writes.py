@@ -1,12 +1,11 @@
-"""A kernel for recorded machines: it obeys what is written into files of a tree, as the real one
-obeys writes to sysfs.
+"""A kernel for recorded machines: it reacts to writes to files of a tree, as the real one reacts to
+writes to sysfs.
 
-Flows in: files, each with what a write to it does; then the writes, by inotify, in the order in
-which they are closed. Flows out: what the reactions do to the tree. A write returns before it is
-obeyed, other than in sysfs, so whoever writes waits for the effect. Of two writes to a file that
-can be read the first text is lost if the second comes before it is obeyed; a file that is
-written alone (a pipe here) loses none, whoever writes. A file can refuse: then the write itself
-fails, as a driver's does that says no.
+Each file has a reaction to its writes. Writes come by inotify, in the order in which they are
+closed. A write returns before its reaction has run, other than in sysfs, so a writer waits for the
+effect. Of two writes to a file that can be read, the first text is lost if the second comes before
+the reaction. A write-only file (a pipe here) loses none, also with several writers. A file can
+refuse: then the write itself fails, as with a driver that refuses.
 Source: inotify(7); Documentation/filesystems/sysfs.rst for what a store does.
 """
 
@@ -34,7 +33,7 @@ _LOOK_S = 1.0
 
 
 class KernelWrites:
-    """The thread that obeys; between `with` and its end."""
+    """The thread that runs the reactions, within a `with` block."""
 
     def __init__(self, root: Path) -> None:
         """Take the root of a recorded machine."""
@@ -52,14 +51,14 @@ class KernelWrites:
         self._thread = threading.Thread(target=self._run, name="kernel", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to obey."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End, after everything that was written is obeyed.
+        """End, after the reactions to all writes have run.
 
         Errors: raises what a reaction raised.
         """
@@ -71,13 +70,12 @@ class KernelWrites:
             raise self._error
 
     def obey(self, file: str, react: Callable[[str], None], *, is_write_only: bool = False) -> None:
-        """Have writes to a file below the root obeyed; `react` gets the text, in the kernel's
-        thread.
+        """React to writes to a file below the root. `react` gets the text, in the kernel's thread.
 
-        The file is made when it is not there.
+        The file is made when it does not exist.
 
-        Shapes: is_write_only — nobody reads it; each line that is written counts, and lines
-        of several writers do not mix.
+        Shapes: is_write_only — the file is never read; each written line counts, and lines of
+        several writers do not mix.
         Errors: raises OSError when the folder cannot be watched.
         """
         path = self._path(file)
@@ -93,7 +91,7 @@ class KernelWrites:
             self._reactions[path] = react
 
     def settle(self) -> None:
-        """Wait until everything that was written so far is obeyed.
+        """Wait until the reactions to all writes so far have run.
 
         Errors: raises what a reaction raised.
         """
@@ -101,14 +99,14 @@ class KernelWrites:
         with self._lock:
             self._settling.append(is_obeyed)
         os.write(self._woken, b".")
-        # The thread may have ended by an error, and then says nothing more.
+        # The thread may have ended by an error, and then sets nothing more.
         while not is_obeyed.wait(_LOOK_S) and self._thread.is_alive():
             continue
         if self._error is not None:
             raise self._error
 
     def refuse(self, file: str) -> None:
-        """Let writes to a file fail from now on (EISDIR: no other error comes to root from a file
+        """Make writes to a file fail from now on (EISDIR: root gets no other error from a file
         without a kernel behind it).
         """
         path = self._path(file)
@@ -116,7 +114,7 @@ class KernelWrites:
         path.mkdir()
 
     def accept(self, file: str) -> None:
-        """Take writes to a file again after `refuse`."""
+        """Accept writes to a file again after `refuse`."""
         path = self._path(file)
         path.rmdir()
         if path in self._pipes:
@@ -134,19 +132,21 @@ class KernelWrites:
             while self._wait():
                 with self._lock:
                     settling, self._settling = self._settling, []
-                # The files first: who writes `driver_override` and then
-                # `bind` means it in this order.
+                # The files first: a writer of `driver_override` and then `bind` means them in this
+                # order.
                 self._obey_events()
                 self._obey_pipes()
                 for is_obeyed in settling:
                     is_obeyed.set()
             self._obey_events()
             self._obey_pipes()
-        except BaseException as err:  # noqa: BLE001 - boundary: a reaction of a test; whoever started the thread is told
+        except BaseException as err:  # noqa: BLE001 - boundary: a reaction of a test; the error is raised where the thread was started
             self._error = err
 
     def _wait(self) -> bool:
-        """Wait until something is written, or somebody wants it done; False at the end."""
+        """Wait until something is written, or a caller waits for the reactions. False at
+        the end.
+        """
         with self._lock:
             pipes = list(self._pipes.values())
         ready, _, _ = select.select([self._inotify, self._wake, *pipes], [], [])
@@ -160,8 +160,8 @@ class KernelWrites:
                 text = os.read(pipe, _READ_BYTES).decode()
             except BlockingIOError:
                 continue
-            # Who wrote `driver_override` before this line did so after the events
-            # were read: they count before it.
+            # A write of `driver_override` that came after the events were read and before this line
+            # counts first.
             self._obey_events()
             for line in text.splitlines():
                 self._reactions[path](line)
@@ -170,8 +170,8 @@ class KernelWrites:
         path.unlink(missing_ok=True)
         os.mkfifo(path)
         with self._lock:
-            # For writing, too: then it never ends, and no writer waits for a reader. One that it
-            # replaces stays open, for the thread may wait for it.
+            # Open for writing as well, so that it never ends, and no writer waits for a reader. A
+            # pipe that it replaces stays open, because the thread may wait for it.
             self._pipes[path] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._opened.append(self._pipes[path])
         os.write(self._woken, b".")

@@ -1,8 +1,8 @@
 """Finds or installs a nats-server: on PATH, in the extra `nats`, by the system's package manager
 (as root), or by Docker.
 
-Flows out: the command to run it, or an error that lists these ways. It never runs the server
-itself; `topobus up` and the demo do.
+When none of these ways works, the error lists them. It never runs the server itself. `topobus up`
+and the demo do.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _DOCKER_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class NatsProgram:
-    """How to run a NATS server: a program of this machine, or an image
-    when `program` is Docker's.
+    """How to run a NATS server: a program of this machine, or an image when `program` is
+    Docker's.
     """
 
     program: Path
@@ -53,12 +53,12 @@ class NatsProgram:
         address: str = "127.0.0.1",
         tls: Path | None = None,
     ) -> tuple[str, ...]:
-        """Build the command of a server with JetStream; 0: no monitoring.
+        """Build the command of a server with JetStream.
 
-        Shapes: config — a file's name in the store; it says where the store is (`store_path`),
-        for a server that is told so twice does not start. address — where it listens. tls —
-        folder of its certificate; the configuration names it by `tls_path`, and says where a
-        program's own monitoring listens.
+        Shapes: monitor_port — 0: no monitoring. config — a file's name in the store; it also has
+        the store's path (`store_path`), and the command then omits it, because a server that gets
+        it twice does not start. address — where it listens. tls — folder of its certificate; the
+        configuration names it by `tls_path`, and also where a program's own monitoring listens.
         """
         storing = ("-js",) if config else ("-js", "-sd", self.store_path(store))
         if not self.image:
@@ -90,19 +90,19 @@ class NatsProgram:
         return _TLS_IN_IMAGE if self.image else str(tls)
 
     def cleanup(self, *, port: int) -> tuple[str, ...]:
-        """Build the command that removes what a killed run left; empty when nothing can be left."""
+        """Build the command that removes what a killed run left. Empty when nothing can be left."""
         return (str(self.program), "rm", "-f", _container(port)) if self.image else ()
 
 
 def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProgram:
-    """Find or install a server; `say` hears of everything that takes time or changes the machine.
+    """Find or install a server. `say` is called with everything that takes time or changes the
+    machine.
 
     Errors: raises ConfigError with what to do when there is no way, or when TOPOBUS_NATS_SERVER
     names nothing that runs, or when the extra's program is not the one that we know.
     """
     packaged = None if os.environ.get("TOPOBUS_NATS_SERVER") else find_packaged_server()
-    # A virtual environment that is active has the extra's program on PATH, too,
-    # so that one is looked at before.
+    # An active virtual environment has the extra's program on PATH, so look for that one first.
     path = _find() or packaged
     if path is not None:
         return NatsProgram(program=path)

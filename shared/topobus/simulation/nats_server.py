@@ -30,7 +30,7 @@ _PORT_TRIES = 1000
 def find_nats_server() -> Path:
     """Find the server's binary: TOPOBUS_NATS_SERVER, else PATH.
 
-    Errors: ConfigError says how to get one.
+    Errors: raises ConfigError with the ways to get one.
     """
     given = os.environ.get("TOPOBUS_NATS_SERVER", "")
     program = shutil.which(given or "nats-server")
@@ -41,11 +41,11 @@ def find_nats_server() -> Path:
 
 
 def free_port() -> int:
-    """Give a TCP port of the loopback interface that nobody listens at.
+    """Return a free TCP port of the loopback interface.
 
-    Not one that the kernel gives to connecting clients: a server may be started at
-    this port a while later, and again after it died, and a client's connection would
-    keep it away for as long as it lasts.
+    It is not one that the kernel gives to connecting clients: a server may be started at this port
+    a while later, and again after it died, and a client's connection would block it for as long as
+    it lasts.
     Errors: raises RuntimeError when no port is found among those tried.
     """
     for _ in range(_PORT_TRIES):
@@ -62,8 +62,8 @@ def free_port() -> int:
 class NatsServer:
     """One server process. The store outlives `stop` and `start`.
 
-    The folder goes at the end, unless the test failed inside. Use as `async
-    with NatsServer() as server: …`.
+    The folder is removed at the end, unless the test failed inside. Use as `async with NatsServer()
+    as server: …`.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class NatsServer:
         store_limit: str = "",
         start_limit_s: float = _START_LIMIT_S,
     ) -> None:
-        """Prepare a server; `environment` comes on top of our own: `config` may name its variables,
-        as passwords do.
+        """Prepare a server. `environment` is added to our own: `config` may name its variables, as
+        passwords do.
 
         Shapes: parent — where its folder is made; None: the system's temporary folder. store_limit
         — how much all streams together may reserve, as in `64GB`; empty: the server's own choice,
@@ -103,18 +103,21 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """The server's process id; RuntimeError while it does not run."""
+        """The server's process id.
+
+        Errors: raises RuntimeError while it does not run.
+        """
         if self._process is None:
             raise RuntimeError("the server does not run")
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Say whether the process lives; one that ended by itself does not."""
+        """Return whether the process lives. One that ended by itself does not."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start on the same port and store; returns when a client would be served.
+        """Start on the same port and store. Returns when a client would be served.
 
         Errors: raises RuntimeError with the server's log when it ends, or does not answer in time.
         """
@@ -137,11 +140,11 @@ class NatsServer:
             ) from err
 
     async def stop(self) -> None:
-        """End the process in order; the store stays."""
+        """End the process in order. The store stays."""
         await self._end(signal.SIGTERM)
 
     async def kill(self) -> None:
-        """End the process as a crash would; the store stays."""
+        """End the process as a crash would. The store stays."""
         await self._end(signal.SIGKILL)
 
     def pause(self) -> None:
@@ -151,7 +154,7 @@ class NatsServer:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
-        """Let a frozen process go on."""
+        """Continue a frozen process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def reload(self, config: str) -> None:
@@ -161,7 +164,7 @@ class NatsServer:
         os.kill(self.pid, signal.SIGHUP)
 
     def read_log(self) -> str:
-        """Give what the server wrote."""
+        """Return what the server wrote."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     async def __aenter__(self) -> Self:
@@ -181,7 +184,7 @@ class NatsServer:
             print(f"nats-server's log: {self.log}\n{self.read_log()[-2000:]}")  # noqa: T201 - pytest shows it with the failure
 
     def write_config(self) -> Path:
-        """Write the file that the server is started with."""
+        """Write the server's configuration file."""
         file = self.folder / "nats.conf"
         jetstream = f'jetstream {{ store_dir: "{self.store}"{self._store_limit} }}'
         file.write_text(f'listen: "127.0.0.1:{self.port}"\n{jetstream}\n{self._config}\n', encoding="utf-8")

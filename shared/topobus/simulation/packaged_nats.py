@@ -1,11 +1,11 @@
 """Finds the nats-server of the wheel that `topobus[nats]` installs, and accepts it only with a
 known digest.
 
-The wheel is not made by NATS's authors (docs/adr says what was checked), and a file can be
-added to a release on a package index later, so `topobus up` and the demo run the program
-only when its digest is one of those listed here. Another version of the wheel was installed
-by the user's own decision, not by the extra: it is ignored here, and used when it is on
-PATH, as every other server is.
+The wheel is not made by NATS's authors (docs/adr lists what was checked), and a file can be added
+to a release on a package index later, so `topobus up` and the demo run the program only when its
+digest is one of those listed here. Another version of the wheel was installed by the user's own
+decision, not by the extra: it is ignored here, and used when it is on PATH, as every other server
+is.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DIGESTS = frozenset(
 
 
 def find_packaged_server() -> Path | None:
-    """Find the wheel's program; None when the extra is not installed.
+    """Find the wheel's program. None when the extra is not installed.
 
-    Errors: ConfigError when the version is the extra's and the bytes are not.
+    Errors: raises ConfigError when the version is the extra's and the bytes are not.
     Cost: one read of 19 MB.
     """
     try:

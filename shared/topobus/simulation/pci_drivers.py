@@ -1,10 +1,10 @@
-"""The PCI bus's drivers on a recorded machine: which function a driver takes and lets go, by the
+"""The PCI bus's drivers on a recorded machine: which function a driver binds and releases, by the
 files that the kernel has for it.
 
-Flows in: functions with the driver that they have now, and writes to `driver_override`, `bind`,
-`unbind` and `drivers_probe`. Flows out: links between functions and drivers, and for drivers of
-VFIO the nodes of the group and of the function. What a function shows only while its own driver has
-it (`net`, `drm`, a node in /dev) is put aside meanwhile.
+It reacts to writes to `driver_override`, `bind`, `unbind` and `drivers_probe`. The results are
+links between functions and drivers, and for drivers of VFIO the nodes of the group and of the
+function. What a function shows only while its own driver has it (`net`, `drm`, a node in /dev) is
+put aside meanwhile.
 Source: drivers/pci/pci-driver.c (pci_match_device), drivers/base/bus.c (bind_store, unbind_store),
 drivers/vfio/vfio_main.c (vfio-dev).
 """
@@ -67,7 +67,7 @@ class PciDrivers:
     def add_function(
         self, address: str, own_driver: str, *, group: int | None = None, shown: Iterable[str] = ()
     ) -> None:
-        """Have a function that its own driver holds.
+        """Add a function that its own driver holds.
 
         Shapes: own_driver — empty: none knows it; group — of the IOMMU, None: there is no IOMMU;
         shown — paths below the root that are there while its own driver has it.
@@ -89,12 +89,12 @@ class PciDrivers:
             self._take(own_driver, function)
 
     def driver_of(self, address: str) -> str:
-        """Name the driver that has a function; empty when none has."""
+        """Name the driver that has a function. Empty when none has."""
         link = self._folder(address) / "driver"
         return os.readlink(link).rpartition("/")[2] if link.is_symlink() else ""
 
     def override_of(self, address: str) -> str:
-        """Name the driver that alone may have a function; empty when there is no override."""
+        """Name the driver that alone may have a function. Empty when there is no override."""
         return self._functions[address].override
 
     def _asked(self, driver: str, act: Callable[[str, _Function], None], text: str) -> None:
@@ -104,9 +104,9 @@ class PciDrivers:
 
     @staticmethod
     def _set_override(function: _Function, text: str) -> None:
-        # The file is left as it was written, so an override that is taken away shows nothing in
-        # place of "(null)": what is written while this goes on would be lost with a file that is
-        # replaced, and what was put there instead would be obeyed in its place.
+        # The file is left as it was written, so a removed override shows nothing in place of
+        # "(null)". If the file were replaced, text written meanwhile would be lost, and the text
+        # put there would itself be taken for a write.
         function.override = text.split("\n")[0]
 
     def _probe(self, address: str) -> None:

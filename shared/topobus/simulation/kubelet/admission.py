@@ -1,7 +1,7 @@
 """kubelet's admission: aligns a pod by policy, takes devices, calls the plugins, merges their
 edits, prepares claims, starts containers.
 
-Flows in: a pod. Flows out: an Admission or a Rejection, never an exception for what kubelet would
+The result for a pod is an Admission or a Rejection, never an exception for what kubelet would
 answer with a reason. As in kubelet 1.36 (cm/topologymanager/scope*.go,
 cm/devicemanager/manager.go): containers one after another without rollback, resources of a
 container one after another, GetPreferredAllocation only when there is a choice, the plugin's answer
@@ -84,7 +84,7 @@ class Admitter:
         return tuple(self._active.values())
 
     def grant(self, pod_uid: str, container: str) -> ContainerGrant | None:
-        """What a container of an active pod holds."""
+        """The resources of a container of an active pod."""
         return self._grants.get((pod_uid, container)) if pod_uid in self._active else None
 
     def claims(self, pod_uid: str) -> tuple[PreparedClaim, ...]:
@@ -92,7 +92,7 @@ class Admitter:
         return self._claims.get(pod_uid, ()) if pod_uid in self._active else ()
 
     def load(self) -> None:
-        """Go on from the checkpoint of an earlier kubelet, if there is one: its pods hold their
+        """Continue from the checkpoint of an earlier kubelet, if there is one: its pods hold their
         devices until `sources_ready`.
         """
         if not self._is_loaded and self._checkpoint is not None and self._checkpoint.exists():
@@ -100,12 +100,14 @@ class Admitter:
         self._is_loaded = True
 
     def sources_ready(self) -> None:
-        """All pods are known now: what the checkpoint gives to others is free at the next look."""
+        """Mark all pods as known: devices that the checkpoint gives to others are free at the next
+        look.
+        """
         self._awaited = frozenset()
 
     def forget_started(self) -> None:
-        """Begin after a boot: what the checkpoint gives to pods stays theirs, and no claim of
-        theirs is prepared.
+        """Begin after a boot: pods keep their devices of the checkpoint, and none of their claims
+        is prepared.
         """
         self._claims.clear()
         self._grants.clear()
@@ -113,17 +115,17 @@ class Admitter:
         self._active.clear()
 
     def collect(self) -> None:
-        """Free what pods that are gone still hold (kubelet does this lazily)."""
+        """Free the devices of pods that are gone (kubelet does this lazily)."""
         self._store.keep_only({*self._active, *self._awaited})
         self._save()
         self._grants = {key: grant for key, grant in self._grants.items() if key[0] in self._active}
 
     async def admit(self, *pods: Pod) -> list[Admission | Rejection]:
-        """Run the whole way from bound pods to started containers.
+        """Take bound pods all the way to started containers.
 
-        Asked again for the same pod, it goes on where it stopped. All pods are admitted, then all
-        claims prepared, then all containers started: kubelet admits one after another in its sync
-        loop, and what follows is slower than the next admission.
+        Called again for the same pod, it continues where it stopped. All pods are admitted, then
+        all claims prepared, then all containers started: kubelet admits one after another in its
+        sync loop, and what follows is slower than the next admission.
         """
         answers: dict[str, Admission | Rejection] = {}
         for pod in pods:
@@ -163,7 +165,7 @@ class Admitter:
             self._checkpoint.write_bytes(self._store.checkpoint())
 
     async def start(self, pod_uid: str, container: str) -> str:
-        """Start (or restart) a container: PreStartContainer at each plugin that asked for it.
+        """Start (or restart) a container: call PreStartContainer at each plugin that wants it.
 
         An empty text is success.
         """
@@ -180,14 +182,15 @@ class Admitter:
         return ""
 
     async def remove(self, pod_uid: str) -> dict[str, str]:
-        """Pod deleted: claims that no other pod uses are unprepared; devices are freed lazily.
+        """Handle a deleted pod: claims that no other pod uses are unprepared, and devices are freed
+        lazily.
 
-        Claim uid to error text.
+        Return claim uid to error text.
         """
         return await self._drivers.unprepare(self.forget(pod_uid))
 
     def forget(self, pod_uid: str) -> tuple[ClaimReference, ...]:
-        """Drop a pod; gives the claims that no other pod uses."""
+        """Drop a pod, and return the claims that no other pod uses."""
         pod = self._active.pop(pod_uid, None)
         self._claims.pop(pod_uid, None)
         in_use = {claim.uid for other in self._active.values() for claim in other.claims}
@@ -391,8 +394,8 @@ class Admitter:
 def merge_responses(
     responses: Iterable[tuple[str, pb.ContainerAllocateResponse]],
 ) -> tuple[ContainerEdits, tuple[str, ...], tuple[str, ...]]:
-    """Merge the answers of several resources as kubelet does: by key, the first wins, a different
-    second value is only reported.
+    """Merge the answers of several resources as kubelet does: by key the first wins, and a
+    different second value is only reported.
     """
     env: dict[str, str] = {}
     annotations: dict[str, str] = {}

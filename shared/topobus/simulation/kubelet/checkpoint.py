@@ -1,10 +1,9 @@
 """The simulator's kubelet_internal_checkpoint in kubelet's format: the holders of devices and the
 plugins' Allocate answers.
 
-Pure. Flows in: holdings with their Allocate answers. Flows out: JSON bytes, and back. A
-restarted kubelet continues from the file: a container that holds devices gets the stored
-answer, and Allocate is not called again. The checksum is 0 here, unlike kubelet's. Source:
-kubelet 1.36 cm/devicemanager/checkpoint.
+Pure. A restarted kubelet continues from the file: a container that holds devices gets the stored
+answer, and Allocate is not called again. The checksum is 0 here, unlike kubelet's.
+Source: kubelet 1.36 cm/devicemanager/checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Holding(Struct, frozen=True, kw_only=True):
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """What a checkpoint says."""
+    """The content of a checkpoint."""
 
     holdings: tuple[Holding, ...] = ()
     registered: dict[str, tuple[str, ...]] = {}
@@ -66,9 +65,9 @@ def write_checkpoint(holdings: tuple[Holding, ...], registered: Mapping[str, tup
 
 
 def read_checkpoint(data: bytes) -> Remembered:
-    """Read a checkpoint, a real kubelet's too.
+    """Read a checkpoint, also one of a real kubelet.
 
-    Errors: raises ValueError for what is none: kubelet does not start then either.
+    Errors: raises ValueError for a malformed one: kubelet does not start then either.
     """
     try:
         body = json.loads(data)["Data"]

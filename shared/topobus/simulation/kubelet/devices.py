@@ -1,11 +1,8 @@
-"""kubelet's device manager as a value store: which devices exist, who holds them, and which would
+"""kubelet's device manager as a value store: which devices exist, which are held, and which would
 be taken.
 
-No sockets, no calls.
-
-Flows in: ListAndWatch lists, affinities, holdings. Flows out: capacity, hints, the split of free
-devices. Where kubelet takes devices of a set at random, this takes them in the order of ids, so a
-test gets the same answer every time.
+No sockets, no calls. Where kubelet takes devices of a set at random, this takes them in the order
+of ids, so a test gets the same answer every time.
 Source: kubelet 1.36 cm/devicemanager/{manager,topology_hints,pod_devices}.go.
 """
 
@@ -38,7 +35,7 @@ class PluginDevice(Struct, frozen=True, kw_only=True):
 
 
 class AffinitySplit(Struct, frozen=True, kw_only=True):
-    """Free devices by how they sit to the merged hint; each sorted by id."""
+    """Free devices by their relation to the merged hint, each sorted by id."""
 
     aligned: tuple[str, ...] = ()
     unaligned: tuple[str, ...] = ()
@@ -87,7 +84,7 @@ class _Resource:
 
 
 class DeviceStore:
-    """All resources' devices and who holds which."""
+    """The devices of all resources, and their holders."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -99,15 +96,15 @@ class DeviceStore:
         self._taken: dict[str, set[str]] = {}
 
     def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:
-        """Take a complete list: what it lacks is gone."""
+        """Take a complete list. A device that it lacks is gone."""
         entry = self._resources.setdefault(resource, _Resource())
         entry.devices = {device.id: device for device in devices}
         entry.stopped_at = None
         entry.note()
 
     def stop(self, resource: str, now: float) -> None:
-        """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace
-        time.
+        """Mark a resource without a plugin: all its devices are unhealthy, and stay in the capacity
+        for the grace time.
         """
         # kubelet knows the resource from now on, even when no list came: a stream that ended before
         # its first one leaves a capacity of 0.
@@ -119,8 +116,10 @@ class DeviceStore:
         entry.note()
 
     def restart(self) -> None:
-        """Start over as a restarted kubelet: resources are known from its checkpoint, without
-        devices until their plugins come back; holdings stay.
+        """Start over as a restarted kubelet.
+
+        Resources are known from its checkpoint, without devices until their plugins come back.
+        Holdings stay.
         """
         for entry in self._resources.values():
             entry.devices = {}
@@ -128,12 +127,12 @@ class DeviceStore:
             entry.note()
 
     def healthy_counts(self, resource: str) -> tuple[int, ...]:
-        """Tell how many devices were healthy after each change, in order."""
+        """Return how many devices were healthy after each change, in order."""
         entry = self._resources.get(resource)
         return tuple(entry.healthy_counts) if entry else ()
 
     def capacity(self, now: float) -> dict[str, Capacity]:
-        """What the node would report; a plugin gone for longer than the grace time leaves zeros."""
+        """What the node would report. A plugin gone for longer than the grace time leaves zeros."""
         answer: dict[str, Capacity] = {}
         for name, entry in sorted(self._resources.items()):
             if entry.stopped_at is not None and now - entry.stopped_at > self._grace_s:
@@ -143,7 +142,7 @@ class DeviceStore:
         return answer
 
     def knows(self, resource: str) -> bool:
-        """Say whether a plugin ever sent a list for it."""
+        """Return whether a plugin ever sent a list for a resource."""
         return resource in self._resources
 
     def devices(self, resource: str) -> dict[str, PluginDevice]:
@@ -160,7 +159,7 @@ class DeviceStore:
         return self.healthy(resource) - self._taken.get(resource, set())
 
     def take(self, resource: str, ids: Iterable[str]) -> None:
-        """Count devices as allocated while their plugin is asked; `hold` follows when it has
+        """Count devices as allocated while their plugin is called. `hold` follows when it has
         answered, else `drop`.
         """
         self._taken.setdefault(resource, set()).update(ids)
@@ -168,7 +167,7 @@ class DeviceStore:
     def hints(
         self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str], *, held: Iterable[str] = ()
     ) -> tuple[Hint, ...] | None:
-        """Give kubelet's hints for `count` devices of a resource.
+        """Return kubelet's hints for `count` devices of a resource.
 
         A container that holds some already can only have these again.
         """
@@ -184,7 +183,7 @@ class DeviceStore:
         )
 
     def hold(self, pod_uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
-        """Write down who has what."""
+        """Record a container's devices."""
         self._held[(pod_uid, container, resource)] = tuple(sorted(ids))
 
     def keep_answer(self, pod_uid: str, container: str, resource: str, answer: bytes) -> None:
@@ -192,7 +191,7 @@ class DeviceStore:
         self._answers[(pod_uid, container, resource)] = answer
 
     def answer(self, pod_uid: str, container: str, resource: str) -> bytes | None:
-        """What the plugin answered for a holding; None when it has not."""
+        """The plugin's answer for a holding. None when it has not answered."""
         return self._answers.get((pod_uid, container, resource))
 
     def held(self, pod_uid: str, container: str, resource: str) -> tuple[str, ...]:
@@ -208,9 +207,9 @@ class DeviceStore:
         return write_checkpoint(holdings, {name: tuple(sorted(self.healthy(name))) for name in self._resources})
 
     def load(self, data: bytes) -> frozenset[str]:
-        """Take over a checkpoint; the uids of the pods that hold something by it.
+        """Take over a checkpoint, and return the uids of the pods that hold something by it.
 
-        Errors: raises ValueError for what is no checkpoint.
+        Errors: raises ValueError for a malformed checkpoint.
         """
         remembered = read_checkpoint(data)
         for name in remembered.registered:
@@ -230,11 +229,11 @@ class DeviceStore:
         self._count_anew()
 
     def keep_only(self, pod_uids: Iterable[str]) -> None:
-        """Free what pods that are no longer active hold: kubelet does this lazily, before an
+        """Free the devices of pods that are no longer active: kubelet does this lazily, before an
         allocation or a PodResources call.
 
-        When there is any, what is being allocated is forgotten, and given to the next pod, too, if
-        nothing is freed before: kubelet 1.36.2, UpdateAllocatedDevices.
+        When there is any, the devices of a running allocation are forgotten as well, and given to
+        the next pod if nothing is freed before: kubelet 1.36.2, UpdateAllocatedDevices.
         """
         active = set(pod_uids)
         if all(key[0] in active for key in self._held):
@@ -249,7 +248,7 @@ class DeviceStore:
             self._taken.setdefault(resource, set()).update(ids)
 
     def held_by(self, pod_uid: str, container: str) -> dict[str, tuple[str, ...]]:
-        """Resource to ids of one container."""
+        """The ids of one container by resource."""
         return {
             name: ids
             for (uid, holder, name), ids in sorted(self._held.items())

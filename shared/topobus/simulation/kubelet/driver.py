@@ -1,9 +1,8 @@
 """One registered DRA driver in kubelet: its connection and the connection's state, its health
 stream, and the prepare and unprepare calls.
 
-Flows in: the driver's registration. Flows out: calls, health messages, changes of the
-connection. kubelet 1.36 watches the connection to the service socket, so it also detects a
-driver that died without removing its sockets.
+kubelet 1.36 watches the connection to the service socket, so it also detects a driver that died
+without removing its sockets.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ PLUGIN_PACKAGES = {
 
 
 class Driver:
-    """A registered driver; several of one name may be there at once, as in a rolling update."""
+    """A registered driver. Several of one name may be registered at once, as in a
+    rolling update.
+    """
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Driver:
         self._timings = timings
 
     async def prepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodePrepareResourceResponse] | str:
-        """Call NodePrepareResources; the text is Go's error."""
+        """Call NodePrepareResources. A text is Go's error."""
         request = dra.NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         self._log.add("NodePrepareResources", self.name, to_plain(request), self._timings.dra_s)
         call = self.channel.unary_unary(
@@ -73,7 +74,7 @@ class Driver:
         return dict(answer.claims)
 
     async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodeUnprepareResourceResponse] | str:
-        """Call NodeUnprepareResources; the text is Go's error."""
+        """Call NodeUnprepareResources. A text is Go's error."""
         request = dra.NodeUnprepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         self._log.add("NodeUnprepareResources", self.name, to_plain(request), self._timings.dra_s)
         call = self.channel.unary_unary(
@@ -88,7 +89,7 @@ class Driver:
         return dict(answer.claims)
 
     async def follow_connection(self, on_change: Callable[[Driver], None]) -> None:
-        """Tell, for ever, when the connection is lost and when it is there again."""
+        """Call back, without end, when the connection is lost and when it is up again."""
         while True:
             state = self.channel.get_state(try_to_connect=True)
             is_connected = state is grpc.ChannelConnectivity.READY
@@ -106,7 +107,7 @@ class Driver:
     ) -> None:
         """Hold the health stream, opened again after a pause whenever it ends.
 
-        Nothing to do for a driver that offers none.
+        Does nothing for a driver that offers none.
         """
         offered = [api for api in (preferred_api, "v1alpha1", "v1") if f"{api}.DRAResourceHealth" in self._versions]
         if not offered:

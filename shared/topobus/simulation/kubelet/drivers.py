@@ -1,9 +1,8 @@
 """kubelet's side of DRA: the plugin watcher, prepare and unprepare of claims, and the health
 stream.
 
-Flows in: sockets under plugins_registry, claims. Flows out: calls to each driver, prepared claims,
-device health, events. Order and deadlines follow the recorded transcript of kubelet 1.36: GetInfo
-(1 s), NotifyRegistrationStatus (5 s), then the health stream; Node(Un)PrepareResources (45 s).
+Order and deadlines follow the recorded transcript of kubelet 1.36: GetInfo (1 s),
+NotifyRegistrationStatus (5 s), then the health stream. Node(Un)PrepareResources has 45 s.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _RETRY_LIMIT_S = 2.0
 
 
 class DriverHealth(Struct, frozen=True, kw_only=True):
-    """What a driver last said of one device, as kubelet keeps it."""
+    """A driver's last report of one device, as kubelet keeps it."""
 
     state: str
     """`Healthy`, `Unhealthy` or `Unknown`."""
@@ -93,7 +92,7 @@ class Drivers:
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
-        """Watch the folder; sockets that are there already are registered too."""
+        """Watch the folder, and register the sockets that are there already."""
         self._stopping = asyncio.Event()
         self._wipe("")
         is_watching = asyncio.Event()
@@ -125,9 +124,9 @@ class Drivers:
         )
 
     def device_health(self, driver: str, pool: str, device: str) -> DriverHealth:
-        """What pod status would show for a device.
+        """The health of a device as pod status would show it.
 
-        Unknown when nothing was said or it is too old.
+        Unknown when nothing was reported or it is too old.
         """
         driver_health = self._health.get((driver, pool, device))
         if driver_health is None:
@@ -139,7 +138,7 @@ class Drivers:
         )
 
     async def prepare(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
-        """Prepare claims, one call a driver with all its claims.
+        """Prepare claims, one call per driver with all its claims.
 
         Nothing is rolled back when another driver fails.
         """
@@ -170,9 +169,9 @@ class Drivers:
         )
 
     async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, str]:
-        """Unprepare claims; uid to error text.
+        """Unprepare claims, and return uid to error text.
 
-        What fails is owed and repeated when its driver registers again.
+        A claim that fails is due again when its driver registers again.
         """
         wanted = tuple(claims)
         errors: dict[str, str] = {}
@@ -182,7 +181,7 @@ class Drivers:
         return errors
 
     def owe(self, claims: Iterable[ClaimReference]) -> None:
-        """Note claims that are to be unprepared at the next comparison, or when their driver
+        """Note claims that are due to be unprepared at the next comparison, or when their driver
         registers again.
         """
         for claim_reference in claims:
@@ -190,7 +189,7 @@ class Drivers:
                 self._owed[(name, claim_reference.uid)] = claim_reference
 
     async def compare(self) -> dict[str, str]:
-        """Unprepare all that is owed, when the calls that run already have ended; uid to error
+        """Unprepare all claims that are due, when the present calls have ended. Return uid to error
         text.
         """
         while self._asked:
@@ -198,7 +197,9 @@ class Drivers:
         return await self.pay_all()
 
     async def pay_all(self) -> dict[str, str]:
-        """Unprepare all that is owed, but not for what a call runs already; uid to error text."""
+        """Unprepare all claims that are due, without those of a present call. Return uid to error
+        text.
+        """
         errors: dict[str, str] = {}
         for name in sorted({driver for driver, _ in self._owed}):
             if name in self._drivers:
@@ -359,10 +360,10 @@ class Drivers:
             self._log.add("WipeSlices", driver)
 
     async def _register(self, path: Path) -> Driver | Callable[[], object] | None:
-        """Ask who is there, connect to its service, and tell it the outcome.
+        """Ask a plugin for its information, connect to its service, and report the outcome to it.
 
-        None when it must be tried again. A device plugin that comes this way is taken over by
-        kubelet's device manager; the answer is how to let it go.
+        None when it must be tried again. kubelet's device manager takes over a device plugin that
+        comes this way, and the answer is the function that releases it.
         """
         try:
             channel = await dial(path, self._timings.dial_s)
@@ -410,7 +411,7 @@ class Drivers:
         return taken
 
     async def _take_plugin(self, info: registration.PluginInfo, socket: Path) -> Driver | Callable[[], object] | str:
-        """Validate and connect by the plugin's type; the text is why not."""
+        """Validate and connect by the plugin's type. A text is the reason for a refusal."""
         if info.type == "DevicePlugin" and self._device_plugins is not None:
             return await self._device_plugins.connect_watched(info.name, socket, tuple(info.supported_versions))
         error = _validate(info)

@@ -1,9 +1,8 @@
 """kubelet's side of the device plugin API: the Registration service, and one endpoint for each
 resource that registered.
 
-Flows in: Register calls on kubelet.sock. Flows out: lists in the device store, calls to the
-plugin's own socket, events. Order and texts follow the recorded transcript of kubelet 1.36:
-version, name, dial, options, and only then the answer; ListAndWatch runs in the background.
+Order and texts follow the recorded transcript of kubelet 1.36: version, name, dial, options, and
+only then the answer. ListAndWatch runs in the background.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -44,7 +43,7 @@ KUBELET_SOCKET = "kubelet.sock"
 
 
 class CallFailed(Exception):
-    """Raised when a plugin answered a call with an error; the text is Go's."""
+    """Raised when a plugin answered a call with an error. The text is Go's."""
 
 
 class Endpoint:
@@ -67,9 +66,11 @@ class Endpoint:
         self._pre_start_s = pre_start_s
 
     async def preferred(self, available: set[str], must_include: set[str], size: int) -> set[str]:
-        """Ask GetPreferredAllocation, which has no deadline.
+        """Call GetPreferredAllocation, which has no deadline.
 
-        Nothing when the plugin does not offer it.
+        Empty when the plugin does not offer it.
+
+        Errors: raises CallFailed.
         """
         if not self.options.get_preferred_allocation_available:
             return set()
@@ -85,7 +86,10 @@ class Endpoint:
         return set(answer.container_responses[0].deviceIDs) if answer.container_responses else set()
 
     async def allocate(self, ids: set[str]) -> pb.ContainerAllocateResponse:
-        """Call Allocate for one container, without a deadline."""
+        """Call Allocate for one container, without a deadline.
+
+        Errors: raises CallFailed.
+        """
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=sorted(ids))])
         self._log.add("Allocate", self.resource, to_plain(request))
         try:
@@ -97,7 +101,10 @@ class Endpoint:
         return answer.container_responses[0]
 
     async def pre_start(self, ids: tuple[str, ...]) -> None:
-        """Call PreStartContainer when the plugin asked for it."""
+        """Call PreStartContainer when the plugin wants it.
+
+        Errors: raises CallFailed.
+        """
         if not self.options.pre_start_required:
             return
         request = pb.PreStartContainerRequest(devices_ids=sorted(ids))
@@ -160,7 +167,7 @@ class DevicePlugins(rpc.RegistrationServicer):
     async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
-        """Take a registration: the newest one of a resource wins."""
+        """Accept a registration. The newest registration for a resource replaces earlier ones."""
         name = request.resource_name
         refusal = await self._connect(request, deadline_of(context))
         if refusal:
@@ -172,7 +179,7 @@ class DevicePlugins(rpc.RegistrationServicer):
         return pb.Empty()
 
     async def _connect(self, request: pb.RegisterRequest, deadline_s: float | None) -> str:
-        """Check, dial, ask for the options, start watching; an empty text is success."""
+        """Check, dial, get the options, start watching. An empty text is success."""
         if request.version != _VERSION:
             return (
                 f'requested API version "{request.version}" is not supported by kubelet. Supported version is '
@@ -188,9 +195,9 @@ class DevicePlugins(rpc.RegistrationServicer):
     async def connect_watched(
         self, resource: str, socket: Path, versions: tuple[str, ...]
     ) -> Callable[[], object] | str:
-        """Take a device plugin that the plugin watcher found.
+        """Connect a device plugin that the plugin watcher found.
 
-        The answer lets it go again, a text says why it is refused.
+        The answer is the function that releases it again, or a text with the reason for a refusal.
         """
         refusal = (
             f"RegisterPlugin error -- plugin validation failed with err: manager version, {_VERSION}, is not "
@@ -267,7 +274,7 @@ def _device(device: pb.Device) -> PluginDevice:
 
 
 def list_doubts(message: pb.ListAndWatchResponse) -> list[str]:
-    """Say what kubelet takes without a word although it is hardly meant.
+    """List what kubelet accepts silently although it is hardly intended.
 
     >>> list_doubts(pb.ListAndWatchResponse(devices=[pb.Device(ID="a", health="healthy")]))
     ["a: health 'healthy' counts as unhealthy: only 'Healthy' is healthy"]

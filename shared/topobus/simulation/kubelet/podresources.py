@@ -1,8 +1,8 @@
 """kubelet's PodResources service: the devices of each active pod and the allocatable devices, with
 kubelet's rate limit.
 
-Source: kubelet 1.36 apis/podresources/server_v1.go: 100 calls a second, bursts of
-10, RESOURCE_EXHAUSTED beyond.
+Source: kubelet 1.36 apis/podresources/server_v1.go: 100 calls per second, bursts of 10,
+RESOURCE_EXHAUSTED beyond.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -115,7 +115,7 @@ class PodResources(rpc.PodResourcesListerServicer):
     def _describe(self, pod: Pod) -> pb.PodResources:
         containers = []
         for container in pod.containers:
-            # Init containers that have ended are left out; those that go on (sidecars) are not.
+            # Init containers that have ended are left out. Those that continue (sidecars) are not.
             grant = self._admitter.grant(pod.uid, container.name)
             if container.kind is ContainerKind.INIT or grant is None:
                 continue
@@ -135,7 +135,9 @@ class PodResources(rpc.PodResourcesListerServicer):
         return pb.PodResources(name=pod.name, namespace=pod.namespace, containers=containers)
 
     def _entries(self, resource: str, ids: Iterable[str]) -> list[pb.ContainerDevices]:
-        """One entry a device and NUMA node; a device without topology has one entry without."""
+        """Make one entry per device and NUMA node. A device without topology has one
+        entry without.
+        """
         devices = self._store.devices(resource)
         entries: list[pb.ContainerDevices] = []
         for identifier in ids:

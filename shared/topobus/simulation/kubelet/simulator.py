@@ -2,7 +2,7 @@
 1.36's order, limits and wording. No cluster.
 
 For plugin authors: start it over a temporary folder, point the plugin's kubelet directories there,
-and ask it what a node would ask.
+and use it as a node.
 
     async with KubeletSimulator(root, numa_nodes=NodeSet(0, 1)) as kubelet:
         plugin = start_my_plugin(kubelet.device_plugin_dir)
@@ -11,12 +11,12 @@ and ask it what a node would ask.
         assert isinstance(answer, Admission), answer
         print(answer.container("c").edits)
 
-What it does: Registration on device-plugins/kubelet.sock, ListAndWatch, capacity, Topology Manager
-policies and scopes, GetPreferredAllocation, Allocate, PreStartContainer; the plugin watcher over
-plugins_registry, NodePrepareResources, NodeUnprepareResources, the DRA health stream; PodResources
-on pod-resources/kubelet.sock; restarts. `events` is the ordered log of every call, named as in
-kubelet's recorded transcript. What it does not: CPU packing (exclusive CPUs are taken by id),
-memory manager, the node object, container runtimes.
+It has Registration on device-plugins/kubelet.sock, ListAndWatch, capacity, Topology Manager
+policies and scopes, GetPreferredAllocation, Allocate, PreStartContainer, the plugin watcher over
+plugins_registry, NodePrepareResources, NodeUnprepareResources, the DRA health stream, PodResources
+on pod-resources/kubelet.sock, and restarts. `events` is the ordered log of every call, named as in
+kubelet's recorded transcript. It lacks CPU packing (exclusive CPUs are taken by id), memory
+manager, the node object, container runtimes.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -73,16 +73,21 @@ class KubeletSimulator:
     """One node's kubelet over the folder `root`.
 
     Args:
-        root: stands for /var/lib/kubelet; keep it short, since a unix socket's path ends at 107 bytes.
+        root: in place of /var/lib/kubelet. Keep it short: a unix socket's path ends at 107 bytes.
         numa_nodes: the machine's NUMA nodes, memory-only ones included.
-        options: Topology Manager policy and scope by kubelet's names; best-effort per container unless given.
+        options: Topology Manager policy and scope by kubelet's names. By default best-effort per
+            container.
         distances: SLIT rows, for prefer-closest-numa-nodes.
-        cpus: online CPUs by NUMA node, for containers that ask exclusive CPUs.
-        has_reregister_race: behave as kubelets before 1.36, where the end of an old stream cuts off the plugin that replaced it.
-        health_api: which DRA health version to open first; 1.36 opens v1alpha1 although v1 is offered.
-        wipe_slices: called with a driver's name to delete its ResourceSlices of this node, and with "" at kubelet's start to delete all of them:
-            `lambda driver: server.wipe_slices("n1", driver)` with an ApiServerSimulator. None: a kubelet without an API server.
-    """  # noqa: E501
+        cpus: online CPUs by NUMA node, for containers that request exclusive CPUs.
+        has_reregister_race: behave as kubelets before 1.36, where the end of an old stream cuts off
+            the plugin that replaced it.
+        health_api: which DRA health version to open first. 1.36 opens v1alpha1 although v1 is
+            offered.
+        wipe_slices: called with a driver's name to delete its ResourceSlices of this node, and with
+            "" at kubelet's start to delete all of them:
+            `lambda driver: server.wipe_slices("n1", driver)` with an ApiServerSimulator.
+            None: a kubelet without an API server.
+    """
 
     def __init__(
         self,
@@ -140,7 +145,7 @@ class KubeletSimulator:
 
     @property
     def device_plugin_dir(self) -> Path:
-        """Where plugins put their sockets and kubelet.sock stands."""
+        """The folder of the plugins' sockets and of kubelet.sock."""
         return self.root / self.directories.device_plugins
 
     @property
@@ -173,8 +178,8 @@ class KubeletSimulator:
         await self.stop()
 
     async def start(self, *, is_restart: bool = False) -> None:
-        """Start as kubelet starts: its checkpoint is read, sockets in the device plugin folder are
-        deleted, then served anew.
+        """Start as kubelet does: read its checkpoint, delete the sockets in the device plugin
+        folder, and serve there again.
 
         Errors: raises ValueError for a checkpoint that cannot be read.
         """
@@ -186,7 +191,9 @@ class KubeletSimulator:
         await self._drivers.start()
 
     async def stop(self) -> None:
-        """Stop: every stream closes; sockets of kubelet's own go away, holdings and claims stay."""
+        """Stop: every stream closes, kubelet's own sockets are removed, holdings and
+        claims stay.
+        """
         await self._drivers.stop()
         await self._pod_resources.stop()
         await self._plugins.stop()
@@ -200,26 +207,26 @@ class KubeletSimulator:
         await self.start(is_restart=True)
 
     async def reboot(self) -> None:
-        """Start on a machine that was booted: no container runs and no claim counts as prepared, so
-        every pod must be admitted anew; holdings and claims stay.
+        """Start on a machine that was booted.
 
-        kubelet comes before drivers that are pods themselves: a pod with claims fails with "DRA
-        driver … is not registered", and is tried again after `pod_retry_s`.
+        No container runs and no claim counts as prepared, so every pod must be admitted again.
+        Holdings and claims stay. kubelet starts before drivers that are pods themselves: a pod with
+        claims fails with "DRA driver … is not registered", and is tried again after `pod_retry_s`.
         """
         await self.stop()
         self._admitter.forget_started()
         await self.start(is_restart=True)
 
     def wipe_at_once(self) -> None:
-        """Delete the slices of drivers that are away now or go later without waiting `wipe_s`: for
-        a test that has taken its drivers off the node for good.
+        """Delete the slices of drivers that are away now or go later without waiting `wipe_s`, for
+        a test that has removed its drivers from the node for good.
         """
         self._drivers.wipe_at_once()
 
     async def admit(self, pod: Pod) -> Admission | Rejection:
         """Admit a pod, prepare its claims and start its containers.
 
-        Asked again after a rejection that is not final, it goes on.
+        Called again after a rejection that is not final, it continues.
         """
         return (await self._admitter.admit(pod))[0]
 
@@ -247,14 +254,14 @@ class KubeletSimulator:
         return await self.admit(pod)
 
     def pod_changed(self, pod_uid: str) -> None:
-        """Tell of a change of a pod at the API server, of its annotations, say: a pod worker that
-        waits for its next try looks at once.
+        """Report a change of a pod at the API server, for example of its annotations. A pod worker
+        that waits for its next try continues at once.
         """
         self._changed_pods.setdefault(pod_uid, asyncio.Event()).set()
 
     def sources_ready(self) -> None:
-        """Say that all pods are known: what an earlier kubelet's checkpoint gives to others is free
-        from the next look on.
+        """Report that all pods are known: devices that an earlier kubelet's checkpoint gives to
+        others are free from the next look on.
         """
         self._admitter.sources_ready()
 
@@ -263,8 +270,8 @@ class KubeletSimulator:
         return await self._admitter.start(pod.uid, container)
 
     async def remove(self, pod: Pod) -> dict[str, str]:
-        """Delete a pod: its claims are unprepared (claim uid to error text), its devices are free
-        at the next look.
+        """Delete a pod. Its claims are unprepared (the result is claim uid to error text), and its
+        devices are free at the next look.
         """
         return await self._admitter.remove(pod.uid)
 
@@ -272,16 +279,16 @@ class KubeletSimulator:
         """Delete a pod by force (`--force --grace-period=0`): kubelet forgets it at once, whether
         its containers have ended or not.
 
-        Its devices of plugins are free at the next look; its claims are unprepared when the claims
-        are compared with the pods next, each `reconcile_s` (`compare_claims`).
+        Its devices of plugins are free at the next look. Its claims are unprepared when claims are
+        next compared with pods, each `reconcile_s` (`compare_claims`).
         """
         self._drivers.owe(self._admitter.forget(pod.uid))
 
     async def compare_claims(self) -> dict[str, str]:
-        """Compare claims with pods now rather than after `reconcile_s`: what no pod has was
+        """Compare claims with pods now rather than after `reconcile_s`. Claims without a pod are
         unprepared when this ends.
 
-        Claim uid to error text.
+        Return claim uid to error text.
         """
         return await self._drivers.compare()
 
@@ -290,7 +297,9 @@ class KubeletSimulator:
         return await self._drivers.prepare(claims)
 
     async def unprepare_claims(self, claims: Iterable[ClaimReference]) -> dict[str, str]:
-        """Unprepare claims without a pod; claim uid to error text, empty when all went well."""
+        """Unprepare claims without a pod. Return claim uid to error text, empty when all
+        went well.
+        """
         return await self._drivers.unprepare(claims)
 
     def capacity(self) -> dict[str, Capacity]:
@@ -298,8 +307,8 @@ class KubeletSimulator:
         return self._store.capacity(self._monotonic())
 
     def healthy_counts(self, resource: str) -> tuple[int, ...]:
-        """Tell how many devices of a resource were healthy after each list, each plugin's end and
-        each restart: what flickered is in it, however shortly.
+        """Return how many devices of a resource were healthy after each list, each plugin's end and
+        each restart. It also shows short changes.
         """
         return self._store.healthy_counts(resource)
 
@@ -316,7 +325,7 @@ class KubeletSimulator:
         return self._drivers.device_health(driver, pool, device)
 
     async def wait_for_more(self, count: int) -> tuple[KubeletEvent, ...]:
-        """Wait for as long as it takes until there are more events than `count`; all of them."""
+        """Wait, without limit, until there are more events than `count`, and return all of them."""
         return await self._log.more_than(count)
 
     async def wait_for_event(
@@ -324,7 +333,7 @@ class KubeletSimulator:
     ) -> KubeletEvent:
         """Wait until an event of that name (and subject, when given) came `count` times.
 
-        The last of them.
+        Return the last of them.
         """
 
         def matching() -> list[KubeletEvent]:

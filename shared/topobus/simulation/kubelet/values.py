@@ -1,8 +1,8 @@
 """Inputs and outputs of the kubelet simulator: pods, claims, admissions, rejections, time limits,
 folders, the event log.
 
-Flows in: a test's pods. Flows out: frozen values that a test can compare. Sockets and calls are in
-the other modules of this package.
+They are frozen values that a test can compare. Sockets and calls are in the other modules of this
+package.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class KubeletDirectories(Struct, frozen=True, kw_only=True):
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """One container: extended resources by name, allocated in the order given; `cpus` are exclusive
-    ones (a static CPU manager's).
+    """One container.
 
-    `memory` is what a static memory manager pinned, NUMA node to bytes: told by
-    PodResources as given, nothing is managed.
+    Extended resources are by name, allocated in the order given. `cpus` are exclusive ones (a
+    static CPU manager's). `memory` is what a static memory manager pinned, NUMA node to bytes:
+    PodResources reports it as given, and nothing is managed.
     """
 
     name: str
@@ -119,7 +119,7 @@ class ClaimReference(Struct, frozen=True, kw_only=True):
 
 
 class Pod(Struct, frozen=True, kw_only=True):
-    """A pod bound to this node. Containers stand in spec order, init containers first."""
+    """A pod bound to this node. Containers are in spec order, init containers first."""
 
     name: str
     namespace: str = "default"
@@ -160,7 +160,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True):
 
 
 class PreparedClaim(Struct, frozen=True, kw_only=True):
-    """What the drivers answered for one claim; `error` is not empty when a driver failed."""
+    """The drivers' answer for one claim. `error` is not empty when a driver failed."""
 
     uid: str
     devices: tuple[ClaimDevice, ...] = ()
@@ -168,14 +168,17 @@ class PreparedClaim(Struct, frozen=True, kw_only=True):
 
 
 class Admission(Struct, frozen=True, kw_only=True):
-    """The pod runs: one grant a container, in order, and its prepared claims."""
+    """The pod runs: one grant for each container, in order, and its prepared claims."""
 
     pod: Pod
     containers: tuple[ContainerGrant, ...]
     claims: tuple[PreparedClaim, ...] = ()
 
     def container(self, name: str) -> ContainerGrant:
-        """Find a container's grant; KeyError when there is none of that name."""
+        """Find a container's grant.
+
+        Errors: raises KeyError when there is none of that name.
+        """
         container_grant = next((container for container in self.containers if container.name == name), None)
         if container_grant is None:
             raise KeyError(
@@ -186,9 +189,10 @@ class Admission(Struct, frozen=True, kw_only=True):
 
 
 class Rejection(Struct, frozen=True, kw_only=True):
-    """The pod does not run. `is_final` False: kubelet would try again (claims, container start).
+    """The pod does not run.
 
-    True: the pod is Failed for good.
+    `is_final` False: kubelet would try again (claims, container start). True: the pod is Failed for
+    good.
     """
 
     pod: Pod
@@ -238,7 +242,7 @@ class EventLog:
         self.wake()
 
     def wake(self) -> None:
-        """Let all who wait look again."""
+        """Make all waiters check again."""
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
@@ -247,7 +251,7 @@ class EventLog:
         return tuple(self._entries)
 
     async def more_than(self, count: int) -> tuple[KubeletEvent, ...]:
-        """Wait for news."""
+        """Wait for more events."""
         while len(self._entries) <= count:
             await self._grown.wait()
         return self.all()
@@ -255,7 +259,7 @@ class EventLog:
     async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Wait until `holds()` is true.
 
-        TimeoutError says what was awaited and which events came instead.
+        Errors: raises TimeoutError that names what was awaited and which events came instead.
         """
         try:
             async with asyncio.timeout(timeout_s):

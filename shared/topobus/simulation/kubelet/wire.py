@@ -26,21 +26,21 @@ class DialError(Exception):
 
 
 class Tasks:
-    """Background tasks of one owner: `close` cancels them all, waits, and raises what one of them
-    died of.
+    """Background tasks of one owner. `close` cancels them all, waits, and raises the error of a
+    task that died.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that this owner answers for."""
+        """Start a task of this owner."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         return task
 
     async def close(self) -> None:
-        """Cancel and wait; an error of a task is raised here, never lost."""
+        """Cancel and wait. An error of a task is raised here, never lost."""
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
@@ -57,8 +57,8 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
     channel = grpc.aio.insecure_channel(
         f"unix:{path}",
         options=[
-            # gRPC shares connections between channels of one process; kubelet dials anew, and a
-            # removed socket must not answer.
+            # gRPC shares connections between channels of one process. kubelet dials each time, and
+            # a removed socket must not answer.
             ("grpc.use_local_subchannel_pool", 1),
             # Without a limit, gRPC backs off up to two minutes between attempts and would
             # miss a socket that appears late.
@@ -68,8 +68,8 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
         ],
     )
     try:
-        # Not wait_for: until Python 3.12 it loses a cancellation that comes in the moment in which
-        # the wait is over, and `Tasks.close` would wait for ever.
+        # Not wait_for: until Python 3.12 it loses a cancellation that comes at the moment when the
+        # wait is over, and `Tasks.close` would never end.
         async with asyncio.timeout(timeout_s):
             await channel.channel_ready()
     except (TimeoutError, asyncio.CancelledError) as err:
@@ -81,11 +81,11 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
 
 
 async def outcome_of(call: Awaitable[T]) -> T:
-    """Await a call that somebody else may cut off by closing its channel, as kubelet closes a
-    plugin that registers anew.
+    """Await a call that another task may cut off by closing its channel, as kubelet closes a plugin
+    that registers again.
 
-    Errors: raises AioRpcError; grpc would raise the CancelledError that
-    means the end of our own task.
+    Errors: raises AioRpcError; grpc would raise the CancelledError that means the end of our own
+    task.
     """
     try:
         return await call
@@ -113,7 +113,7 @@ def go_error(err: grpc.aio.AioRpcError) -> str:
 
 
 def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    """Give the time left for a gRPC call; None when the caller set no deadline.
+    """Return the time left for a gRPC call. None when the caller set no deadline.
 
     Units: seconds.
     """
@@ -123,9 +123,10 @@ def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
 
 
 async def shown(message: Message) -> dict[str, Any]:
-    """Give `to_plain` of a message.
+    """Return `to_plain` of a message.
 
-    A large one in a thread, for a list of thousands would stop whoever else runs in this loop.
+    A large message is converted in a thread, because a list of thousands would block the other
+    tasks of this loop.
     """
     return await asyncio.to_thread(to_plain, message) if message.ByteSize() > _LARGE_BYTES else to_plain(message)
 
@@ -134,7 +135,8 @@ def to_plain(message: Message) -> dict[str, Any]:
     """Turn a protobuf message into dicts, lists and scalars.
 
     Shapes: result — keys are the proto's field names (snake_case); fields at their default are left
-    out. Units: 64-bit integers are text, as in protobuf's JSON.
+    out.
+    Units: 64-bit integers are text, as in protobuf's JSON.
     """
     plain: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
     return plain

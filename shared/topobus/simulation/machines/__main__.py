@@ -20,8 +20,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb of the command line.
 
-    Shapes: argv — without the program's name; None takes the process's own. Result — the exit
-    status: 0 done, 78 for a mistake of the caller, told on stderr.
+    Shapes: argv — without the program's name; None: the process's own. Result — the exit status: 0
+    done, 78 for a mistake of the caller, described on stderr.
     """
     parser = argparse.ArgumentParser(
         prog="python -m topobus.simulation.machines", description="Recorded machines on disk."

@@ -31,7 +31,7 @@ class Content:
     links: dict[str, str] = field(default_factory=dict)
 
     def text(self, path: str, value: object) -> None:
-        """Add a file; text ends with a newline as the kernel's does."""
+        """Add a file. Its text ends with a newline as the kernel's does."""
         self.texts[path] = value if isinstance(value, bytes) else f"{value}\n"
 
     def attributes(self, folder: str, values: dict[str, object]) -> None:
@@ -40,7 +40,7 @@ class Content:
             self.text(f"{folder}/{name}", value)
 
     def link(self, path: str, target: str) -> None:
-        """Add a link, relative on disk as the kernel makes them."""
+        """Add a link, relative on disk as the kernel makes it."""
         self.links[path] = target
 
     def add(self, other: Content) -> None:
@@ -52,7 +52,7 @@ class Content:
 def place(root: Path, content: Content, *, is_fresh: bool = False) -> None:
     """Write content below `root`.
 
-    A file that may be read meanwhile is replaced in one step; `is_fresh` skips that for a new tree.
+    A file that may be read meanwhile is replaced in one step. `is_fresh` skips that for a new tree.
     """
     base = str(root)
     made: set[str] = set()
@@ -66,8 +66,8 @@ def place(root: Path, content: Content, *, is_fresh: bool = False) -> None:
             _make_node(full)
             continue
         if is_fresh and _SHAREABLE.search(path):
-            # Thousands of equal files: a second name costs a fraction of a second file. Nobody
-            # writes these in place (`place` replaces).
+            # Thousands of equal files: a second name costs a fraction of a second file. They are
+            # never written in place (`place` replaces).
             other = shared.setdefault((path.rpartition("/")[2], data), full)
             if other is not full:
                 os.link(other, full)
@@ -100,7 +100,7 @@ def _make_node(full: str) -> None:
 
 
 def unplace(root: Path, paths: list[str]) -> None:
-    """Remove files and links; folders that become empty go too, as they do in /sys.
+    """Remove files and links. Folders that become empty are removed as well, as in /sys.
 
     What is absent is no error.
     """

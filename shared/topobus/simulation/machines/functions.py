@@ -78,10 +78,10 @@ class _Counters:
 
 
 def function_contents(profile: Profile, placed: Iterable[PlacedFunction]) -> dict[PciAddress, Content]:
-    """Give the files of each function by address, those outside its folder (links, /proc, /dev)
-    included.
+    """Build the files of each function by address, including those outside its folder (links,
+    /proc, /dev).
 
-    CPU lists are `locality_content`'s.
+    CPU lists are built by `locality_content`.
     """
     counters = _Counters()
     groups: dict[PciAddress, int] = {}
@@ -103,7 +103,7 @@ def function_contents(profile: Profile, placed: Iterable[PlacedFunction]) -> dic
 
 
 def locality_content(profile: Profile, placed: Iterable[PlacedFunction], online: CpuSet) -> dict[PciAddress, Content]:
-    """Give the files that depend on which CPUs are online."""
+    """Build the files that depend on which CPUs are online."""
     near = {
         node: cpus_of_node(profile, node, online) for node in {placed_function.numa_node for placed_function in placed}
     }
@@ -396,8 +396,8 @@ def _add_own(content: Content, placed_function: PlacedFunction, counters: _Count
 
 
 def _config(placed_function: PlacedFunction) -> bytes:
-    """Build 256 bytes of configuration space: header, and a PCI Express capability that tells what
-    kind of port this is.
+    """Build 256 bytes of configuration space: header, and a PCI Express capability with the kind of
+    port.
     """
     function = placed_function.function
     is_bridge = placed_function.secondary_bus > 0

@@ -1,7 +1,7 @@
 """Places every PCI function of a profile: address, folder, port type. Pure and deterministic.
 
-Rule: a host bridge is `bus:00.0`; each slot or switch gets a root port `bus:01.0`, `bus:02.0` …;
-bus numbers grow depth first from the root's own.
+A host bridge is `bus:00.0`. Each slot or switch gets a root port `bus:01.0`, `bus:02.0` …, and bus
+numbers grow depth first from the root's own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A recorded machine's tree in memory: what drivers and discovery read of a profile, without a file
 on disk.
 
-Flows in: the content of a tree (`content_of`). Flows out: the answers of
-`topobus.sysfs.tree.Tree` for the same content on disk; a test holds the two against each other
-for every profile. It cannot change, so it is for a single look: planning, not services. Device
-nodes are no files here: they have no group and no mode.
+It gives the answers of `topobus.sysfs.tree.Tree` for the same content (`content_of`) on disk. A
+test compares the two for every profile. It cannot change, so it is for a single look: planning, not
+services. Device nodes are no files here: they have no group and no mode.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_LINKS = 40
 
 
 class MemoryTree(Tree):
-    """Reads a content as if it lay on disk below a root of its own."""
+    """Reads a content as if it were on disk below a root of its own."""
 
     def __init__(self, content: Content) -> None:
         super().__init__(HardwareSettings(root=_NOWHERE))
@@ -43,30 +42,30 @@ class MemoryTree(Tree):
         self._resolved: dict[str, str] = {}
 
     def for_scan(self) -> Tree:
-        """Give this tree: nothing in it changes."""
+        """Return this tree, because nothing in it changes."""
         return self
 
     def path(self, path: str) -> Path:
-        """Give a path at which there is no file."""
+        """Return a path without a file."""
         return Path(_NOWHERE, self._follow(path))
 
     def read(self, path: str) -> str | None:
-        """Read a text file, stripped; None when it is absent."""
+        """Read a text file, stripped. None when it is absent."""
         data = self._texts.get(self._follow(path))
         return None if data is None else data.decode("utf-8", errors="replace").strip(" \t\r\n\0")
 
     def read_bytes(self, path: str, limit: int = 4096) -> bytes | None:
-        """Read the beginning of a binary file; None when it is absent."""
+        """Read the beginning of a binary file. None when it is absent."""
         data = self._texts.get(self._follow(path))
         return None if data is None else data[:limit]
 
     def read_mounted(self, path: str) -> str | None:
-        """Read a file by its absolute path in the tree; None when absent."""
+        """Read a file by its absolute path in the tree. None when absent."""
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
         return self.read("/".join(parts)) if parts and parts[0] in self._tops else None
 
     def names(self, path: str) -> tuple[str, ...]:
-        """List a folder's names in natural order; empty when absent."""
+        """List a folder's names in natural order. Empty when absent."""
         return tuple(sorted(self._names.get(self._follow(path), ()), key=natural_key))
 
     def exists(self, path: str) -> bool:
@@ -79,17 +78,17 @@ class MemoryTree(Tree):
         return self._in_folder(path) in self._links
 
     def link_name(self, path: str) -> str:
-        """Give the last part of what a link leads to; empty when there is no such link."""
+        """Return the last part of a link's target. Empty when there is no such link."""
         at = self._in_folder(path)
         # As on disk, where a link is relative to its folder and may end with "..".
         return posixpath.relpath(self._links[at], at.rpartition("/")[0]).rpartition("/")[2] if at in self._links else ""
 
     def identity(self, path: str) -> str:
-        """Identify a folder by its place: no other one takes it here."""
+        """Identify a folder by its path, because no other one can replace it here."""
         return self._follow(path) if self.exists(path) else ""
 
     def real(self, path: str) -> str | None:
-        """Resolve all links and give the path relative to the tree; None when absent."""
+        """Resolve all links and return the path relative to the tree. None when absent."""
         return self._follow(path) if self.exists(path) else None
 
     def _in_folder(self, path: str) -> str:

@@ -2,7 +2,7 @@
 CPUs.
 
 As in the kernel, an offline CPU keeps its folder and its `online` file and loses topology, caches
-and node link; lists of other CPUs omit it.
+and node link. Lists of other CPUs omit it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HYBRID_FOLDERS = {"performance": "cpu_core", "efficiency": "cpu_atom", "low-pow
 
 @dataclass(frozen=True, kw_only=True)
 class Thread:
-    """One logical CPU. `core`, `l2` and `l3` number their kind over the whole machine; `core_id` is
+    """One logical CPU. `core`, `l2` and `l3` number their kind over the whole machine. `core_id` is
     the kernel's, unique in the socket.
     """
 
@@ -67,7 +67,7 @@ def all_threads(profile: Profile) -> tuple[Thread, ...]:
 
 
 def cpus_of_node(profile: Profile, node: int, online: CpuSet) -> CpuSet:
-    """Online CPUs of a node; all online ones for -1, as `local_cpulist` says then."""
+    """Return the online CPUs of a node. For -1 all online ones, as in `local_cpulist`."""
     if node < 0:
         return online
     return CpuSet.of(thread.cpu for thread in all_threads(profile) if thread.node == node) & online

@@ -45,7 +45,7 @@ FAULT_KINDS = ("remove-pci", "cpu-offline", "carrier-down", "link-narrow", "aer-
 
 
 class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a GPU shows.
+    """The values of a GPU.
 
     `kind` is nvidia, amd, intel or display (a display controller that computes nothing).
     """
@@ -57,7 +57,7 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Nic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a network function shows.
+    """The values of a network function.
 
     `rdma` is the prefix of its RDMA device (`mlx5` makes mlx5_0 …), empty for none.
     """
@@ -76,7 +76,7 @@ class Nic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fpga(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an FPGA function shows. `kind` is xilinx-user, xilinx-management or intel-dfl."""
+    """The values of an FPGA function. `kind` is xilinx-user, xilinx-management or intel-dfl."""
 
     kind: str
     model: str
@@ -108,7 +108,7 @@ class CardFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A card: its functions in order.
 
-    An integrated one sits on the root bus, with no port above it.
+    An integrated one is on the root bus, with no port above it.
     """
 
     title: str
@@ -129,9 +129,9 @@ class CoreGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CpuPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The processors. `numbering` split: all first threads, then all second ones.
+    """The processors.
 
-    Adjacent: siblings side by side.
+    `numbering` split: all first threads, then all second ones. Adjacent: siblings side by side.
     """
 
     model: str
@@ -155,7 +155,7 @@ class MemoryOnly(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class NumaPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """NUMA nodes with CPUs, equal parts of each socket, and those without.
 
-    `hugepages` is page size in KiB to pages a node.
+    `hugepages` is page size in KiB to pages per node.
     """
 
     nodes_per_socket: int = 1
@@ -169,7 +169,7 @@ class NumaPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Slot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A card below a root port, or on the root bus when it is integrated; `at` fixes
+    """A card below a root port, or on the root bus when it is integrated. `at` fixes
     device.function on the root bus.
     """
 
@@ -178,13 +178,13 @@ class Slot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Switch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A PCIe switch below a root port, one downstream port a card."""
+    """A PCIe switch below a root port, with one downstream port per card."""
 
     cards: tuple[str, ...]
 
 
 class Root(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A root complex by its first bus (`0000:15`). `numa_node` -1: the firmware does not tell."""
+    """A root complex by its first bus (`0000:15`). `numa_node` -1: unknown to the firmware."""
 
     bus: str
     numa_node: int
@@ -227,7 +227,7 @@ _LARGEST_PROFILE = 1 << 20
 
 
 def load_profile(name: str | Path) -> Profile:
-    """Read a shipped profile by name, or any by the path of its TOML file.
+    """Read a shipped profile by name, or another one by the path of its TOML file.
 
     Errors: raises ConfigError that names the file and the key.
     """

@@ -58,7 +58,10 @@ class RecordedMachine:
 
     @classmethod
     def open(cls, root: Path) -> RecordedMachine:
-        """Take over a tree that another process built."""
+        """Take over a tree that another process built.
+
+        Errors: raises ConfigError for a folder that is no such tree.
+        """
         mark = root / _STORE / "profile"
         try:
             name = read_regular(mark, _LARGEST_MARK).decode("utf-8", "replace").strip()
@@ -85,7 +88,8 @@ class RecordedMachine:
         return self._at(address).folder
 
     def remove_pci(self, address: str) -> None:
-        """Take a function and all below it away, as a surprise removal does; its VFs go with it.
+        """Remove a function and all below it, as a surprise removal does. Its VFs are removed with
+        it.
 
         Twice is no error.
         """
@@ -146,11 +150,14 @@ class RecordedMachine:
 
     @property
     def online_cpus(self) -> CpuSet:
-        """CPUs that the tree says are online."""
+        """The CPUs that are online in the tree."""
         return CpuSet.parse(self.read("sys/devices/system/cpu/online"))
 
     def set_cpu_online(self, cpu: int, is_online: bool) -> None:
-        """Bring a CPU online or offline; all lists that name it follow."""
+        """Bring a CPU online or offline. All lists that name it follow.
+
+        Errors: raises ConfigError for a CPU that the machine does not have.
+        """
         threads = CpuSet.of(thread.cpu for thread in all_threads(self.profile))
         if cpu not in threads:
             raise ConfigError(f"{self.profile.name} has no CPU {cpu}", next_step=f"it has CPUs {threads}")
@@ -176,7 +183,7 @@ class RecordedMachine:
         return (self.root / path).read_text(encoding="utf-8").strip()
 
     def write(self, path: str, text: str) -> None:
-        """Replace a file of the tree in one step; folders are made."""
+        """Replace a file of the tree in one step, and make its folders."""
         place(self.root, Content({path: text if text.endswith("\n") else f"{text}\n"}, {}))
 
     def set_carrier(self, address: str, is_up: bool) -> None:
@@ -197,7 +204,7 @@ class RecordedMachine:
         place(self.root, changed)
 
     def apply(self, fault: Fault, *, is_undo: bool = False) -> None:
-        """Let a fault happen, or heal."""
+        """Make a fault happen, or heal."""
         target = fault.target
         if fault.what == "remove-pci":
             (self.restore_pci if is_undo else self.remove_pci)(target)
@@ -228,7 +235,7 @@ class RecordedMachine:
     def advance(self, to_s: float) -> tuple[str, ...]:
         """Apply all scripted faults due up to `to_s` seconds after the start.
 
-        Tell what was done, in order.
+        Return what was done, in order.
         """
         done: list[str] = []
         for at_s, fault, is_undo in self._script():
@@ -245,9 +252,9 @@ class RecordedMachine:
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
         say: Callable[[str], None] = lambda _: None,
     ) -> tuple[str, ...]:
-        """Play the script in real time (`speed` 2: twice as fast); ends after the last step.
+        """Play the script in real time (`speed` 2: twice as fast). Ends after the last step.
 
-        Tests give a `wait` of their own; `say` hears of each step when it is done.
+        Tests pass a `wait` of their own. `say` is called with each step when it is done.
         """
         done: list[str] = []
         now_s = 0.0
@@ -263,8 +270,8 @@ class RecordedMachine:
     async def play_again(
         self, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep, say: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Play the script once more in real time, without what it does not heal: that is done
-        already.
+        """Play the script once more in real time, without the steps that it does not heal, because
+        these are done already.
         """
         self._played_to_s, self._is_again = -1.0, True
         await self.play(wait=wait, say=say)
@@ -320,11 +327,11 @@ class RecordedMachine:
 
 
 def content_of(profile: str | Path) -> Content:
-    """Give all that `build` writes of a profile's machine, but what marks the folder as one.
+    """Return all that `build` writes of a profile's machine, except what marks the folder as one.
 
     Nothing is written.
 
-    Errors: raises ConfigError for a profile that is none.
+    Errors: raises ConfigError for a malformed profile.
     """
     what = load_profile(profile)
     return RecordedMachine(Path(), what, lay_out(what))._whole_content()
@@ -335,9 +342,9 @@ def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) ->
     (it is replaced).
 
     `has_device_nodes` puts real character devices (of the null device's number) below `dev`, so
-    that a container runtime can hand them out: set `hardware.runtime_dev` to that folder.
+    that a container runtime can give them to containers: set `hardware.runtime_dev` to that folder.
     Errors: raises ConfigError when `into` holds anything else, or may be written by others, and
-    when nodes are wanted by somebody who may not make them.
+    when nodes are wanted by a user who may not make them.
     """
     what = load_profile(profile)
     objection = objection_to_folder(into.stat()) if into.exists() else ""
