@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the cpu service; the exit code is the process's."""
+    """Run the cpu service and exit with its exit code."""
     answer_probe("cpu")
     with needing_extra("cpu"):
         from topobus.cpu.config import CpuSettings

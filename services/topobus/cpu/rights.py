@@ -1,4 +1,4 @@
-"""What the cpu service needs of the machine: to read it. No capability."""
+"""What the cpu service needs of the machine: read access, and no capability."""
 
 from topobus.devicekit.rights import HARDWARE_RIGHTS as RIGHTS
 

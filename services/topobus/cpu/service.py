@@ -15,8 +15,7 @@ __all__ = ["check", "serve"]
 
 
 def check(settings: CpuSettings) -> None:
-    """Refuse names of plugins that are not installed, pools that cannot be, and passthrough, which
-    no CPU has.
+    """Refuse plugins that are not installed, invalid pools, and passthrough, which no CPU has.
 
     Errors: raises ConfigError that names the key.
     """

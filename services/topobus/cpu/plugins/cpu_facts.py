@@ -1,8 +1,8 @@
-"""Reads what selectors may want of CPUs beside their place: isolation from the scheduler,
-frequencies, the PCIe roots near their memory.
+"""Reads the attributes of CPUs that selectors use besides their place: isolation from the
+scheduler, frequencies, the PCIe roots near their memory.
 
-Flows in: sysfs and the machine. Flows out: attributes by CPU. What a kernel does not tell is
-absent. Frequencies here are those that do not change: base and maximum.
+A value that the kernel does not publish is absent. Only frequencies that do not change are
+published: base and maximum.
 Source: Documentation/ABI/testing/sysfs-devices-system-cpu,
 Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst.
 """
@@ -22,10 +22,10 @@ _FREQUENCIES = {"baseFrequencyMhz": "base_frequency", "maxFrequencyMhz": "cpuinf
 
 
 class CpuFacts:
-    """What one look at a machine told."""
+    """The facts of all CPUs of one machine, read once for a discovery."""
 
     def __init__(self, tree: Tree, machine: Machine) -> None:
-        """Read what concerns all CPUs; frequencies are read CPU by CPU."""
+        """Read what concerns all CPUs. Frequencies are read later, CPU by CPU."""
         self._tree = tree
         self._isolated = _cpus(tree, f"{_CPUS}/isolated")
         self._tickless = _cpus(tree, f"{_CPUS}/nohz_full")
@@ -34,8 +34,8 @@ class CpuFacts:
         for function in machine.pci_devices:
             if function.root:
                 roots.setdefault(function.numa_node, set()).add(function.root)
-        # On one node alone all is near, whatever the firmware leaves out; with several,
-        # what tells no node is near none.
+        # A machine with one NUMA node has every root near it, whatever the firmware leaves out.
+        # With several nodes, a root whose nodes are not known is near none.
         everything = {root for near in roots.values() for root in near} if len(machine.numa_nodes) < 2 else None
         self._roots = {node: tuple(sorted(near)) for node, near in roots.items() if node is not None}
         self._all_roots = tuple(sorted(everything)) if everything is not None else None
@@ -47,7 +47,7 @@ class CpuFacts:
         return self._roots.get(node, ()) if node is not None else ()
 
     def of(self, cpu: Cpu) -> dict[str, AttributeValue]:
-        """Give the attributes of one CPU."""
+        """Return the attributes of one CPU."""
         facts: dict[str, AttributeValue] = {}
         if self._isolated is not None:
             facts["isolated"] = cpu.id in self._isolated

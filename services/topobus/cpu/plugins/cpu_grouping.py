@@ -1,9 +1,9 @@
-"""Groups of CPUs as devices: one for each NUMA node, socket, level-3 cache, or for the machine, of
-which claims have shares.
+"""Groups CPUs into devices: one for each NUMA node, socket or level-3 cache, or one for the
+machine.
 
-Flows in: a machine's online CPUs, by what they are grouped. Flows out: devices `cpus-<unit>-<id>`
-with a capacity `cpus`. Which CPUs a claim has is no matter of this service: the node's ledger
-chooses. A CPU that does not tell its unit is in no group of that kind.
+Each device is named `cpus-<unit>-<id>` and has a capacity `cpus`, of which claims take shares. The
+node's ledger chooses the CPUs of a claim, not this service. A CPU whose unit is not known is in no
+group of that kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNITS: Mapping[Grouping, Callable[[Cpu], int | None]] = {
 
 
 def group_devices(cpus: Sequence[Cpu], settings: CpuGroupSettings, driver: str, near: CpuFacts) -> tuple[Device, ...]:
-    """List the groups of online CPUs; none where they are offered one by one.
+    """List the groups of online CPUs, or none where CPUs are offered one by one.
 
     Order: by the units' ids.
     """
@@ -46,7 +46,7 @@ def group_devices(cpus: Sequence[Cpu], settings: CpuGroupSettings, driver: str, 
 
 
 def _only(values: Iterable[T | None]) -> T | None:
-    """Give what all say alike; None when they do not, or nobody says anything."""
+    """Return the one value that all have, or None when they differ or one of them is None."""
     different = set(values)
     return different.pop() if len(different) == 1 else None
 

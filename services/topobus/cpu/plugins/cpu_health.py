@@ -1,13 +1,12 @@
-"""Judges CPUs by what the kernel counts: throttling because of heat, and the errors of a socket's
+"""Judges CPUs by counters of the kernel: throttling because of heat, and the errors of a socket's
 memory controllers (EDAC).
 
-Flows in: CPUs by their numbers, cores and sockets. Flows out: observations by CPU and by socket.
-The counts only grow; the first look takes the stand as it finds it. A file that cannot be read is
-the sign of its own CPUs alone.
+The counters only grow, and the first reading sets the baseline. A file that cannot be read is a
+fault of its own CPUs alone.
 
-Machine checks of a CPU by itself have no count in sysfs (`machinecheck` holds settings), and
-/proc/interrupts counts an exception for every CPU, for Intel's processors tell all of them of each:
-what they say of memory is EDAC's.
+Machine checks of a single CPU are not judged. Sysfs has no counter of them (`machinecheck` holds
+settings), and the one in /proc/interrupts rises for every CPU, because Intel's processors broadcast
+each exception. Memory errors among them are counted by EDAC.
 
 Source: arch/x86/kernel/cpu/mce/therm_throt.c (thermal_throttle/core_throttle_count);
 Documentation/admin-guide/RAS/main.rst (edac/mc/mc*/{ce_count,ue_count,mc_name});
@@ -31,21 +30,21 @@ _CPU = "sys/devices/system/cpu"
 _CONTROLLERS = "sys/devices/system/edac/mc"
 # Intel's drivers name a controller `Skylake Socket#0 IMC#1` or `Broadwell SrcID#0_Ha#0`.
 _SOCKET = re.compile(r"(?:Socket|SrcID)#(\d+)")
-# AMD's driver names it by the family alone, and numbers the controllers
-# by their dies, socket by socket.
+# AMD's driver names a controller by the family alone, and numbers the controllers by their dies,
+# socket by socket.
 _BY_FAMILY = re.compile(r"F[0-9A-F]{2}h")
-# So many corrected errors between two looks are a failing module, not cosmic
-# noise; as for corrected PCIe errors.
+# This many corrected errors between two looks mean a failing module, not cosmic noise. The limit is
+# the same for corrected PCIe errors.
 _CORRECTED_STORM = 100
 
 
 def throttling(tree: Tree, cores: Mapping[int, int], counters: CounterRises) -> Mapping[int, Observation]:
-    """See which CPUs' cores lowered their clock because of heat since the last look, by one read a
-    core.
+    """Report the CPUs whose core lowered its clock because of heat since the last look.
 
-    Shapes: cores — by CPU, the CPU whose file is read: the same for all CPUs of a core,
-    for the kernel counts alike for them. result — by CPU; a processor that does not count
-    (it has no such folder) has none.
+    Shapes: cores — by CPU, the CPU whose file is read: the kernel counts alike for all CPUs of a
+    core, so they name the same one; result — by CPU; empty on a processor that does not count (it
+    has no such folder).
+    Cost: one read per core.
     """
     leaders = sorted(set(cores.values()))
     if not leaders or not any(tree.exists(f"{_CPU}/cpu{cpu}/thermal_throttle") for cpu in leaders[:2]):
@@ -55,11 +54,12 @@ def throttling(tree: Tree, cores: Mapping[int, int], counters: CounterRises) -> 
 
 
 def memory_errors(tree: Tree, sockets: Collection[int], counters: CounterRises) -> Mapping[int, Observation]:
-    """See which sockets have new errors in their memory.
+    """Report the sockets with new errors in their memory.
 
-    Controllers whose socket is not known are left out, for nobody knows whose CPUs they serve.
+    Controllers whose socket is not known are left out, because the CPUs that they serve are not
+    known.
 
-    Shapes: sockets — all that the machine has. result — by socket, the worst of its controllers.
+    Shapes: sockets — all that the machine has; result — by socket, the worst of its controllers.
     """
     controllers = [name for name in tree.names(_CONTROLLERS) if name.removeprefix("mc").isdecimal()]
     seen: dict[int, Observation] = {}
@@ -121,8 +121,8 @@ def _socket_of(tree: Tree, name: str, controllers: Iterable[str], sockets: Colle
         return int(match.group(1))
     if _BY_FAMILY.match(text) is None:
         return None
-    # A card's memory has controllers, too (MI200), by other names. A socket without modules has
-    # none: then the numbers tell nothing.
+    # The memory of an accelerator card (MI200) has controllers under other names. A socket without
+    # modules has no controller, and then the numbers do not lead to a socket.
     alike = [controller for controller in controllers if _BY_FAMILY.match(_name_of(tree, controller))]
     if not sockets or len(alike) % len(sockets):
         return None

@@ -1,10 +1,9 @@
-"""Reads what a claim says of its CPUs: opaque parameters of kind CpuParameters, in its own
-configuration or in its class's.
+"""Reads how a claim wants to use its CPUs: opaque parameters of kind CpuParameters, in the claim's
+own configuration or in its class's.
 
-Flows in: the configuration that `prepare` got. Flows out: the parameters, or a Refusal that
-names the field. Of several entries the last that writes a field counts, for claims come after
-classes. A sharing configuration is another reader's matter; any other kind is refused, for a
-misspelt one must not be without effect.
+When several entries set a field, the last one counts: claims come after classes. Sharing
+configurations are read elsewhere. Any other kind is refused, because a misspelt kind must not be
+ignored.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class CpuParameters(Struct, frozen=True, kw_only=True):
 def read_cpu_parameters(config: Sequence[Mapping[str, Any]]) -> CpuParameters | Refusal:
     """Read the parameters of one device.
 
-    Errors: raises nothing; Refusal code cpu-parameters-invalid with the field,
-    what is there and what is wanted.
+    Errors: raises nothing; returns Refusal code cpu-parameters-invalid with the field, the value
+    there and the value wanted.
 
     >>> read_cpu_parameters([{"apiVersion": "topobus.dev/v1", "kind": "CpuParameters", "withShared": True}])
     CpuParameters(with_shared=True)

@@ -1,10 +1,9 @@
 """Logical CPUs as devices: one for every CPU that Linux has online.
 
-Flows in: the machine as discovery published it, and the kernel's list of online CPUs. Flows
-out: devices `cpu-<id>` with core, socket, L3 and NUMA node; a CPU that went offline as
-removed. The edits of a prepared CPU have a cpuset of that CPU and of its NUMA node's memory;
-the gateway has the container runtime set it where it owns the node's CPUs. Elsewhere a
-container only gets the list of its CPUs.
+Devices are named `cpu-<id>` and have core, socket, L3 and NUMA node. A CPU that went offline is
+reported as removed. The edits of a prepared CPU hold a cpuset of that CPU and of its NUMA node's
+memory. The gateway has the container runtime set it on nodes whose CPUs it manages. On other nodes
+a container only gets the list of its CPUs.
 Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst.
 """
 
@@ -60,7 +59,7 @@ class LinuxCpuDriver(DeviceDriver):
         its CPUs."""
 
     def configure(self, host: HostServices) -> None:
-        """Take the operator's word on how CPUs are offered."""
+        """Take the operator's setting for how CPUs are offered."""
         super().configure(host)
         if isinstance(host, CpuServices):
             self._settings = host.cpus
@@ -68,7 +67,7 @@ class LinuxCpuDriver(DeviceDriver):
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List one device for each online CPU, or for each group of them.
 
-        Two file reads a CPU, for its frequencies, and none for groups.
+        Cost: two file reads per CPU, for its frequencies; none for groups.
         """
         online = [cpu for cpu in machine.cpus if cpu.online]
         self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
@@ -85,8 +84,9 @@ class LinuxCpuDriver(DeviceDriver):
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Report the CPUs that are no longer online, by one read of the kernel's list, and what the
-        kernel counts of the others: one read a core.
+        """Report the CPUs that went offline, and the faults that the kernel counts for the others.
+
+        Cost: one read of the kernel's list of online CPUs, and one read per core.
         """
         tree = tree.for_scan()
         online = _online(tree)
@@ -118,8 +118,9 @@ class LinuxCpuDriver(DeviceDriver):
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each CPU as a cpuset, and tell the container its CPUs: all of them in
-        `TOPOBUS_CPUS`, and one variable a CPU.
+        """Give each CPU as a cpuset, and its container the list of its CPUs.
+
+        `TOPOBUS_CPUS` lists all of them, and one more variable per CPU names it.
         """
         online = _online(tree)
         unchosen = [device.name for device in devices if is_cpu_group(device) and not context.cpus.get(device.name)]
@@ -161,13 +162,13 @@ class LinuxCpuDriver(DeviceDriver):
         return {**edits, "": ContainerEdits(env={"TOPOBUS_CPUS": str(wanted)})}
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
-        """Say that nothing changes: CPUs are set when a container is made."""
+        """Return True: CPUs are set only when the runtime makes a container."""
         return True
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: this service changes nothing on the machine.
+        """Do nothing: this service changes nothing on the machine.
 
-        The gateway gives the CPU back to the shared pool.
+        The gateway returns the CPU to the shared pool.
         """
 
     def _device(self, cpu: Cpu, siblings: Mapping[int, str], found_facts: CpuFacts) -> Device:
@@ -196,8 +197,8 @@ class LinuxCpuDriver(DeviceDriver):
 
 
 def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[int, CpuSet]) -> Cpuset | None:
-    """Give a device's cpuset: memory comes from its CPUs' nodes, and from anywhere when these have
-    none or are not known.
+    """Return a device's cpuset. Memory comes from its CPUs' nodes, and from any node when these
+    have no memory or are not known.
     """
     if not cpus:
         return None
@@ -206,7 +207,7 @@ def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[i
     at_home = CpuSet()
     for node_cpus in homes.values():
         at_home |= node_cpus
-    # A CPU whose node has no memory gets it from anywhere; so then does the container.
+    # A CPU whose node has no memory uses memory of any node, and so does its container.
     mems = NodeSet.of(node for node, node_cpus in homes.items() if node_cpus & cpus) if cpus <= at_home else NodeSet()
     return Cpuset(cpus=cpus, mems=mems)
 
@@ -220,8 +221,8 @@ def _offline(cpu: int, online: CpuSet) -> Observation:
     return Observation(
         dimension=Dimension.PRESENCE,
         state=HealthState.UNHEALTHY,
-        # The reason that the host gives as well, once the machine no longer has the
-        # CPU online: one fault, one event.
+        # The host gives the same reason once the machine no longer has the CPU online: one fault,
+        # one event.
         reason="device-gone",
         message=f"CPU {cpu} is offline",
         evidence={"path": _ONLINE, "value": str(online)},
