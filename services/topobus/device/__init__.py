@@ -1,3 +1,3 @@
-"""The device service for a class that Topobus has no service of its own for: drivers of other
-packages bring the devices.
+"""The device service for a class that has no service of its own in Topobus: drivers of other
+packages find its devices.
 """

@@ -1,6 +1,6 @@
-"""What the service of a class of your own needs of the machine: to read it.
+"""What the service of a class of your own needs of the machine: read access.
 
-What a driver needs beside that stands where the driver is described.
+A driver's further needs are documented with the driver.
 """
 
 from topobus.devicekit.rights import HARDWARE_RIGHTS as RIGHTS

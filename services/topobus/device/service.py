@@ -1,4 +1,4 @@
-"""The device host, run for a class of somebody's own."""
+"""The device host, run for a class of the operator's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClassService:
         self._class = device_class
 
     def check(self, settings: DeviceSettings) -> None:
-        """Refuse names of plugins that are not installed, and pools that cannot be.
+        """Refuse plugins that are not installed, and invalid pools.
 
         Errors: raises ConfigError that names the key.
         """
