@@ -1,4 +1,4 @@
-"""The reconfigurable region behind a DFL port, as sysfs tells it.
+"""The reconfigurable region behind a DFL port, read from sysfs.
 
 Source: Documentation/fpga/dfl.rst: a bitstream fits a region when its interface id is the region's
 compat_id; the port's afu_id is the loaded function's.
@@ -20,8 +20,8 @@ __all__ = ["dfl_region", "ports_of"]
 def ports_of(card: DflCard, device: Device) -> tuple[DflPort, ...]:
     """Find a device's ports.
 
-    None for one that is gone, or whose card has another number of ports now:
-    then its name means another thing.
+    Empty for a device that is gone, or whose card has another number of ports now: then its name
+    means another device.
     """
     is_parent = device.role is DeviceRole.PARTITION_PARENT
     if (bool(device.partition_of) or is_parent) != (card.port_count > 1):
@@ -30,9 +30,9 @@ def ports_of(card: DflCard, device: Device) -> tuple[DflPort, ...]:
 
 
 def dfl_region(tree: Tree, device: Device, programmer: DflProgrammer) -> Region:
-    """Look at the region of a port.
+    """Read the region of a port.
 
-    That of a card with all of its ports can be reset, and not programmed.
+    The device of a card with all of its ports can be reset, but not programmed.
 
     Errors: raises HardwareError when the port is gone, or a file of it cannot be read.
     """

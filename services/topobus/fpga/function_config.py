@@ -1,12 +1,12 @@
-"""The opaque configuration by which a claim asks an FPGA for a function, read once for all drivers.
+"""The opaque configuration by which a claim asks an FPGA for a function, read in the same way by
+all drivers.
 
     apiVersion: fpga.topobus.dev/v1
     kind: FunctionParameters
     function: matrix
 
-Flows in: the configurations of classes and claims for one device. Flows out: the function's word,
-or a Refusal that names the field. The last one that writes a function counts, so a claim refines
-its class. Sharing is read by the kit.
+The last configuration that names a function counts, so a claim overrides its class. Sharing is read
+by the device kit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _WORD = re.compile(r"[a-z][a-z0-9_]{0,26}|[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 
 
 def read_function(config: Sequence[Mapping[str, Any]]) -> str | Refusal:
-    """Find the function that a device is wanted with; empty when none is asked for.
+    """Find the function that a device is wanted with, or "" when none is asked for.
 
     Shapes: result — a name of the store, an id of 32 hexadecimal digits, or `sha256:` and a digest.
+    Errors: raises nothing; returns a Refusal that names the field when the configuration is wrong.
     >>> read_function([{"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "matrix"}])
     'matrix'
     """
@@ -65,7 +66,7 @@ def read_function(config: Sequence[Mapping[str, Any]]) -> str | Refusal:
 
 
 def _word(text: str) -> str:
-    """Write a function's word as the store does; empty for what is none."""
+    """Write the name of a function as the store does, or "" for text that is no such name."""
     word = text if text.startswith("sha256:") else normal_id(text)
     return word if _WORD.fullmatch(word) else ""
 

@@ -1,8 +1,8 @@
 """The verbs of a driver whose claims ask for functions: check, prepare, unprepare and clean around
-the loader, the same for every maker's cards.
+the loader, the same for the cards of every maker.
 
-Flows in: how the driver sees a device's region, and what it gives to a container. Flows out: what
-the kit wants of each verb; programming is long work, beside the driver's other methods.
+The driver gives two callables, for reading a device's region and for making a container's edits.
+Programming is long work, which runs beside the driver's other methods.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Edits = Mapping[str, ContainerEdits]
 
 
 class FunctionHands:
-    """What a driver's verbs do about functions."""
+    """The part of a driver's verbs that concerns functions."""
 
     def __init__(self, region_of: Callable[[Tree, Device], Region]) -> None:
-        """Look at regions by this.
+        """Read regions by `region_of`.
 
         Until `configure` there is no store, and nothing is programmed.
         """
@@ -42,18 +42,19 @@ class FunctionHands:
         self.loader = FunctionLoader(FunctionSettings(store=""))
 
     def configure(self, settings: FunctionSettings, *, can_program: bool) -> None:
-        """Load by these settings; `can_program` is False also where the operator wants it and this
-        machine cannot.
+        """Load functions by these settings.
+
+        `can_program` is False also where the operator wants it and this machine cannot.
         """
         self.loader = FunctionLoader(settings, can_program=can_program)
 
     def attributes(self, tree: Tree, device: Device, *, id_name: str = "") -> Mapping[str, AttributeValue]:
-        """Say for selectors what is loaded and what fits.
+        """Return attributes for selectors: which function is loaded, and which ones fit.
 
-        Nothing when the region cannot be read, which `observe` tells.
+        Empty when the region cannot be read, a fault that `observe` reports.
 
-        Shapes: id_name — the attribute for the loaded function's id, where the
-        driver does not publish it itself.
+        Shapes: id_name — the attribute for the loaded function's id, where the driver does not
+        publish it itself.
         """
         try:
             region = self._region_of(tree, device)
@@ -63,7 +64,7 @@ class FunctionHands:
             return {}
 
     def check(self, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse configuration that cannot be read."""
+        """Refuse a configuration that cannot be read."""
         for device in devices:
             wanted = read_function(context.config_of(device.name))
             if isinstance(wanted, Refusal):
@@ -73,7 +74,7 @@ class FunctionHands:
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, edits: Callable[[], Edits | Refusal]
     ) -> Edits | Refusal | LongWork:
-        """Give the edits, at once where every region has what is asked for, else after the
+        """Return the edits, at once where every region has the function asked for, else after the
         programming.
         """
         plans: list[tuple[Device, StoreEntry]] = []
@@ -103,14 +104,18 @@ class FunctionHands:
         return LongWork(limit_s=self.loader.settings.limit_s, what=f"programming {what}", work=work)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let go; see `FunctionLoader.undo`."""
+        """Release each device by `FunctionLoader.undo`."""
         for device in devices:
             record = context.records.get(device.name)
             if record is not None and record.steps:
                 self.loader.undo(self._looker(tree, device), record)
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Clean; see `FunctionLoader.clean`."""
+        """Clean a device by `FunctionLoader.clean`.
+
+        Errors: raises nothing; returns Refusal code region-unreadable when the region cannot be
+        read.
+        """
         try:
             return self.loader.clean(self._looker(tree, device), record)
         except HardwareError as err:
@@ -123,34 +128,32 @@ class FunctionHands:
 
 
 class LoadsFunctions(DeviceDriver):
-    """What the driver of such cards inherits: the verbs in which only the region differs."""
+    """Base of the drivers of such cards: the verbs in which only the region differs."""
 
     _functions: FunctionHands
 
     @property
     def capabilities(self) -> Capabilities:
-        """It cleans a region after its user where cards are programmed at all."""
+        """Add cleaning of a region after its user where cards may be programmed."""
         return replace(super().capabilities, cleans=self._functions.loader.can_program)
 
     def configure(self, host: HostServices) -> None:
-        """Give claims the functions of the operator's store."""
+        """Load functions from the operator's store."""
         super().configure(host)
         if isinstance(host, FpgaServices):
             self._functions.configure(host.functions, can_program=host.can_program)
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse configuration that cannot be read."""
+        """Refuse a configuration that cannot be read."""
         return self._functions.check(devices, context)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let go of the function, which stays until the next user wants another.
+        """Release the function, which stays loaded until the next user wants another.
 
-        Programming that was cut off is made whole.
+        Programming that was interrupted is repeated.
         """
         self._functions.unprepare(tree, devices, context)
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Take the user's state off the region, and load the blank function where the store has
-        one.
-        """
+        """Reset the region, and load the blank function where the store has one."""
         return self._functions.clean(tree, device, record)

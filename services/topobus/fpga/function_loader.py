@@ -1,11 +1,10 @@
-"""Gives a region the function that a claim asks for: decides which bitstream, programs, and brings
-back what a death during programming left.
+"""Gives a region the function that a claim asks for: chooses the bitstream, programs it, and
+recovers from a crash during programming.
 
-Flows in: a region as its driver sees it, the claim's word, the store. Flows out: nothing to do, an
-entry to program, or a Refusal with the reason's own code; and the record of what was done. A region
-that somebody else holds is never programmed, and one that has the function already is left alone.
-While a bitstream is written the record says so; what cannot be told to be whole afterwards is
-programmed anew (blank where there is one for it), or stays out of use.
+A region that another process has open is never programmed, and one that has the function already is
+left alone. The record of the device holds a step while a bitstream is written. If the region cannot
+be proved whole afterwards, it is programmed again (with the blank function where the store has one
+for it), or stays out of use.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ Look = Callable[[], Region]
 
 @dataclass(frozen=True)
 class _Programmed:
-    """What this process has programmed, which sysfs alone cannot tell: which of two files with one
-    id, or that xocl does not show it yet.
+    """What this process has programmed. Sysfs alone does not show it: two files may have one id,
+    and xocl may still show the previous one.
     """
 
     digest: str
@@ -51,8 +50,9 @@ class FunctionLoader:
     """The functions of one driver's regions."""
 
     def __init__(self, settings: FunctionSettings | None = None, *, can_program: bool = False) -> None:
-        """Load from this store; `can_program`: False where nothing is to be changed, whatever the
-        reason.
+        """Load from the store of these settings.
+
+        `can_program` is False where nothing may be changed, for whatever reason.
         """
         self.settings = settings or FunctionSettings()
         self._store = BitstreamStore(self.settings.store)
@@ -62,33 +62,41 @@ class FunctionLoader:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Say which bitstreams cannot be used, and why."""
+        """List the bitstreams that cannot be used, each with the reason."""
         return self._store.look().left_out
 
     def forget_absent(self, names: Collection[str]) -> None:
-        """Forget what was programmed into devices that are not offered now: whoever has them for
-        passthrough may load what he likes, and sysfs may not show it afterwards.
+        """Forget what was programmed into devices that are not offered now.
+
+        The user of such a device for passthrough may load another function, and sysfs may not show
+        it.
         """
-        # A copy, and no `del`: long work writes from a thread of its own.
+        # A copy, and no `del`: long work writes from its own thread.
         for name in list(self._programmed):
             if name not in names:
                 self._programmed.pop(name, None)
 
     def turn(self, device: str) -> int:
-        """Count beginnings and ends of what is done to a device: odd while it is programmed or
-        reset, when what its function shows (all ones, not ready) is no fault.
+        """Count the starts and ends of changes to a device.
+
+        The number is odd while it is programmed or reset. Signs of its function (all ones, not
+        ready) are no fault then.
         """
         return self._turns.get(device, 0)
 
     def was_quiet(self, device: str, since: int) -> bool:
-        """Say whether nothing was done to a device between an earlier `turn` and now: only then a
-        look in between means something.
+        """Return whether nothing was done to a device between an earlier `turn` and now.
+
+        Only then is a reading in between valid.
         """
         return since % 2 == 0 and self.turn(device) == since
 
     def attributes(self, region: Region) -> Mapping[str, AttributeValue]:
-        """Say for selectors which function of the store is loaded, and which can be had: those that
-        are loaded, or fit where the region can be programmed.
+        """Return attributes for selectors: which function of the store is loaded, and which ones a
+        claim can have.
+
+        A claim can have those that are loaded, and those that fit where the region can be
+        programmed.
         """
         entries = [
             entry for entry in self._store.look().entries if not entry.is_blank and not region.fits(entry.bitstream)
@@ -101,12 +109,12 @@ class FunctionLoader:
         return facts
 
     def loaded(self, region: Region) -> str:
-        """Give the id of what is loaded, as far as it is known."""
+        """Return the id of the loaded function, as far as it is known."""
         programmed = self._remembered(region)
         return programmed.function if programmed is not None else region.shown
 
     def plan(self, region: Region, wanted: str, context: PrepareContext) -> StoreEntry | Refusal | None:
-        """Decide what is to be programmed; None: the region has the function."""
+        """Choose the bitstream to program, or None when the region has the function."""
         entries = [entry for entry in self._store.look().entries if not entry.is_blank and _is_meant(entry, wanted)]
         facts = {"device": region.device, "function": wanted}
         if not entries:
@@ -144,7 +152,7 @@ class FunctionLoader:
         return self._refuse_programming(region, context, facts) or fitting[0]
 
     def load(self, look: Look, entry: StoreEntry, record: DeviceRecord) -> Refusal | None:
-        """Program a region; None is done. Blocks as long as the card takes."""
+        """Program a region, and return None when it is done. Blocks as long as the card takes."""
         image = load_image(self._store.folder, entry)
         if isinstance(image, Refusal):
             return image
@@ -174,12 +182,12 @@ class FunctionLoader:
         return None
 
     def undo(self, look: Look, record: DeviceRecord) -> None:
-        """Let go of what was programmed: the function stays for the next claim.
+        """Release what was programmed: the function stays for the next claim.
 
-        What a death cut off is made whole.
+        Programming that a crash interrupted is repeated.
 
-        Errors: raises HardwareError when nobody can tell what is in the region,
-        and it cannot be programmed anew.
+        Errors: raises HardwareError when the content of the region is unknown and it cannot be
+        programmed again.
         """
         step = record.step(_PROGRAM)
         if step is not None and not step.is_done:
@@ -189,7 +197,7 @@ class FunctionLoader:
     def clean(self, look: Look, record: DeviceRecord) -> Refusal | None:
         """Reset the port, and load the blank function where the store has one for this region.
 
-        None is clean.
+        None when it is clean.
         """
         region = look()
         facts = {"device": region.device}
@@ -234,7 +242,7 @@ class FunctionLoader:
             raise HardwareError(f"{in_doubt}; {why}")
 
     def _program(self, look: Look, entry: StoreEntry) -> str:
-        """Program outside of a claim; why it is not done, or nothing."""
+        """Program outside of a claim, and return why it was not done, or ""."""
         image = load_image(self._store.folder, entry)
         if isinstance(image, Refusal):
             return image.reasons[0].message
@@ -274,7 +282,7 @@ class FunctionLoader:
         return None
 
     def _has(self, region: Region, entry: StoreEntry, fitting: list[StoreEntry], record: DeviceRecord | None) -> bool:
-        """Say whether a region has just this bitstream's function."""
+        """Return whether a region has exactly this bitstream's function."""
         if region.fault:
             return False
         programmed = self._remembered(region)
@@ -284,8 +292,8 @@ class FunctionLoader:
         is_own = step is not None and step.is_done and step.after.get("digest") == entry.digest
         if is_own and (region.shown == entry.bitstream.function or not region.shows_at_once):
             return True
-        # All OpenCL containers of one board package have one id, and two
-        # builds of one function may have.
+        # All OpenCL containers of one board package have one id, and so may two builds of one
+        # function.
         is_told_apart = entry.bitstream.form is not BitstreamForm.AOCX and not any(
             other.bitstream.function == entry.bitstream.function and other.digest != entry.digest for other in fitting
         )
@@ -296,7 +304,7 @@ class FunctionLoader:
         return programmed if programmed is not None and programmed.shown == region.shown else None
 
     def _blank(self, region: Region) -> StoreEntry | None:
-        """Find what a region is blanked with; of several the first by name."""
+        """Find the blank function of a region, the first by name of several."""
         if not self.can_program or region.obstacle:
             return None
         return next(

@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the fpga service; the exit code is the process's."""
+    """Run the fpga service and exit with its exit code."""
     answer_probe("fpga")
     with needing_extra("fpga"):
         from topobus.fpga.config import FpgaSettings

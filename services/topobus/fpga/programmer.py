@@ -1,14 +1,16 @@
 """The kernel calls that program a region and reset a port, behind a protocol: the only place that
 changes a card.
 
-Flows in: paths of device nodes and the image. Flows out: nothing, or an OSError; `RegionUntouched`
-when it is certain that nothing was changed. The numbers and layouts are the kernel's and XRT's: DFL
-include/uapi/linux/fpga-dfl.h: magic 0xB6; DFL_FPGA_PORT_RESET _IO(0x40), DFL_FPGA_FME_PORT_PR
-_IO(0x80), struct dfl_fpga_fme_port_pr of 24 bytes XRT   mgmt-ioctl.h / xmgmt-ioctl.h: magic 'X';
-XCLMGMT_IOCICAPDOWNLOAD_AXLF _IOW(6), a struct of one pointer A port is opened with O_EXCL while its
-region is programmed or it is reset: the kernel then refuses (EBUSY) when anybody has it open, and
-lets nobody open it meanwhile (drivers/fpga/dfl-afu-main.c, afu_open). Releasing the port
-(DFL_FPGA_FME_PORT_RELEASE) would prove the same, and would take its node away.
+A port is opened with O_EXCL while its region is programmed or the port is reset. The kernel refuses
+that (EBUSY) when any process has the port open, and no process can open it meanwhile
+(drivers/fpga/dfl-afu-main.c, afu_open). Releasing the port (DFL_FPGA_FME_PORT_RELEASE) would prove
+the same, but would remove its node.
+
+Source: numbers and layouts are the kernel's and XRT's:
+    DFL  include/uapi/linux/fpga-dfl.h: magic 0xB6; DFL_FPGA_PORT_RESET _IO(0x40),
+         DFL_FPGA_FME_PORT_PR _IO(0x80), struct dfl_fpga_fme_port_pr of 24 bytes
+    XRT  mgmt-ioctl.h / xmgmt-ioctl.h: magic 'X'; XCLMGMT_IOCICAPDOWNLOAD_AXLF _IOW(6), a struct of
+         one pointer
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _DFL_MAGIC, _DFL_PORT_BASE, _DFL_FME_BASE = 0xB6, 0x40, 0x80
 
 
 def _request(direction: int, magic: int, number: int, size: int) -> int:
-    """Number an ioctl.
+    """Compute the number of an ioctl.
 
     Source: include/uapi/asm-generic/ioctl.h: direction, 14 bits of size, 8 of type, 8 of number.
     """
@@ -58,43 +60,47 @@ XCLMGMT_IOCICAPDOWNLOAD_AXLF = _request(_WRITE, ord("X"), 6, ICAP_DOWNLOAD.size)
 
 
 class RegionUntouched(OSError):
-    """Raised when nothing was changed: a node cannot be opened, or somebody uses the region."""
+    """Raised when certainly nothing was changed: a node cannot be opened, or the region is in
+    use.
+    """
 
 
 class DflProgrammer(Protocol):
-    """What is done to a DFL card."""
+    """The changes that are made to a DFL card."""
 
     def program(self, engine: str, port_node: str, port: int, image: bytes) -> None:
         """Load an image into the region behind a port, by the management engine's node.
 
-        Errors: raises RegionUntouched, and OSError when the region may hold anything.
+        Errors: raises RegionUntouched when nothing was changed; any other OSError when the content
+        of the region is unknown.
         """
         ...
 
     def reset(self, port_node: str) -> None:
         """Reset a port and its function.
 
-        Errors: raises OSError.
+        Errors: raises OSError when the kernel refuses.
         """
         ...
 
 
 class XrtProgrammer(Protocol):
-    """What is done to a Xilinx card."""
+    """The changes that are made to a Xilinx card."""
 
     def program(self, management: str, image: bytes) -> None:
         """Load an xclbin by the management function's node.
 
-        Errors: raises RegionUntouched, and OSError when the card may hold anything.
+        Errors: raises RegionUntouched when nothing was changed; any other OSError when the content
+        of the card is unknown.
         """
         ...
 
 
 class KernelDflProgrammer:
-    """By the kernel's dfl-fme and dfl-afu drivers."""
+    """Programs by the kernel's dfl-fme and dfl-afu drivers."""
 
     def program(self, engine: str, port_node: str, port: int, image: bytes) -> None:
-        """Program, with the port closed to everybody else."""
+        """Program, with the port closed to other processes."""
         with _opened(port_node, os.O_EXCL), _opened(engine) as descriptor:
             # The kernel reads from our memory, which must stay where it is.
             content = bytearray(image)
@@ -107,16 +113,18 @@ class KernelDflProgrammer:
             )
 
     def reset(self, port_node: str) -> None:
-        """Reset, with the port closed to everybody else."""
+        """Reset, with the port closed to other processes."""
         with _opened(port_node, os.O_EXCL) as descriptor:
             _call(descriptor, DFL_FPGA_PORT_RESET, b"", port_node)
 
 
 class KernelXrtProgrammer:
-    """By XRT's xclmgmt driver, which refuses (EBUSY) while somebody has a context on the card."""
+    """Programs by XRT's xclmgmt driver, which refuses (EBUSY) while a process has a context on the
+    card.
+    """
 
     def program(self, management: str, image: bytes) -> None:
-        """Program."""
+        """Load an xclbin by the management function's node."""
         with _opened(management) as descriptor:
             content = bytearray(image)
             view = (ctypes.c_char * len(content)).from_buffer(content)

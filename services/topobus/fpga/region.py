@@ -1,5 +1,5 @@
-"""One reconfigurable region at one look, as its driver sees it: what is loaded, what fits, and how
-it is changed.
+"""One reconfigurable region at one reading, as its driver sees it: what is loaded, what fits, and
+how it is changed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the fpga service needs of the machine: to read it; and to program cards, where an operator
-switches that on, what Linux wants for it.
+"""What the fpga service needs of the machine: read access, and the rights to program cards where an
+operator enables that.
 """
 
 from __future__ import annotations

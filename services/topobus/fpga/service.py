@@ -18,7 +18,7 @@ __all__ = ["check", "serve"]
 
 
 def check(settings: FpgaSettings) -> None:
-    """Refuse names of plugins that are not installed, and pools that cannot be.
+    """Refuse plugins that are not installed, and invalid pools.
 
     Errors: raises ConfigError that names the key.
     """
@@ -32,7 +32,7 @@ async def serve(settings: FpgaSettings, runtime: Runtime) -> None:
     sys = str(Path(settings.hardware.root, settings.hardware.sys))
     is_recorded = sys != "/sys" and not is_kernels(sys)
     if settings.functions.program and is_recorded:
-        # Its names must not be looked for among this machine's nodes.
+        # The names of a recorded machine must not be looked up among this machine's nodes.
         get_logger().warning("regions.kept", why=f"functions.program does nothing: {sys} is a recorded machine's")
     services = FpgaServices(functions=settings.functions, can_program=settings.functions.program and not is_recorded)
     await serve_devices(settings, runtime, "fpga", host_services=services)

@@ -1,8 +1,8 @@
-"""Console script `topobus-fpga-store`: shows what a bitstream is, adds it to a node's store, lists
+"""Console script `topobus-fpga-store`: shows a bitstream's header, adds it to a node's store, lists
 and removes.
 
-Flows in: a file and who may have it. Flows out: the store's folder. Nobody is asked: who uses the
-store sees the change at the next look.
+It changes only the folder of the store. Services that use the store see the change at their next
+look.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line says; ends with 1 and a line of why when it cannot."""
+    """Run the command line, and exit with 1 and a line with the reason when it fails."""
     options = _parser().parse_args(arguments)
     try:
         why = _run(options)
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> str:
-    """Run one verb; why it cannot be done, or nothing."""
+    """Run one verb, and return why it cannot be done, or ""."""
     folder = Path(options.store)
     match options.verb:
         case "show":

@@ -1,11 +1,11 @@
-"""The reconfigurable region of a Xilinx card, as XRT's drivers tell it in sysfs.
+"""The reconfigurable region of a Xilinx card, as XRT's drivers show it in sysfs.
 
-The user function shows the uuid of the xclbin that was loaded through it; what the management
-function has loaded it shows once a user has opened the card (XRT, icap.c: the uuid is asked of the
-peer when a user loads). A card has one region for all of its user functions, so one with several is
-never programmed for one of them.
-Source: XRT's xocl and xclmgmt: xclbinuuid, interface_uuids, instance (node
-/dev/xclmgmt<instance>), rom VBNV and timestamp.
+The user function shows the uuid of the xclbin that was loaded through it. It shows what the
+management function has loaded only after a user has opened the card (XRT, icap.c: the driver asks
+the peer for the uuid when a user loads). A card has one region for all of its user functions, so a
+card with several is never programmed for one of them.
+Source: XRT's xocl and xclmgmt: xclbinuuid, interface_uuids, instance (node /dev/xclmgmt<instance>),
+rom VBNV and timestamp.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["xilinx_region"]
 
 
 def xilinx_region(tree: Tree, device: Device, programmer: XrtProgrammer) -> Region:
-    """Look at a card's region.
+    """Read a card's region.
 
     Errors: raises HardwareError when the card is gone, or a file of it cannot be read.
     """

@@ -1,8 +1,7 @@
 """A bounded view into a file or a buffer: every read is checked against its end, so that a hostile
 length neither reads elsewhere nor allocates.
 
-Flows in: how to read at an offset, and how much there is. Flows out: exactly the bytes that were
-asked for, or `UnreadableBitstream`. No read is larger than the caller's own bound.
+No read is larger than the caller's own bound.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ __all__ = ["ByteWindow", "UnreadableBitstream"]
 
 
 class UnreadableBitstream(ValueError):
-    """A file that is not what its format says; the message says where and what was wanted."""
+    """A file that does not follow its format. The message names the place and what was wanted
+    there.
+    """
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class ByteWindow:
 
     @classmethod
     def of_file(cls, descriptor: int) -> ByteWindow:
-        """View an open file; it must stay open while the window is used."""
+        """View an open file, which must stay open while the window is used."""
         return cls(lambda size, offset: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size)
 
     def read(self, offset: int, size: int, what: str) -> bytes:
         """Read a part.
 
-        Errors: raises UnreadableBitstream when it is not all inside,
-        or the file has become shorter.
+        Errors: raises UnreadableBitstream when the part is not wholly inside, or the file has
+        become shorter.
         """
         part = self.window(offset, size, what)
         data = self.read_at(part.size, part.start)
@@ -51,9 +52,9 @@ class ByteWindow:
         return data
 
     def window(self, offset: int, size: int, what: str) -> ByteWindow:
-        """Give a part as a window of its own.
+        """Return a part as a window of its own.
 
-        Errors: raises UnreadableBitstream when it is not all inside.
+        Errors: raises UnreadableBitstream when the part is not wholly inside.
         """
         if offset < 0 or size < 0 or offset + size > self.size:
             raise UnreadableBitstream(f"{what}: bytes {offset} to {offset + size} are outside of its {self.size} bytes")

@@ -1,8 +1,7 @@
 """Finds a section of an ELF file by its name, within fixed bounds: as much as OpenCL's .aocx
 containers need.
 
-Flows in: a window over the file. Flows out: a window over the section. Little-endian ELF of 32 and
-64 bits; segments, symbols and everything else are not looked at.
+Reads little-endian ELF of 32 and 64 bits, and ignores segments, symbols and everything else.
 Source: elf(5); include/uapi/linux/elf.h (Elf32_Ehdr, Elf64_Ehdr, Elf32_Shdr, Elf64_Shdr).
 """
 
@@ -27,9 +26,9 @@ _MOST_NAME_BYTES = 64 * 1024
 
 
 def find_section(file: ByteWindow, name: str) -> ByteWindow | None:
-    """Find the first section of a name; None when there is none.
+    """Find the first section of a name, or None when there is none.
 
-    Errors: raises UnreadableBitstream for what is no ELF file of this kind.
+    Errors: raises UnreadableBitstream for a file that is no ELF file of this kind.
     """
     identity = file.read(0, _IDENTITY_BYTES, "ELF identity")
     layout = _HEADERS.get(identity[4])

@@ -1,9 +1,8 @@
-"""Tells a bitstream's format by its first bytes, and reads it: what it is, and what the kernel is
-to be given.
+"""Recognises a bitstream's format by its first bytes, and reads its header and the image for the
+kernel.
 
-Flows in: a window over a file of anybody's. Flows out: a Bitstream, or a Refusal
-that says what is wrong. However long or broken the file is, at most some 200 KiB of
-it are held while it is looked at.
+The file may come from anybody. However long or broken it is, reading its header holds at most some
+200 KiB of it in memory.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ _READERS = {GBS_MAGIC: read_gbs, ELF_MAGIC: read_aocx, XCLBIN_MAGIC: read_xclbin
 
 
 def read_bitstream(file: ByteWindow) -> Bitstream | Refusal:
-    """Read what a file is.
+    """Read which function a file holds, and which region it fits.
 
-    Errors: raises nothing for anything that a file can contain; OSError when it cannot be read.
+    Errors: raises nothing for anything that a file can contain, and returns a Refusal with what is
+    wrong; raises OSError when the file cannot be read.
     """
     try:
         beginning = file.read(0, min(file.size, len(GBS_MAGIC)), "file")
@@ -36,10 +36,11 @@ def read_bitstream(file: ByteWindow) -> Bitstream | Refusal:
 
 
 def image_of(file: ByteWindow, form: BitstreamForm) -> bytes | Refusal:
-    """Give what the kernel's programming call takes: of an xclbin the whole file, else the raw
+    """Return what the kernel's programming call takes: the whole file for an xclbin, else the raw
     image.
 
-    Errors: raises nothing for anything that a file can contain; OSError when it cannot be read.
+    Errors: raises nothing for anything that a file can contain, and returns a Refusal with what is
+    wrong; raises OSError when the file cannot be read.
     """
     try:
         match form:

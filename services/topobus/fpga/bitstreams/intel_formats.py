@@ -1,8 +1,6 @@
 """Reads Intel's bitstreams: a green bitstream (GBS: header, JSON, raw image), and OpenCL's .aocx,
 an ELF file that has a compressed one inside.
 
-Flows in: a window over the file. Flows out: which function it holds and which region it fits, and
-the raw image that the kernel's ioctl takes.
 Source: OPAE's packager and Intel's FPGA plugin for Kubernetes (pkg/fpga/bitstream: gbs.go,
 aocx.go), read for the facts: header `XeonFPGA·GBSv001` and a length of 32 bits, then JSON with
 `afu-image.interface-uuid` and one accelerator cluster; .aocx: section .acl.fpga.bin, an ELF file
@@ -46,9 +44,9 @@ class _Metadata(Struct, frozen=True, kw_only=True):
 
 
 def read_gbs(file: ByteWindow) -> Bitstream:
-    """Read what a green bitstream is.
+    """Read the header of a green bitstream.
 
-    Errors: raises UnreadableBitstream.
+    Errors: raises UnreadableBitstream when header or metadata do not follow the format.
     """
     metadata = file.read(_HEADER.size, _metadata_bytes(file), "GBS metadata")
     try:
@@ -64,9 +62,9 @@ def read_gbs(file: ByteWindow) -> Bitstream:
 
 
 def image_of_gbs(file: ByteWindow) -> bytes:
-    """Give the raw image of a green bitstream.
+    """Return the raw image of a green bitstream.
 
-    Errors: raises UnreadableBitstream.
+    Errors: raises UnreadableBitstream when header or image have a wrong size.
     """
     start = _HEADER.size + _metadata_bytes(file)
     size = file.size - start
@@ -76,18 +74,20 @@ def image_of_gbs(file: ByteWindow) -> bytes:
 
 
 def read_aocx(file: ByteWindow) -> Bitstream:
-    """Read what an OpenCL container is.
+    """Read the header of the bitstream inside an OpenCL container.
 
-    All of one board package have one function id, so the id does not tell which kernels are loaded.
+    All containers of one board package have the same function id, so the id does not show which
+    kernels are loaded.
 
-    Errors: raises UnreadableBitstream.
+    Errors: raises UnreadableBitstream when the container or the header inside does not follow the
+    format.
     """
     beginning = b"".join(_unpacked(_packed(file), _HEADER.size + _MOST_METADATA_BYTES))
     return msgspec.structs.replace(read_gbs(ByteWindow.of_bytes(beginning)), form=BitstreamForm.AOCX)
 
 
 def image_of_aocx(file: ByteWindow) -> bytes:
-    """Give the raw image inside an OpenCL container.
+    """Return the raw image inside an OpenCL container.
 
     Errors: raises UnreadableBitstream, also when it unpacks to more than `MOST_IMAGE_BYTES`.
     """
@@ -117,8 +117,9 @@ def _packed(file: ByteWindow) -> ByteWindow:
 
 
 def _unpacked(packed: ByteWindow, limit: int, *, is_whole: bool = False) -> list[bytes]:
-    """Unpack up to `limit` bytes, in pieces; `is_whole`: what is longer, or ends early, is an
-    error.
+    """Unpack up to `limit` bytes, in pieces.
+
+    With `is_whole`, content that is longer or ends early is an error.
     """
     unpacker = zlib.decompressobj(_GZIP_BITS)
     pieces: list[bytes] = []

@@ -1,10 +1,9 @@
-"""The store of bitstreams: a folder in which each bitstream is a file named by its sha256, with a
-manifest beside it that says which function it is and who may have it.
+"""The store of bitstreams: a folder in which each bitstream is a file named by its sha256.
 
-Flows in: the folder, looked at whenever drivers look at their cards. Flows out: its entries,
-and what was left out and why. What programs a card is read anew and hashed first, and the
-bytes that were hashed are the bytes that are given to the kernel: a file that was changed
-since it was added programs nothing.
+A manifest beside it names its function and the namespaces that may use it. The folder is read again
+at each look of a driver at its cards. A bitstream is read and hashed once more before it programs a
+card, and the kernel gets the very bytes that were hashed: a file that was changed since it was
+added programs nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 # `fits_` and the name are one attribute of a device, of at most 32 characters (resource.k8s.io).
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,26}")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-# Ours have some 500 bytes.
+# The manifests that `topobus-fpga-store` writes have some 500 bytes.
 _MOST_MANIFEST_BYTES = 64 * 1024
 _MOST_ENTRIES = 1024
 _CHUNK_BYTES = 1024 * 1024
 
 
 class StoreEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One bitstream, as its manifest says."""
+    """One bitstream, as its manifest describes it."""
 
     digest: str
     """sha256 of the file, hexadecimal; also the file's name, before its format."""
@@ -71,12 +70,12 @@ class StoreEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return f"{self.digest}.{self.bitstream.form}"
 
     def is_for(self, namespace: str) -> bool:
-        """Say whether claims of a namespace may have it."""
+        """Whether claims of a namespace may have it."""
         return EVERYBODY in self.namespaces or namespace in self.namespaces
 
 
 class StoreContent(Struct, frozen=True, kw_only=True):
-    """What is in a store at one look."""
+    """The entries of a store at one look."""
 
     entries: tuple[StoreEntry, ...] = ()
     """By name and digest."""
@@ -89,10 +88,12 @@ class StoreContent(Struct, frozen=True, kw_only=True):
 
 
 class BitstreamStore:
-    """A store that is looked at again and again; threads may share it."""
+    """A store that is read again and again. Threads may share it."""
 
     def __init__(self, folder: str) -> None:
-        """Use this folder; one that is not there is an empty store, and so is no folder at all."""
+        """Use this folder. A folder that does not exist is an empty store, and so is no folder
+        ("").
+        """
         self.folder = Path(folder)
         self._is_given = folder != ""
         self._lock = threading.Lock()
@@ -100,10 +101,10 @@ class BitstreamStore:
         self._content = StoreContent()
 
     def look(self) -> StoreContent:
-        """Give what is in it now.
+        """Return what is in the store now.
 
-        Manifests and headers are read again only when a name, size or
-        time in the folder has changed.
+        Manifests and headers are read again only when a name, size or time in the folder has
+        changed.
         """
         if not self._is_given:
             return StoreContent()
@@ -124,12 +125,12 @@ class BitstreamStore:
 
 
 def manifest_name(digest: str) -> str:
-    """Name the manifest of a digest."""
+    """Return the file name of a digest's manifest."""
     return f"{digest}.json"
 
 
 def check_entry(entry: StoreEntry) -> list[str]:
-    """Say what is wrong with an entry's words; empty when nothing is."""
+    """List what is wrong with the fields of an entry, or nothing when all are right."""
     wrong = []
     if _DIGEST.fullmatch(entry.digest) is None:
         wrong.append(f"digest is {entry.digest[:80]!r}, wanted 64 hexadecimal digits")
@@ -148,10 +149,10 @@ def check_entry(entry: StoreEntry) -> list[str]:
 
 
 def load_image(folder: Path, entry: StoreEntry) -> bytes | Refusal:
-    """Read a bitstream whole, hash it, and give what the kernel's programming call takes.
+    """Read a bitstream whole, hash it, and return what the kernel's programming call takes.
 
-    Errors: a Refusal when the file cannot be read, has another hash, or is
-    something else than its manifest says.
+    Errors: returns a Refusal when the file cannot be read, has another hash, or differs from its
+    manifest.
     """
     try:
         descriptor = _open(folder / entry.file)
@@ -201,7 +202,7 @@ def _read_all(folder: Path, names: list[str]) -> StoreContent:
         try:
             entry = _read_entry(folder, name)
         except (OSError, ValueError, RecursionError) as err:
-            # ValueError: what msgspec and we say of bad content.
+            # ValueError: bad content, reported by msgspec or by the checks here.
             left_out.append(f"{name} of the bitstream store is left out: {err}")
             continue
         entries.append(entry)
@@ -237,7 +238,7 @@ def _read_entry(folder: Path, name: str) -> StoreEntry:
 
 
 def _open(path: Path) -> int:
-    """Open a plain file: no link, which would lead elsewhere, and nothing that blocks."""
+    """Open a plain file: no link, which could lead elsewhere, and nothing that blocks."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -246,7 +247,9 @@ def _open(path: Path) -> int:
 
 
 def _read_whole(descriptor: int, size: int) -> bytes:
-    """Read what the file had when it was measured; one that grows meanwhile has another hash."""
+    """Read as much as the file had when it was measured. A file that grew since has another
+    hash.
+    """
     pieces = []
     while size > 0 and (piece := os.read(descriptor, min(size, _CHUNK_BYTES))):
         pieces.append(piece)

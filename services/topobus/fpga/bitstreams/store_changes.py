@@ -1,5 +1,7 @@
-"""Adds a bitstream to a store, and takes one out: the file first and its manifest last, so that
-whoever looks meanwhile sees a whole entry or none.
+"""Adds a bitstream to a store and removes one.
+
+The file is written first and its manifest last, and the manifest is removed first, so that a
+concurrent reader sees a whole entry or none.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["add_bitstream", "remove_bitstream"]
 
-# Read by everybody, written by the one who added it: a bitstream is no
-# secret, its integrity counts.
+# Everybody may read a bitstream, and only the one who added it may write it: it is no secret, but
+# its integrity counts.
 _MODE = 0o644
 
 
@@ -34,9 +36,10 @@ def add_bitstream(
     signer: str = "",
     notes: str = "",
 ) -> StoreEntry | Refusal:
-    """Copy a file into a store; the same file again replaces what its manifest said.
+    """Copy a file into a store. The same file again replaces its manifest.
 
-    Errors: OSError when the source cannot be read or the folder cannot be written. Blocks.
+    Errors: returns a Refusal for a file or a field that is wrong; raises OSError when the source
+    cannot be read or the folder cannot be written. Blocks.
     """
     if source.stat().st_size > MOST_FILE_BYTES:
         return _refuse(f"{source} is larger than {MOST_FILE_BYTES} bytes")
@@ -44,8 +47,8 @@ def add_bitstream(
     bitstream = read_bitstream(ByteWindow.of_bytes(content))
     if isinstance(bitstream, Refusal):
         return bitstream
-    # Also what is behind the header must be whole: a cut file is refused today, not
-    # when a card is to be programmed.
+    # The image behind the header must be whole as well: a truncated file is refused now, not when a
+    # card is to be programmed.
     image = image_of(ByteWindow.of_bytes(content), bitstream.form)
     if isinstance(image, Refusal):
         return image
@@ -69,7 +72,7 @@ def add_bitstream(
 
 
 def remove_bitstream(folder: Path, digest: str) -> bool:
-    """Take a bitstream out, its manifest first; says whether it was there.
+    """Remove a bitstream, its manifest first, and return whether it was there.
 
     A card that has the function keeps it.
 

@@ -1,4 +1,4 @@
-"""What a bitstream is, as frozen values, and how ids of functions are written. Pure."""
+"""Frozen values that describe a bitstream, and the notation of function ids. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BitstreamForm(StrEnum):
 
 
 class Bitstream(Struct, frozen=True, kw_only=True):
-    """What a file's own header says."""
+    """What the header of a bitstream file describes."""
 
     form: BitstreamForm
     function: str
@@ -55,7 +55,7 @@ class Bitstream(Struct, frozen=True, kw_only=True):
 
 
 def normal_id(text: str) -> str:
-    """Write an id as sysfs does; what is no id stays recognisable as none.
+    """Write an id as sysfs does. Text that is no id stays recognisable as such.
 
     >>> normal_id("D8424DC4-A4A3-C413-F89E-433683F9040B")
     'd8424dc4a4a3c413f89e433683f9040b'
@@ -66,8 +66,8 @@ def normal_id(text: str) -> str:
 def read_id(text: str, what: str) -> str:
     """Read an id of 128 bits.
 
-    Errors: raises UnreadableBitstream for what is none, or says nothing (all zeros, all ones:
-    what a dead function reads as).
+    Errors: raises UnreadableBitstream for text that is no id, and for all zeros or all ones, which
+    a dead function reads as.
     """
     plain = normal_id(text)
     if _ID.fullmatch(plain) is None or plain in ("0" * 32, "f" * 32):
@@ -76,8 +76,8 @@ def read_id(text: str, what: str) -> str:
 
 
 def normal_platform(text: str) -> str:
-    """Write a shell's name one way: headers of xclbin files have had colons and dots where the card
-    has underscores.
+    """Write a shell's name with underscores, as the card does: headers of xclbin files also have
+    colons and dots.
 
     >>> normal_platform("xilinx:u200:xdma:201830.2")
     'xilinx_u200_xdma_201830_2'

@@ -1,8 +1,7 @@
 """Reads the header of an xclbin (axlf) file: which function it holds, and which shell it fits.
 
-Flows in: a window over the file. Flows out: its uuid, the interface's uuid, the platform. The
-kernel driver takes the whole file, so there is nothing to unpack; it copies as many bytes as the
-header says, which is why a header that says more than there is is refused here.
+The kernel driver takes the whole file, so there is nothing to unpack. It copies as many bytes as
+the header declares, so a header that declares more than the file has is refused here.
 Source: XRT's xclbin.h (struct axlf, axlf_header, axlf_section_header; their sizes are asserted
 there: 152 and 40 bytes), read for the facts.
 """
@@ -33,9 +32,9 @@ _MOST_SECTIONS = 1024
 
 
 def read_xclbin(file: ByteWindow) -> Bitstream:
-    """Read what an xclbin file is.
+    """Read the header of an xclbin file.
 
-    Errors: raises UnreadableBitstream.
+    Errors: raises UnreadableBitstream when header or section table do not follow the format.
     """
     magic = XCLBIN_PREFIX.unpack(file.read(0, XCLBIN_PREFIX.size, "xclbin magic"))[0]
     if magic != XCLBIN_MAGIC:

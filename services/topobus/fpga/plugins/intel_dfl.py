@@ -1,12 +1,10 @@
-"""Intel FPGAs of the kernel's Device Feature List: one device for each port, through which one
-function (AFU) is reached.
+"""Intel FPGAs of the kernel's Device Feature List (DFL): one device for each port, through which
+one function (AFU) is reached.
 
-Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: ports with their
-loaded functions, errors of the management engine and the ports, device nodes. The port of a card
-that has no other is named after the card; of a card with several, each has its own function, its
-own region's interface id and its own node, names the card as its parent, and shares what is wrong
-with it. A card on the processor's own bus has no PCI address and possibly no NUMA node; it is named
-by its region, which is stable as long as no card is added before it.
+The port of a card with one port is named after the card. On a card with several ports, each port
+has its own function, its own region's interface id and its own node, names the card as its parent,
+and shares the card's faults. A card on the processor's own bus has no PCI address and possibly no
+NUMA node. It is named by its region, which is stable as long as no card is added before it.
 Source: Documentation/fpga/dfl.rst and the ABI pages of dfl-fme and dfl-port; the all-ones id of a
 crashed function: Intel's FPGA plugin.
 """
@@ -60,8 +58,8 @@ _MODELS = {
     0xBCCE: "N6000",
     0xBCCF: "N6000 VF",
 }
-# Registers of the management engine by what they mean; those not here are unknown
-# to this driver and only degrade.
+# Registers of the management engine by what they mean. A register that is not listed only degrades
+# the card.
 _FATAL = {"catfatal_errors"}
 _LINK = {"pcie0_errors", "pcie1_errors"}
 # Values of dfl-port's power_state: AP1 and AP2 throttle the function, AP6 stops it.
@@ -71,14 +69,14 @@ _STOPPED = 6
 class IntelDflDriver(LoadsFunctions):
     """Finds and watches DFL cards, and loads functions into them.
 
-    Keeps the PCIe error counters, and what it has programmed.
+    It keeps the PCIe error counters and what it has programmed.
     """
 
     name = "intel-dfl"
     device_class = "fpga"
 
     def __init__(self, programmer: DflProgrammer | None = None) -> None:
-        """Program cards by the kernel's drivers; tests bring a programmer of their own."""
+        """Program cards by the kernel's drivers, unless a test gives its own programmer."""
         self._pci_health = PciHealth()
         self._programmer: DflProgrammer = programmer or KernelDflProgrammer()
         self._functions = FunctionHands(lambda tree, device: dfl_region(tree, device, self._programmer))
@@ -91,8 +89,8 @@ class IntelDflDriver(LoadsFunctions):
             try:
                 card = read_dfl_card(tree, region)
             except HardwareError as err:
-                # One card that nobody can read has no address to name it by; known before, it is
-                # missed by the host, which says so.
+                # An unreadable card has no address to name it by. If it was known before, the host
+                # reports it as missing.
                 left_out.append(f"{region} is left out: {err.message}")
                 continue
             if card.pci is None or is_offered(tree, card.pci, left_out):
@@ -118,12 +116,13 @@ class IntelDflDriver(LoadsFunctions):
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at bus, engine and port of each device.
+        """Read bus, engine and port of each device.
 
-        A card that cannot be read leaves the others alone.
+        An unreadable card does not affect the others.
         """
         tree = tree.for_scan()
-        # Once a function: its error counters tell a rise only once.
+        # Each function is read once: a rise of its error counters is seen only at the first
+        # reading.
         addresses = sorted({device.pci for device in devices if device.pci is not None})
         on_bus = {address: self._observe_function(tree, address) for address in addresses}
         return {
@@ -136,8 +135,8 @@ class IntelDflDriver(LoadsFunctions):
     ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
         """Give each port's node, once its region has the function that the claim asks for.
 
-        The kit adds `TOPOBUS_FPGA_DEVICES`. Never the management engine's: through it a container
-        could re-flash the card, load another region or inject errors for whoever comes next.
+        The kit adds `TOPOBUS_FPGA_DEVICES`. The management engine's node is never given: through it
+        a container could re-flash the card, load another region or inject errors for the next user.
         """
         refusal = unusable(tree, devices)
         if refusal is not None:
@@ -168,7 +167,7 @@ class IntelDflDriver(LoadsFunctions):
         return edits
 
     def _device(self, card: DflCard, port: DflPort | None, machine: Machine) -> Device:
-        """Describe a port, or, without one, the card with all of its ports."""
+        """Describe a port, or the card with all of its ports when no port is given."""
         facts: dict[str, AttributeValue] = {
             "region": card.region,
             "ports": card.port_count,
@@ -255,8 +254,8 @@ def _engine_error(register: ErrorRegister) -> Observation:
 
 
 def _alarm(register: ErrorRegister) -> Observation:
-    # At the critical temperature the hardware throttles by 100 %: the function
-    # stands still until it is cooler.
+    # At the critical temperature the hardware throttles by 100 %: the function stops until it is
+    # cooler.
     is_critical = register.name.startswith("temp") and register.name.endswith("crit_alarm")
     return Observation(
         dimension=Dimension.THERMAL,
@@ -282,7 +281,7 @@ def _port(port: DflPort) -> list[Observation]:
             )
         )
     if port.errors is not None and port.errors.value:
-        # The port blocks the function's traffic from its first error until somebody clears it.
+        # The port blocks the function's traffic from its first error until it is cleared.
         observations.append(
             Observation(
                 dimension=Dimension.COMPUTE,

@@ -1,13 +1,11 @@
 """Xilinx (AMD) FPGA cards: the functions of one slot are one card, named by the slot's function 0.
 
-Each user function of a card that has several is a device. An Alveo has a management function
-(driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels). The
+On a card that has several user functions, each of them is a device. An Alveo has a management
+function (driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels). The
 driver's marker file or name distinguishes them, else the device id. In a virtual machine the user
 function may be the only one. A card that has its management function but not its user function
 cannot compute and is Unhealthy.
 
-Flows in: the machine's PCI functions and the driver's files. Flows out: cards with
-their shell, health, device nodes.
 Source: XRT's drivers (xocl and xclmgmt: user_pf, mgmt_pf, ready, dev_offline, instance, rom VBNV,
 firewall); Xilinx' Kubernetes device plugin.
 """
@@ -92,8 +90,9 @@ _DRIVERS = {"xocl": "user", "xuser": "user", "xclmgmt": "management", "xmgmt": "
 
 @dataclass(frozen=True)
 class _Card:
-    """The functions of one slot, in order, as one of its user functions sees it; `user` and
-    `management` are None when the slot has no such function.
+    """The functions of one slot, in order, as one of its user functions sees it.
+
+    `user` and `management` are None when the slot has no such function.
     """
 
     functions: tuple[PciDevice, ...]
@@ -110,15 +109,15 @@ class _Card:
 class XilinxDriver(LoadsFunctions):
     """Finds and watches Xilinx cards.
 
-    Keeps the PCIe error counters, and which slots had a management
-    function or several user functions.
+    It keeps the PCIe error counters, and which slots had a management function or several user
+    functions.
     """
 
     name = "xilinx"
     device_class = "fpga"
 
     def __init__(self, programmer: XrtProgrammer | None = None) -> None:
-        """Program cards by XRT's drivers; tests bring a programmer of their own."""
+        """Program cards by XRT's drivers, unless a test gives its own programmer."""
         self._pci_health = PciHealth()
         self._management: dict[str, PciAddress] = {}
         self._several: set[str] = set()
@@ -126,8 +125,8 @@ class XilinxDriver(LoadsFunctions):
         self._functions = FunctionHands(lambda tree, device: xilinx_region(tree, device, self._programmer))
 
     def remember(self, devices: Sequence[Device]) -> None:
-        """Learn from the inventory of an earlier run what cannot be seen while a function of a slot
-        is missing: names must not change with it.
+        """Learn from an earlier inventory what cannot be seen while a function of a slot is
+        missing: the names of devices must not change with it.
         """
         for device in devices:
             whole = device.partition_of or device.name
@@ -138,7 +137,7 @@ class XilinxDriver(LoadsFunctions):
                 self._management[whole] = PciAddress.parse(management)
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """List the cards, by slot, and the user functions of those that have several."""
+        """List the cards by slot, and the user functions of the cards that have several."""
         functions = select_functions(tree, machine, vendors=(_XILINX, *_MAKERS), accept=_is_ours)
         slots: dict[tuple[int, int, int], list[PciDevice]] = {}
         for function in functions:
@@ -159,13 +158,13 @@ class XilinxDriver(LoadsFunctions):
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at both functions of each card: presence, PCIe errors, shell, firewall.
+        """Read both functions of each card: presence, PCIe errors, shell, firewall.
 
-        One that cannot be read leaves the others alone.
+        An unreadable card does not affect the others.
         """
         tree = tree.for_scan()
-        # Once a function: several devices may share a management function, and its error
-        # counters tell a rise only once.
+        # Each function is read once: several devices may share a management function, and a rise of
+        # its error counters is seen only at the first reading.
         mains = {device.pci for device in devices}
         addresses = sorted({address for device in devices for address in _functions_of(device)})
         turns = {device.name: self._functions.loader.turn(device.name) for device in devices}
@@ -182,9 +181,9 @@ class XilinxDriver(LoadsFunctions):
         """Give the render node of the user function, where the driver made one, once the card has
         the function that the claim asks for.
 
-        Never the management node: through it a container could re-flash or reset the card for
-        whoever comes next. Each card's variable holds its PCI address, for XRT's tools; the
-        kit adds `TOPOBUS_FPGA_DEVICES`.
+        The management node is never given: through it a container could re-flash or reset the card
+        for the next user. Each card's variable holds its PCI address, for XRT's tools. The kit adds
+        `TOPOBUS_FPGA_DEVICES`.
         """
         refusal = unusable(tree, devices)
         if refusal is not None:
@@ -199,7 +198,7 @@ class XilinxDriver(LoadsFunctions):
         )
 
     def _edits(self, tree: Tree, device: Device) -> ContainerEdits:
-        # Of the user function alone, also where the management function has nodes of its own.
+        # Only nodes of the user function are given, although the management function may have some.
         is_user = device.pci is not None and device.attributes.get("managementPciBusID") != str(device.pci)
         names = tree.names(f"{pci_folder(device.pci)}/drm") if device.pci is not None and is_user else ()
         nodes = [f"dri/{name}" for name in names if name.startswith("renderD")]
@@ -208,21 +207,22 @@ class XilinxDriver(LoadsFunctions):
         )
 
     def _device(self, tree: Tree, card: _Card) -> Device:
-        # Function 0 names the slot even when it is missing: the name must not
-        # move to the function that is left.
+        # Function 0 names the slot even when it is missing: the name must not move to the remaining
+        # function.
         whole = pci_device_name(self.device_class, PciAddress(*card.main.address.key[:3], 0))
         if card.users > 1:
             self._several.add(whole)
-        # Also when one of them has gone since: the name of the other must not change.
+        # Keep the parent when one of them has gone since: the name of the other must not change.
         parent = whole if whole in self._several and card.user is not None else ""
         if card.management is not None:
             self._management[whole] = card.management.address
         facts: dict[str, AttributeValue] = {"function": card.main.address.function} if parent else {}
         if whole in self._management:
-            # Also when it has gone since, so that `observe` goes on missing it.
+            # Keep it when the function has gone since, so that `observe` still reports it as
+            # missing.
             facts["managementPciBusID"] = str(self._management[whole])
         try:
-            # Its own first: the user functions of one card may have shells of their own.
+            # The own shell comes first: the user functions of one card may have different shells.
             functions = sorted(card.functions, key=lambda function: function != card.main)
             shell = next((text for function in functions if (text := _rom(tree, function.address, "VBNV"))), "")
             stamp = _rom(tree, card.main.address, "timestamp")
@@ -234,7 +234,7 @@ class XilinxDriver(LoadsFunctions):
             if stamp:
                 facts["shellTimestamp"] = stamp[:64]
         except HardwareError:
-            # Still a card: `observe` tells which file is unreadable.
+            # The card is listed all the same: `observe` reports the unreadable file.
             serial = ""
         return pci_device(
             card.main,
@@ -266,8 +266,8 @@ class XilinxDriver(LoadsFunctions):
     ) -> list[Observation]:
         seen = [observation for address in _functions_of(device) for observation in by_function[address]]
         if not self._functions.loader.was_quiet(device.name, turn):
-            # The driver takes the card offline while it is programmed; that it
-            # left the bus is told all the same.
+            # The driver takes the card offline while it is programmed, so only a card that left the
+            # bus, and its link, are reported.
             seen = [
                 observation for observation in seen if observation.dimension in (Dimension.PRESENCE, Dimension.LINK)
             ]
@@ -280,13 +280,14 @@ def _is_ours(function: PciDevice) -> bool:
     if function.is_bridge:
         return False
     if function.vendor == _XILINX:
-        # Xilinx makes network cards too (SN1000, X3): those are NICs unless XRT's driver has them.
+        # Xilinx makes network cards (SN1000, X3) as well: those are NICs unless XRT's driver has
+        # them.
         return function.class_code >> 16 != _NETWORK_CLASS or function.driver in _DRIVERS
     return (function.vendor, function.device) in _OTHERS
 
 
 def _cards(tree: Tree, functions: tuple[PciDevice, ...]) -> list[_Card]:
-    """Make one card of a slot, or one for each of its user functions."""
+    """Make one card for a slot, or one for each of its user functions."""
     roles = {function.address: _role(tree, function) for function in functions}
     users: list[PciDevice | None] = [function for function in functions if roles[function.address] == "user"]
     management = next((function for function in functions if roles[function.address] == "management"), None)
@@ -294,7 +295,7 @@ def _cards(tree: Tree, functions: tuple[PciDevice, ...]) -> list[_Card]:
 
 
 def _role(tree: Tree, function: PciDevice) -> str:
-    """Tell a function's role; empty when nothing tells (an FPGA design of somebody's own)."""
+    """Return a function's role, or "" when nothing shows it (an FPGA design of the user's own)."""
     folder = pci_folder(function.address)
     if tree.exists(f"{folder}/user_pf"):
         return "user"
@@ -317,7 +318,7 @@ def _model(card: _Card) -> str:
 
 
 def _functions_of(device: Device) -> list[PciAddress]:
-    """Give a card's functions that matter, the user function first."""
+    """List the functions that a card needs, the user function first."""
     pci_addresses = [device.pci] if device.pci is not None else []
     management = device.attributes.get("managementPciBusID")
     if isinstance(management, str) and management != str(device.pci):
@@ -334,7 +335,7 @@ def _serial(tree: Tree, address: PciAddress) -> str:
 
 
 def _below(tree: Tree, address: PciAddress, prefix: str, file: str) -> str:
-    """Read a file of the first part whose name begins so: the driver numbers its parts
+    """Read a file of the first part whose name begins with `prefix`. The driver numbers its parts
     (`rom.u.22529`).
     """
     folder = pci_folder(address)
@@ -373,7 +374,7 @@ def _not_ready(tree: Tree, address: PciAddress) -> Observation | None:
 
 
 def _firewall(tree: Tree, address: PciAddress) -> Observation | None:
-    """See whether the AXI firewall cut the user's logic off after an illegal access."""
+    """Report an AXI firewall that cut the user's logic off after an illegal access."""
     folder = pci_folder(address)
     for name in tree.names(folder):
         if not name.startswith("firewall."):
