@@ -1,5 +1,5 @@
-"""Settings of the gpu service: those of every device service, what is done about what an owner left
-on a GPU, and who runs the control daemons of MPS.
+"""Settings of the gpu service: those of every device service, how a GPU is cleaned after its owner,
+and who runs the control daemons of MPS.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeftoverSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class MpsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who runs the control daemons of NVIDIA's MPS, and how: docs/reference/mps.md."""
+    """How the control daemons of NVIDIA's MPS run, and who runs them: docs/reference/mps.md."""
 
     owned: bool = False
     """Whether this service starts, watches and ends a control daemon for each GPU that is shared by

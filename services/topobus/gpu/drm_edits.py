@@ -1,8 +1,8 @@
 """Container edits for a GPU that the kernel's DRM serves: its card and render node with their
 groups, and the variable that names it.
 
-The names below /dev/dri/by-path, by which media libraries find the GPU of an address, are nodes of
-their own in the container: CDI knows no links.
+The names below /dev/dri/by-path, by which media libraries find the GPU of an address, become device
+nodes in the container, because CDI has no links.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ __all__ = ["by_path_nodes", "drm_edits", "groups_of", "node_edits", "parent_edit
 def drm_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits] | Refusal:
     """Make each GPU's edits, by device name.
 
-    Refused when one of the cards has left the bus or cannot be used any more.
+    Errors: raises nothing; refuses when one of the cards has left the bus or cannot be used any
+    more.
     """
     if (refusal := unusable(tree, devices)) is not None:
         return refusal
@@ -36,7 +37,7 @@ def drm_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, 
 def parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits] | Refusal:
     """Make the edits of physical functions that are offered beside their virtual ones.
 
-    Refused when one has none any more.
+    Errors: raises nothing; refuses when one has no virtual functions any more.
     """
     if (refusal := gone(tree, devices)) is not None:
         return refusal
@@ -50,7 +51,7 @@ def parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[st
 
 
 def node_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str, ContainerEdits]:
-    """Make the edits of GPUs, whatever they are for."""
+    """Make the edits of GPUs, whatever they are used for."""
     edits: dict[str, ContainerEdits] = {}
     for address, device in sorted(
         ((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]
@@ -65,15 +66,15 @@ def node_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[str,
 
 
 def groups_of(tree: Tree, names: Sequence[str], owner: Owner) -> tuple[int, ...]:
-    """Give the groups (video, render) that a container's processes need to open nodes.
+    """Return the groups (video, render) that a container's processes need to open nodes.
 
-    None by a device plugin, whose API has no words for groups.
+    Empty for a device plugin, whose API has no field for groups.
     """
     return node_groups(tree, names) if owner.kind is OwnerKind.CLAIM else ()
 
 
 def by_path_nodes(tree: Tree, address: PciAddress, drm: DrmNodes) -> tuple[DeviceNode, ...]:
-    """Give a GPU's names by its address, where the host has them (udev makes them)."""
+    """Return a GPU's names by its address, where the host has them (udev makes them)."""
     names = ((f"pci-{address}-card", drm.card), (f"pci-{address}-render", drm.render))
     return tuple(
         DeviceNode(path=f"/dev/dri/by-path/{name}", host_path=f"/dev/dri/{node}")

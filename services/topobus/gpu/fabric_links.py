@@ -1,7 +1,6 @@
-"""NVLink between GPUs as their devices tell it: direct peers, and all that are on the same
-switches.
+"""NVLink between GPUs: direct peers, and all GPUs on the same switches.
 
-Flows in: what NVML says of each GPU. Flows out: links to GPUs that are there.
+Only links between GPUs of this machine are listed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def links_of(device_class: str, address: PciAddress, nvml_gpus: Mapping[PciAddre
         return ()
     peers = {peer: (gbps, own.counts.get(peer, 0)) for peer, gbps in own.links.items() if peer in nvml_gpus}
     if own.switch_gbps:
-        # GPUs on NVSwitches reach each other at the narrower one's full width.
+        # Two GPUs on NVSwitches reach each other at the full width of the narrower one.
         reached = {
             peer: (min(own.switch_gbps, gpu.switch_gbps), min(own.switch_count, gpu.switch_count))
             for peer, gpu in nvml_gpus.items()

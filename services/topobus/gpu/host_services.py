@@ -10,7 +10,7 @@ __all__ = ["GpuServices"]
 
 
 class GpuServices(HostServices, frozen=True, kw_only=True):
-    """How GPUs are looked at after an owner, and who runs their daemons."""
+    """How GPUs are cleaned after an owner, and who runs the daemons of MPS."""
 
     leftovers: LeftoverSettings = LeftoverSettings()
     mps: MpsDaemons | None = None

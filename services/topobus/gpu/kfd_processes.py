@@ -1,10 +1,9 @@
-"""Reads from KFD which processes compute on an AMD GPU.
+"""Reads from KFD which processes compute on an AMD GPU, and how much of its memory they use.
 
-Flows in: numbers of KFD's nodes (a GPU in parts has several). Flows out: pid to bytes of the
-GPU's memory. KFD has a file for each GPU in each process that has opened it, with 0 for a GPU
-that the process does not use.
-Source: drivers/gpu/drm/amd/amdkfd/kfd_process.c, sysfs files `vram_<gpu
-id>`; gpu_id in kfd_topology.c.
+KFD has a file for each GPU in each process that has opened it, with 0 for a GPU that the process
+does not use. A GPU in parts has several KFD nodes.
+Source: drivers/gpu/drm/amd/amdkfd/kfd_process.c, sysfs files `vram_<gpu id>`; gpu_id in
+kfd_topology.c.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _KFD = "sys/class/kfd/kfd"
 
 
 def kfd_processes(tree: Tree, nodes: Collection[int]) -> dict[int, int]:
-    """Find the processes with memory on any of these nodes.
+    """Find the processes with memory on any of these nodes: pid to bytes.
 
     Errors: raises HardwareError when a file is no number.
     """

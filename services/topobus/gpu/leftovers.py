@@ -1,15 +1,13 @@
 """Decides when a GPU is clean after its last owner: no process of the owner's is left on it, and
-its memory is back where it was.
+its memory is back at its level before.
 
-Flows in: what a driver sees of a GPU's use, before an owner came and after it left. Flows out:
-None when it is clean, else a refusal that names process and pod. What is left is waited for,
-then killed where an operator wants that (`leftovers.kill`), and only what runs in a pod: a
-process of the host's is never ended. The time is bounded; the kit asks again later, and
-meanwhile nobody gets the device.
+It waits for what is left, and then kills it where the operator allows that (`leftovers.kill`). Only
+processes of pods are killed, never those of the host. The time is bounded. The kit asks again
+later, and the device is not allocated until then. A refusal names process and pod.
 
 What ran on a GPU before its owner came (a display server, a monitor) is no leftover. After a
-restart of this service with the GPU in use nobody knows what that was: then processes outside pods
-are passed over, and `leftovers.idle_memory_mib` stands for the memory.
+restart of this service with the GPU in use that is not known. Then processes outside pods are
+ignored, and memory up to `leftovers.idle_memory_mib` counts as clean.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ __all__ = ["ChecksLeftovers", "GpuUse", "Leftovers"]
 
 _LOOK_S = 0.1
 _MIB = 1 << 20
-# By which a clean GPU's memory may exceed what was in use before its owner came: the
-# driver keeps some for what it did.
+# A clean GPU may use this much more memory than before its owner came: the driver keeps some for
+# its own use.
 _MEMORY_SLACK_MIB = 256
-# The control daemon of MPS and its servers stay for the next client; the kernel cuts a
-# program's name to 15 characters.
+# The control daemon of MPS and its servers stay for the next client. The kernel cuts a program's
+# name to 15 characters.
 _DAEMONS = ("nvidia-cuda-mps",)
 
 
@@ -72,10 +70,10 @@ class Leftovers:
         self._has_told_unseen = False
 
     def before(self, context: PrepareContext, devices: Sequence[Device], look: Callable[[Device], GpuUse]) -> None:
-        """Remember what those GPUs look like that nobody has yet.
+        """Remember how those GPUs look that have no owner yet.
 
-        kubelet's Allocate waits for nothing, and is repeated before each start of a container, so
-        there what was found at the last cleaning is enough.
+        kubelet's Allocate is repeated before each start of a container and must not wait, so for a
+        device plugin the state at the last cleaning is used.
         """
         is_known = self.settings.check and context.owner.kind is not OwnerKind.DEVICE_PLUGIN
         for device in devices if is_known else ():
@@ -83,8 +81,8 @@ class Leftovers:
                 self.note_idle(device.name, look(device))
 
     def note_idle(self, device: str, use: GpuUse) -> None:
-        """Remember what a GPU looks like that nobody has: called before an owner gets it, and when
-        it was found clean.
+        """Remember how a GPU without an owner looks, before an owner gets it and when it was found
+        clean.
         """
         if not use.blind:
             self._idle[device] = _Idle(
@@ -93,7 +91,7 @@ class Leftovers:
             )
 
     def clean(self, tree: Tree, device: str, look: Callable[[], GpuUse]) -> Refusal | None:
-        """Wait until a GPU is clean, within the settings' bounds; None is clean."""
+        """Wait until a GPU is clean, within the settings' bounds, and return None when it is."""
         use, left = self._wait(tree, device, look, self.settings.wait_s)
         if left and self.settings.kill:
             for process in left:
@@ -165,7 +163,7 @@ class Leftovers:
 
 
 class ChecksLeftovers(DeviceDriver):
-    """What a GPU driver inherits to be a driver that cleans: it says `use` of one GPU, and calls
+    """Base of the GPU drivers that clean. A subclass implements `use`, and calls
     `self.leftovers.before` when it prepares.
     """
 
@@ -173,7 +171,7 @@ class ChecksLeftovers(DeviceDriver):
 
     @property
     def capabilities(self) -> Capabilities:
-        """It cleans where the operator wants GPUs looked at after their last owner."""
+        """Add cleaning where the operator wants GPUs checked after their last owner."""
         return replace(super().capabilities, cleans=self.leftovers.settings.check)
 
     def configure(self, host: HostServices) -> None:
@@ -183,9 +181,9 @@ class ChecksLeftovers(DeviceDriver):
             self.leftovers.settings = host.leftovers
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See what uses a GPU now."""
+        """Return what uses a GPU now."""
         raise NotImplementedError
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Wait until nothing of the last owner is left; None is clean."""
+        """Wait until nothing of the last owner is left, and return None when the GPU is clean."""
         return self.leftovers.clean(tree, device.name, lambda: self.use(tree, device))

@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the gpu service; the exit code is the process's."""
+    """Run the gpu service and exit with its exit code."""
     answer_probe("gpu")
     with needing_extra("gpu"):
         from topobus.gpu.config import GpuSettings

@@ -1,4 +1,4 @@
-"""Reads what NVIDIA's kernel module says in /proc: its version, and a page for each GPU."""
+"""Reads the files of NVIDIA's kernel module in /proc: its version, and a page for each GPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PROC = "proc/driver/nvidia"
 
 
 def information_path(address: PciAddress) -> str:
-    """Name the page of a GPU."""
+    """Return the path of a GPU's page."""
     return f"{PROC}/gpus/{address}/information"
 
 
 def information(tree: Tree, address: PciAddress) -> dict[str, str]:
-    """Read the kernel module's page of a GPU: `Model: NVIDIA H100`.
+    """Read the kernel module's page of a GPU, with lines such as `Model: NVIDIA H100`.
 
     Empty when the module is not loaded.
     """
@@ -27,16 +27,16 @@ def information(tree: Tree, address: PciAddress) -> dict[str, str]:
 
 
 def information_if_readable(tree: Tree, address: PciAddress) -> dict[str, str]:
-    """Read that page as far as it can be read."""
+    """Read that page, or return nothing when it cannot be read."""
     try:
         return information(tree, address)
     except HardwareError:
-        # Still a GPU; `observe` tells which file is unreadable.
+        # The GPU is listed all the same: `observe` reports the unreadable file.
         return {}
 
 
 def driver_version(tree: Tree) -> str:
-    """Read the module's version: the first word with a dot after `Kernel Module` in
+    """Read the module's version, the first word with a dot after `Kernel Module` in
     /proc/driver/nvidia/version.
     """
     try:

@@ -1,9 +1,8 @@
-"""Reads from /proc which processes use a GPU, whose they are, and ends one that a pod left behind.
+"""Reads from /proc which processes use a GPU and which pods they are in, and ends a process that a
+pod left behind.
 
-Flows in: the node names of a GPU, or pids that a driver names. Flows out: processes with
-their pod, program and start time, by which a pid that was given out again is told from
-the one before. A process whose open files we may not read is counted, not guessed:
-whoever asks says that it was blind.
+A process has a start time, which distinguishes it from a later process with the same pid. A process
+whose open files may not be read is counted, not guessed, so that the caller can report it.
 Source: proc(5): fd, comm, stat (field 22, starttime), cgroup, environ; the kubelet's cgroup names,
 pkg/kubelet/cm/pod_container_manager_linux.go.
 """
@@ -26,7 +25,7 @@ __all__ = ["GpuProcess", "Holders", "end_process", "holders_of", "own_processes"
 # kubelet names a pod's cgroup `pod<uid>` with cgroupfs and `kubepods-…-pod<uid>.slice` with
 # systemd, dashes as underscores there.
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
-# The name stands after what kubelet and the runtime set, within the first few variables.
+# The pod's name comes after what kubelet and the runtime set, within the first few variables.
 _ENVIRONMENT_BYTES = 1 << 16
 
 
@@ -52,7 +51,7 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
 
 
 class Holders(Struct, frozen=True, kw_only=True):
-    """Who has a node open."""
+    """The processes that have a node open."""
 
     processes: tuple[GpuProcess, ...] = ()
     unseen: int = 0
@@ -60,12 +59,12 @@ class Holders(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(tree: Tree, nodes: Collection[str]) -> Holders:
-    """Find the processes that have one of these nodes open, by the last part of its name
-    (`nvidia0`, `renderD128`).
+    """Find the processes that have one of these nodes open.
 
+    Shapes: nodes — the last parts of their names (`nvidia0`, `renderD128`).
     Cost: one readlink for each open file of the node: a tenth of a second and more.
     """
-    # A tree that remembers what it listed would keep each process for ever.
+    # A tree that caches its listings would keep each process.
     tree = Tree(tree.settings)
     wanted = frozenset(nodes)
     processes: list[GpuProcess] = []
@@ -110,8 +109,8 @@ def pod_of(tree: Tree, pid: int | str) -> str:
 
 
 def own_processes(tree: Tree, processes: Collection[GpuProcess]) -> frozenset[int]:
-    """Name those that are this service, or run in its pod: NVML itself opens the nodes, and so does
-    a daemon that the service started.
+    """List the pids of this service, or of processes in its pod: NVML itself opens the nodes, and
+    so does a daemon that the service started.
     """
     tree = Tree(tree.settings)
     if tree.is_recorded:
@@ -126,9 +125,9 @@ def own_processes(tree: Tree, processes: Collection[GpuProcess]) -> frozenset[in
 
 
 def end_process(tree: Tree, process: GpuProcess) -> str:
-    """Kill a process; why not, or nothing.
+    """Kill a process, and return why it was not killed, or "".
 
-    Only the very process that was seen is meant, never another one with its pid.
+    Another process that has its pid by now is never killed.
     """
     if tree.is_recorded:
         return "it is a recorded machine's"
@@ -141,8 +140,8 @@ def end_process(tree: Tree, process: GpuProcess) -> str:
             stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             stat = ""
-        # Also when this process has a pid namespace of its own: then the
-        # number means somebody else here.
+        # The times also differ where this service has its own pid namespace: there the pid belongs
+        # to another process.
         if not process.started or _started(stat) != process.started:
             return "the pid is another process here (the service needs the host's pid namespace)"
         signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -159,7 +158,7 @@ def _node(tree: Tree, path: str) -> str:
     try:
         return tree.link_name(path)
     except HardwareError:
-        # Closed meanwhile, or not ours to follow.
+        # It was closed meanwhile, or this process may not follow it.
         return ""
 
 
@@ -168,7 +167,7 @@ def _text(tree: Tree, pid: int | str, name: str) -> str:
 
 
 def _started(stat: str) -> str:
-    """Give field 22; the program's name in brackets before may hold anything."""
+    """Return field 22. The program's name in brackets before it may contain anything."""
     fields = stat.rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 

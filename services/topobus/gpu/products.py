@@ -17,7 +17,7 @@ _GIB = 1 << 30
 
 
 class Product(Struct, frozen=True, kw_only=True):
-    """An entry of the table; an empty name or 0 where the table has no entry."""
+    """An entry of the table, empty or 0 where the table has none."""
 
     name: str = ""
     memory_bytes: int = 0

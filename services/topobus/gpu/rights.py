@@ -1,5 +1,5 @@
-"""What the gpu service needs of the machine: to read it; and what Linux wants for each feature of
-its own that an operator switches on.
+"""What the gpu service needs of the machine: read access, and what Linux requires for each of its
+features that an operator switches on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Judges what kernel drivers of GPUs publish in sysfs: temperatures of hwmon, AMD's RAS error
 counts, the survivability mode and health indicator of Intel's xe.
 
-Flows in: the folder of a PCI function. Flows out: observations; what a driver
-does not publish says nothing.
+There is no observation for what a driver does not publish.
 Source: Documentation/hwmon/sysfs-interface; Documentation/gpu/amdgpu/ras.rst (`ras/*_err_count`:
 lines `ue: N` and `ce: N`); Documentation/gpu/xe/xe_survivability;
 Documentation/ABI/testing/sysfs-driver-intel-xe-ras (`gpu_health`, since Linux 7.3).
@@ -66,7 +65,7 @@ def ras_sign(tree: Tree, folder: str, counters: CounterRises) -> Observation | N
 
 
 def survivability_sign(tree: Tree, folder: str) -> Observation | None:
-    """See whether xe runs a card only so far that its firmware can be mended: the file is there in
+    """Report that xe runs a card only so far that its firmware can be repaired. The file exists in
     this mode alone.
     """
     path = f"{folder}/survivability_mode"
@@ -84,12 +83,12 @@ def survivability_sign(tree: Tree, folder: str) -> Observation | None:
 
 
 def health_indicator_sign(tree: Tree, folder: str) -> Observation | None:
-    """See what xe and the card's firmware say of the card as a whole: `ok`, `warning` or
-    `critical`.
+    """Report the state of the card as a whole, as xe and the card's firmware publish it: `ok`,
+    `warning` or `critical`.
 
-    Older kernels and cards say nothing.
+    Older kernels and cards publish nothing.
 
-    Errors: raises HardwareError for another word.
+    Errors: raises HardwareError for any other word.
     """
     path = f"{folder}/gpu_health"
     text = tree.read(path)

@@ -18,7 +18,7 @@ __all__ = ["check", "serve"]
 
 
 def check(settings: GpuSettings) -> None:
-    """Refuse names of plugins that are not installed, and pools that cannot be.
+    """Refuse plugins that are not installed, and invalid pools.
 
     Errors: raises ConfigError that names the key.
     """

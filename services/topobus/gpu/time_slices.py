@@ -1,13 +1,12 @@
-"""Sets the time slice of NVIDIA GPUs by `nvidia-smi compute-policy`, and sets back what was before
-when the last owner that asked leaves.
+"""Sets the time slice of NVIDIA GPUs by `nvidia-smi compute-policy`, and restores the previous one
+when the last owner that asked for it leaves.
 
-Flows in: the strategy that an owner asks for, its GPUs, who else has them. Flows out:
-nothing, or a Refusal. The journal's step `time-slice` has the slice of before, written before
-the act; owners of one GPU that ask for the same slice each have a step with the same
-`before`, and the last one undoes it.
-Source: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go, setTimeSlice (`nvidia-smi compute-policy -i
-UUID --set-timeslice N`, libnvidia-ml.so.1 by LD_PRELOAD where the driver root is another); numbers
-of the slices: api/nvidia.com/resource, TimeSliceInterval.Int.
+The journal's step `time-slice` has the previous slice, and is written before the act. Owners of one
+GPU that ask for the same slice each have a step with the same `before`, and the last of them undoes
+it.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, nvlib.go, setTimeSlice
+(`nvidia-smi compute-policy -i UUID --set-timeslice N`, libnvidia-ml.so.1 by LD_PRELOAD where the
+driver root is another); numbers of the slices: api/nvidia.com/resource, TimeSliceInterval.Int.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class _Program(Struct, frozen=True, kw_only=True):
 
 
 class TimeSlicePlan(Struct, frozen=True, kw_only=True):
-    """What an owner gets."""
+    """The slice that an owner gets, and for which GPUs."""
 
     interval: str
     devices: tuple[Device, ...]
@@ -62,12 +61,12 @@ class TimeSlicePlan(Struct, frozen=True, kw_only=True):
 class TimeSlices:
     """The time slices of a driver's GPUs, as their owners need them.
 
-    What was done stands in the journal.
+    The journal has what was done.
     """
 
     def __init__(self) -> None:
         """Begin with nothing set by this process: after a reboot, or a restart of this service, a
-        slice is set once more.
+        slice is set again.
         """
         self._set: set[str] = set()
 
@@ -81,7 +80,8 @@ class TimeSlices:
         version: str,
         partitions: Sequence[str] = (),
     ) -> TimeSlicePlan | Refusal | None:
-        """Say what an owner needs; None: the GPUs' slices stay as they are. Nothing is begun.
+        """Decide what an owner needs, or return None when the GPUs' slices stay as they are.
+        Nothing is begun.
 
         Shapes: version — of the loaded driver; partitions — those of the devices that are parts of
         GPUs, or GPUs that are cut into parts.
@@ -113,10 +113,11 @@ class TimeSlices:
         return TimeSlicePlan(interval=interval, devices=tuple(devices), program=program)
 
     def begin(self, plan: TimeSlicePlan, context: PrepareContext) -> Refusal | None:
-        """Set the slices; None is done. Asked again, it changes nothing that is set.
+        """Set the slices, and return None when they are set. A repeated call changes nothing that
+        is set.
 
-        Errors: raises HardwareError when a program does not end in time: then the slice
-        may be set or not, and is undone.
+        Errors: raises HardwareError when a program does not end in time. The slice may then be set
+        or not, and is undone.
         """
         until = time.monotonic() + _LIMIT_S
         for device in plan.devices:
@@ -135,7 +136,7 @@ class TimeSlices:
                 for other_step in other.steps
                 if other_step.name == STEP
             ]
-            # What was before the first of them is before all of them.
+            # The slice before the first of them is the slice before all of them.
             if step is None:
                 before = str(others[0].before.get("slice", _DEFAULT)) if others else _read(plan.program, device, until)
                 record.intend(STEP, {"slice": before, "wanted": plan.interval})
@@ -143,7 +144,7 @@ class TimeSlices:
                 said = _set(plan.program, device, plan.interval, until)
                 if said:
                     if step is None:
-                        # It ended and says that it has not set it, so there is nothing to undo.
+                        # The program failed and set nothing, so there is nothing to undo.
                         record.undone(STEP)
                     return _refuse(
                         "time-slice-failed", f"{device.name}: {said}", device=device.name, interval=plan.interval
@@ -155,9 +156,9 @@ class TimeSlices:
     def undo(
         self, devices: Sequence[Device], context: PrepareContext, settings: DriverFilesSettings, version: str
     ) -> None:
-        """Set back what was before, unless others go on with it.
+        """Restore the previous slice, unless other owners use the present one.
 
-        Errors: raises HardwareError for what cannot be set back now; it is tried again.
+        Errors: raises HardwareError for what cannot be restored now; the caller tries again.
         """
         until = time.monotonic() + _LIMIT_S
         for device in devices:
@@ -182,7 +183,8 @@ class TimeSlices:
 
 
 def slice_of(said: str) -> str:
-    """Read a slice out of what `compute-policy --list` says; Default where it says none.
+    """Read a slice out of the output of `compute-policy --list`, or return Default where it has
+    none.
 
     >>> slice_of("GPU  0: Timeslice: Short"), slice_of("| 0    Timeslice      Long |"), slice_of("nothing")
     ('Short', 'Long', 'Default')
@@ -201,7 +203,7 @@ def _read(program: _Program, device: Device, until: float) -> str:
 
 
 def _set(program: _Program, device: Device, interval: str, until: float) -> str:
-    """Set a slice; why not, or nothing."""
+    """Set a slice, and return why it was not set, or ""."""
     arguments = ["-i", _id(device), "--set-timeslice", str(TIME_SLICES.index(interval))]
     status, said = _run(program, arguments, until)
     text = " ".join(said.split())[-_SAID:] or "nothing"
@@ -239,8 +241,8 @@ def _id(device: Device) -> str:
 
 
 def _find_program(settings: DriverFilesSettings, version: str) -> _Program | Refusal:
-    """Find nvidia-smi in the root that is set, in that of the driver's files, or in the first of
-    the usual ones that has it.
+    """Find nvidia-smi in the configured root, in that of the driver's files, or in the first of the
+    usual ones that has it.
     """
     searched = (
         find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None

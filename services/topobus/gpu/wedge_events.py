@@ -1,11 +1,11 @@
-"""Hears from the kernel which GPUs their drivers gave up (wedged): nothing in sysfs says so, only
-one uevent at the moment when it happens.
+"""Receives from the kernel which GPUs their drivers gave up (wedged). The only sign is one uevent
+at the moment when it happens, and sysfs shows nothing.
 
-Flows in: uevents of subsystem drm with `WEDGED=…` (Linux 6.15 on; xe and i915 send them), taken at
-each look without waiting. Flows out: an observation for each GPU that was given up, until its
-driver is bound anew. The service's own uevent socket needs no right and no network of the host's,
-so no other service has to pass the event on. What is sent while no service listens is lost, as is
-what does not fit into the socket's MiB: the sign is sticky, for nothing tells of it later.
+It reads uevents of subsystem drm with `WEDGED=…` (Linux 6.15 on, sent by xe and i915) at each look,
+without waiting. The observation stays until the GPU's driver is bound again. The service's own
+uevent socket needs no right and no network of the host's, so no other service has to pass the event
+on. An event is lost when no service listens, or when it does not fit into the socket's MiB. The
+observation is sticky, because no later event repeats it.
 
 `WEDGED=none` is no fault: the driver reset the device, which works again.
 Source: Documentation/gpu/drm-uapi.rst (Device Wedging), Documentation/gpu/xe/xe_device.rst.
@@ -29,8 +29,8 @@ __all__ = ["PendingEvents", "WedgeEvents"]
 # /devices/pci0000:00/0000:00:01.0/0000:03:00.0/drm/card1
 _CARD = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])/drm/card\d+$")
 _HELPED_ITSELF = "none"
-# What a driver bound anew, or a reset of the function, brings back; the other methods (firmware, a
-# cold reset, unknown ones) take a person.
+# What a driver that is bound again, or a reset of the function, restores. The other methods
+# (firmware, a cold reset, unknown ones) need a person.
 _BY_RESET = frozenset({"rebind", "bus-reset"})
 
 
@@ -43,7 +43,9 @@ class PendingEvents(Protocol):
 
 
 class WedgeEvents:
-    """Which GPUs were given up; one instance a driver, used in that driver's thread alone."""
+    """Which GPUs were given up. Each driver has one instance, used in that driver's thread
+    alone.
+    """
 
     def __init__(self, open_source: Callable[[Tree], PendingEvents | UeventsUnavailable] = open_uevents) -> None:
         self._open_source = open_source
@@ -55,7 +57,7 @@ class WedgeEvents:
         """Why nothing is heard, where there is a kernel that would tell; empty otherwise."""
 
     def take(self, tree: Tree) -> None:
-        """Take what the kernel sent since the last call; the first call begins to listen."""
+        """Take what the kernel sent since the last call. The first call begins to listen."""
         if self._source is None:
             self._source = self._open_source(tree)
             if isinstance(self._source, UeventsUnavailable) and not tree.is_recorded:
@@ -75,7 +77,7 @@ class WedgeEvents:
                 self._given_up[address] = (event.wedged[:60], tree.identity(_cards(address)))
 
     def sign(self, tree: Tree, address: PciAddress) -> Observation | None:
-        """Tell whether a GPU was given up, and has the same driver still."""
+        """Report a GPU that was given up and still has the same driver."""
         methods, identity = self._given_up.get(address, ("", ""))
         if not methods:
             return None

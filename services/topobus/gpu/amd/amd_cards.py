@@ -1,16 +1,11 @@
-"""Decides for each AMD function what it is now: a whole GPU, or a card cut into partitions, each a
-device of its own.
-
-Never both.
-
-Flows in: PCI functions, KFD's nodes, amdgpu's partition modes, the DRM nodes of `amdgpu_xcp`
-platform devices. Flows out: one `AmdCard` for each function.
+"""Decides for each AMD function what it is now: a whole GPU, or a card cut into partitions, each of
+which is a device.
 
 A card in DPX, TPX, QPX or CPX has one KFD node and one render node for each partition. The first
 partition has the PCI function's own render node, the others those of platform devices
-(`amdgpu_xcp_3`, on newer kernels `amdgpu_xcp.3`), more of which exist than are in use: only KFD
-says which. A card whose mode and KFD's nodes disagree (its mode is being changed, or KFD cannot be
-read) is neither, and says why.
+(`amdgpu_xcp_3`, on newer kernels `amdgpu_xcp.3`). More platform devices exist than are in use, and
+only KFD shows which ones are. A card whose mode and KFD's nodes disagree (its mode is being
+changed, or KFD cannot be read) is neither whole nor in partitions, and has a fault with the reason.
 Source: drivers/gpu/drm/amd/amdgpu/amdgpu_xcp.c, drivers/gpu/drm/amd/amdxcp/amdgpu_xcp_drv.c;
 current_compute_partition and current_memory_partition in Documentation/gpu/amdgpu.
 """
@@ -47,7 +42,7 @@ class AmdPartition(Struct, frozen=True, kw_only=True):
 
 
 class AmdCard(Struct, frozen=True, kw_only=True):
-    """What a PCI function is: whole when it has neither partitions nor a fault."""
+    """What a PCI function is. It is a whole GPU when it has neither partitions nor a fault."""
 
     address: PciAddress
     node: KfdNode | None = None
@@ -62,9 +57,9 @@ class AmdCard(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> tuple[KfdNode, ...]:
-        """KFD's nodes of the card: one when it is whole, one for each partition.
+        """KFD's nodes of the card: one when it is whole, else one for each partition.
 
-        None where KFD has none, or there is a fault.
+        Empty where KFD has none, or there is a fault.
         """
         return tuple(part.node for part in self.partitions) or ((self.node,) if self.node is not None else ())
 
@@ -72,12 +67,12 @@ class AmdCard(Struct, frozen=True, kw_only=True):
 def read_amd_cards(tree: Tree, addresses: Sequence[PciAddress]) -> dict[PciAddress, AmdCard]:
     """Read what each of these functions is now.
 
-    One that cannot be read is taken for whole, and `observe` says what is wrong with it.
+    A function that cannot be read counts as whole, and `observe` reports what is wrong with it.
     """
     try:
         kfd_nodes = read_kfd_nodes(tree)
     except HardwareError:
-        # Without KFD's word whole GPUs lack links and target names, no more.
+        # Without KFD whole GPUs only lack links and target names.
         kfd_nodes = ()
     owned = _assign(
         tree,
@@ -109,7 +104,7 @@ def _read_card(tree: Tree, address: PciAddress, nodes: Sequence[KfdNode]) -> Amd
         memory_mode = (tree.read(f"{pci_folder(address)}/current_memory_partition") or "").strip().upper()
     except HardwareError:
         mode = memory_mode = ""
-    # Of a card that has no driver, or is changing its mode, the file may hold another word.
+    # The file of a card that has no driver, or is changing its mode, may hold another word.
     mode = mode if mode in (WHOLE, "CPX", *COUNTS) else ""
     if len(nodes) < 2 and mode in ("", WHOLE):
         return AmdCard(address=address, node=nodes[0] if nodes else None, mode=mode, memory_mode=memory_mode)
@@ -128,7 +123,7 @@ def _read_card(tree: Tree, address: PciAddress, nodes: Sequence[KfdNode]) -> Amd
             fault="KFD tells no render node of each of its partitions",
         )
     ordered = sorted(nodes, key=lambda kfd_node: (kfd_node.function, kfd_node.render_minor))
-    # Where the kernel numbers them, one that is missing renames none of the others.
+    # Where the kernel numbers the partitions, a missing one must not rename the others.
     is_numbered = len({kfd_node.function for kfd_node in nodes}) == len(nodes)
     partitions = tuple(
         AmdPartition(index=kfd_node.function if is_numbered else position, node=kfd_node)
@@ -138,9 +133,9 @@ def _read_card(tree: Tree, address: PciAddress, nodes: Sequence[KfdNode]) -> Amd
 
 
 def _assign(tree: Tree, addresses: Sequence[PciAddress], nodes: Sequence[KfdNode]) -> dict[PciAddress, list[KfdNode]]:
-    """Find the function of each KFD node: by its render node, else by its slot.
+    """Find the function of each KFD node by its render node, else by its slot.
 
-    Where a slot has several, the one of the same unique id or number.
+    Where a slot has several functions, the one with the same unique id or number is taken.
     """
     owned: dict[PciAddress, list[KfdNode]] = {address: [] for address in addresses}
     by_minor = {minor: address for address in addresses if (minor := _render_minor(tree, address))}
@@ -169,8 +164,8 @@ def _owner(node: KfdNode, candidates: Sequence[PciAddress], heads: Mapping[PciAd
 
 
 def _siblings(tree: Tree, address: PciAddress) -> list[PciAddress]:
-    """Find the other functions of a slot that are GPUs (virtual ones), so that their nodes are not
-    taken for partitions of this one.
+    """Find the other functions of a slot that are GPUs (virtual ones), so that their nodes do not
+    count as partitions of this one.
     """
     functions = (PciAddress(*address.key[:3], function) for function in range(8) if function != address.function)
     return [function for function in functions if _render_minor(tree, function)]

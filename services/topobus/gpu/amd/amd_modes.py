@@ -1,12 +1,12 @@
-"""Brings an idle AMD card into another compute partition mode, and says why when it cannot.
+"""Brings an idle AMD card into another compute partition mode, and gives the reason when it cannot.
 
-Flows in: the card as KFD and amdgpu show it. Flows out: the modes that it can have, one write
-of `current_compute_partition`, and a refusal where somebody uses the card, the kernel refuses,
-or KFD does not agree in time.
+It writes `current_compute_partition` once. It refuses where a process uses the card, the kernel
+refuses, or KFD does not agree in time.
 
-The kernel refuses a card that a process computes on (EBUSY); older kernels lock KFD as a whole, and
+The kernel refuses a card that a process computes on (EBUSY). Older kernels lock KFD as a whole, and
 refuse while any process of the node has it open. The memory mode (NPS) is left as it is: amdgpu
-stores a wish for all cards of an XGMI hive, and takes it when the driver is loaded again.
+stores a request for it for all cards of an XGMI hive, and applies it when the driver is loaded
+again.
 Source: drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (available_compute_partition,
 current_compute_partition), amdgpu_gmc.c (current_memory_partition: "please remove and reload the
 driver"), amdkfd/kfd_device.c (kgd2kfd_check_and_lock_kfd).
@@ -39,11 +39,12 @@ _CPX = "CPX"
 
 
 def part_counts(tree: Tree, card: AmdCard, compute_dies: int) -> dict[str, int]:
-    """Give the modes that a card can have, with how many parts each makes.
+    """Return the modes that a card can have, with how many parts each makes.
 
-    Fewer than two: it cannot be cut on demand.
+    A card with fewer than two modes cannot be cut on demand.
 
-    Shapes: compute_dies — by the table of products, 0: not known there; then KFD tells.
+    Shapes: compute_dies — from the table of products; 0 when the card is not in it, and KFD's
+    number is used.
     """
     text = tree.read(f"{pci_folder(card.address)}/{_AVAILABLE}") or ""
     dies = (
@@ -55,10 +56,10 @@ def part_counts(tree: Tree, card: AmdCard, compute_dies: int) -> dict[str, int]:
 
 def card_users(tree: Tree, card: AmdCard) -> tuple[GpuProcess, ...]:
     """Find the processes that use a card, whole or in parts: those that compute, and those that
-    have one of its nodes open. This service is none.
+    have one of its nodes open. This service is left out.
 
-    Errors: raises HardwareError when KFD cannot be read. Cost: one readlink
-    for each open file of the node.
+    Errors: raises HardwareError when KFD cannot be read.
+    Cost: one readlink for each open file of the node.
     """
     nodes = {path.rpartition("/")[2] for path in function_drm_nodes(tree, card.address).paths}
     nodes |= {path.rpartition("/")[2] for part in card.partitions for path in partition_drm_nodes(tree, card, part)}
@@ -70,7 +71,7 @@ def card_users(tree: Tree, card: AmdCard) -> tuple[GpuProcess, ...]:
 
 
 def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path, str], None]) -> Refusal | None:
-    """Ask the kernel for a mode; None: it took the word."""
+    """Write a mode for the kernel to set, and return None when it accepts it."""
     try:
         write(tree.path(f"{pci_folder(address)}/{_CURRENT}"), mode)
     except OSError as err:
@@ -91,11 +92,13 @@ def write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path
 def settle_mode(
     tree: Tree, address: PciAddress, mode: str, count: int, pauses: Pauses, limit_s: float = SETTLE_S
 ) -> AmdCard | Refusal:
-    """Wait until amdgpu, KFD and the render nodes agree on a mode; how the card is then."""
+    """Wait until amdgpu, KFD and the render nodes agree on a mode, and return the card as it is
+    then.
+    """
 
     def look() -> tuple[AmdCard | None, str]:
         try:
-            # A tree that has seen nothing yet: folders come and go below the same names.
+            # A new tree has nothing cached: folders come and go below the same names.
             card = read_amd_cards(Tree(tree.settings), [address])[address]
             why = _unsettled(tree, card, mode, count)
         except HardwareError as err:
@@ -110,7 +113,7 @@ def settle_mode(
 
 
 def _unsettled(tree: Tree, card: AmdCard, mode: str, count: int) -> str:
-    """Say what is missing for a card to be in a mode; empty: it is."""
+    """Return what is missing for a card to be in a mode, or "" when it is in it."""
     if card.fault:
         return card.fault
     if card.mode != mode:
@@ -124,5 +127,5 @@ def _unsettled(tree: Tree, card: AmdCard, mode: str, count: int) -> str:
 
 
 def _has_node(tree: Tree, card: AmdCard, minor: int) -> bool:
-    """Say whether udev has made a render node, where this tree has such a folder."""
+    """Return whether udev has made a render node. True on a tree without such a folder."""
     return not tree.exists("dev/dri") or tree.exists(f"dev/dri/renderD{minor}") or not minor

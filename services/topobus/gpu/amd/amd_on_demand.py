@@ -1,10 +1,10 @@
 """Brings AMD cards into the mode that a request wants: whole, or in one of the numbers of parts
 that they can have.
 
-A card stays in its last mode when its last part is given back: each mode is as good as another
-for whoever comes next, and a switch more is one more that can fail. So what a death left half
-done is done as soon as amdgpu and KFD agree on any mode; only a card on which they do not agree
-is brought back to the mode from before.
+A card stays in its last mode after its last part is released: no mode is better than another for
+the next owner, and each further switch could fail. So a switch that a crash interrupted counts as
+done as soon as amdgpu and KFD agree on any mode. Only a card on which they do not agree is brought
+back to its previous mode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODE = "mode"
 
 
 class ModeWish(Struct, frozen=True, kw_only=True):
-    """How one card must be for a request."""
+    """The mode that one card must have for a request."""
 
     name: str
     """Of the whole card; its parts' names begin with it."""
@@ -40,9 +40,10 @@ class ModeWish(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
 
     def is_rival(self, device: str) -> bool:
-        """Say whether a device is one of this card in another mode.
+        """Return whether a device belongs to this card in another mode.
 
-        One of the same mode is none: its owner waits too, or had it before the node started anew.
+        A device of the same mode is no rival: its owner waits as well, or had it before the node
+        was restarted.
 
         >>> ModeWish(name="gpu-0", mode="CPX", counts={}, devices=()).is_rival("gpu-0"), ModeWish(name="gpu-0", mode="SPX", counts={}, devices=()).is_rival("gpu-0")
         (True, False)
@@ -55,20 +56,21 @@ class AmdOnDemand(CardCuts[ModeWish]):
     """The switches of one driver's cards."""
 
     def are_as_wanted(self, tree: Tree, wishes: Mapping[PciAddress, ModeWish]) -> bool:
-        """Say whether all cards are in their modes."""
+        """Return whether all cards are in their modes, without faults."""
         cards = read_amd_cards(tree, sorted(wishes))
         return all(card.mode == wishes[address].mode and not card.fault for address, card in cards.items())
 
     def describe(self, address: PciAddress, wish: ModeWish) -> str:
-        """Give the mode that a card is to have."""
+        """Name the card and the mode that it is to have."""
         return f"{address} in mode {wish.mode}"
 
     def undo(self, tree: Tree, address: PciAddress | None, record: DeviceRecord) -> None:
-        """Let an owner go.
+        """Release a card.
 
-        A switch that a death or a refusal cut off is undone, unless the card is whole in some mode.
+        A switch that a crash or a refusal interrupted is undone, unless the card is whole in some
+        mode.
 
-        Errors: raises HardwareError while the card is at work, or cannot be brought back yet.
+        Errors: raises HardwareError while the card is in use, or cannot be brought back yet.
         """
         step = record.step(_MODE)
         if step is not None and not step.is_done and address is not None:
@@ -78,7 +80,7 @@ class AmdOnDemand(CardCuts[ModeWish]):
         record.undone(PART)
 
     def bring(self, tree: Tree, address: PciAddress, wish: ModeWish, context: PrepareContext) -> Refusal | None:
-        """Bring a card into the mode that is wanted."""
+        """Bring a card into the wanted mode."""
         card = read_amd_cards(tree, [address])[address]
         if card.fault or not card.mode:
             text = f"{address} cannot be brought into mode {wish.mode}: {card.fault or 'amdgpu tells no mode of it'}"
@@ -111,7 +113,7 @@ class AmdOnDemand(CardCuts[ModeWish]):
         counts = {before["mode"]: before["count"], before["to"]: before["to_count"]}
         card = read_amd_cards(tree, [address])[address]
         if card.mode not in counts and card.mode and not card.fault:
-            # Somebody else has brought it into another mode since.
+            # The card was brought into another mode from outside since.
             return
         with self.locks.changing(address):
             if card.mode in counts and not isinstance(
@@ -147,8 +149,8 @@ def group_wishes(
 ) -> Mapping[PciAddress, ModeWish] | Refusal:
     """Group what is wanted by card.
 
-    Shapes: wanted — address, name of the card, mode and device of each. Errors: refuses a card of
-    which two modes are wanted at once.
+    Shapes: wanted — address, name of the card, mode and device of each.
+    Errors: raises nothing; refuses a card of which two modes are wanted at once.
     """
     wishes: dict[PciAddress, ModeWish] = {}
     for address, card, mode, device in sorted(wanted):

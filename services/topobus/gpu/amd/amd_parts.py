@@ -1,10 +1,9 @@
 """Describes the partitions of an AMD card as devices: those that it has, and those that it would
 have in a mode that it can be brought into.
 
-Flows in: the card, what the PCI function tells of it, links by the names of devices.
-Flows out: devices. One that may come and go on demand is described by what is the same in
-each mode of the card: an equal share of memory and compute units, and no id of its own,
-so that a switch changes no slice.
+A partition that is made on demand is described only by facts that no mode of the card changes: an
+equal share of memory and compute units, and no id of its own. So a switch of modes changes no
+ResourceSlice.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def present_parts(
 ) -> list[Device]:
     """Describe the partitions that a card has now, each by its own KFD node."""
     devices: list[Device] = []
-    # Newer kernels give each partition an id of its own; one that all share names none of them.
+    # Newer kernels give each partition its own id. An id that all of them share identifies none.
     ids = [part.node.unique_id for part in card.partitions]
     for part in card.partitions:
         node = part.node
@@ -86,19 +85,23 @@ def possible_parts(
 
 
 def share(card_bytes: int, parts: int) -> int:
-    """Divide a card's memory where KFD tells no banks: each partition has the same, in whichever
-    memory mode, also where KFD lists fewer than there are.
+    """Divide a card's memory where KFD publishes no memory banks.
+
+    Each partition gets the same, in whichever memory mode, also where KFD lists fewer partitions
+    than there are.
     """
     return card_bytes // parts // _PAGE_BYTES * _PAGE_BYTES
 
 
 def partition_name(device_class: str, card: AmdCard, partition: AmdPartition) -> str:
-    """Name a partition after its card and mode: what was cut otherwise is another device."""
+    """Name a partition after its card and mode, because a partition of another mode is another
+    device.
+    """
     return f"{pci_device_name(device_class, card.address)}-{card.mode.lower() or 'xcp'}-{partition.index}"
 
 
 def facts_of_whole(card: AmdCard) -> dict[str, AttributeValue]:
-    """Give the attributes of a whole card that KFD tells: the compiler's target, and how many
+    """Return the attributes of a whole card that KFD publishes: the compiler's target, and how many
     compute units it has.
     """
     units = _units_of(card)
@@ -106,7 +109,7 @@ def facts_of_whole(card: AmdCard) -> dict[str, AttributeValue]:
 
 
 def target_of(node: KfdNode) -> dict[str, AttributeValue]:
-    """Give the attribute that names the compiler's target; none where KFD tells no version."""
+    """Return the attribute that names the compiler's target. Empty where KFD has no version."""
     return {"gfxTarget": _gfx_name(node.gfx_version)} if node.gfx_version else {}
 
 
@@ -153,7 +156,7 @@ def _part(
 
 
 def _gfx_name(version: int) -> str:
-    """Turn KFD's number into the compiler's target: 90010 is gfx90a (decimal major, minor;
+    """Turn KFD's number into the compiler's target: 90010 is gfx90a (decimal major, then minor and
     hexadecimal stepping).
 
     >>> _gfx_name(90010), _gfx_name(110000)

@@ -1,13 +1,12 @@
 """What a claim asks for besides its GPUs: GPUDirect Storage, GDRCopy, IMEX channels.
 
-Read from its opaque configuration, once for all GPUs of the claim.
+It is read from the claim's opaque configuration, once for all GPUs of the claim:
 
-Flows in: configurations, the tree's device nodes. Flows out: the nodes relative to dev,
-or a Refusal that names the field, or the node that the host does not have.
-{"apiVersion": "gpu.topobus.dev/v1", "kind": "Access", "gpuDirectStorage": true,
-"gdrCopy": true, "imexChannels": [0]}
-Source: names of the nodes: nvidia-fs (GPUDirect Storage), gdrdrv (GDRCopy),
-IMEX service guide ("channels").
+    {"apiVersion": "gpu.topobus.dev/v1", "kind": "Access", "gpuDirectStorage": true,
+     "gdrCopy": true, "imexChannels": [0]}
+
+Source: names of the nodes: nvidia-fs (GPUDirect Storage), gdrdrv (GDRCopy), IMEX service guide
+("channels").
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _CHANNELS_LIMIT = 64
 
 
 class Access(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What is asked for."""
+    """What a claim asks for."""
 
     gpu_direct_storage: bool = False
     gdr_copy: bool = False
@@ -43,9 +42,9 @@ class Access(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_f
 def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access | Refusal:
     """Join what the configurations of a claim's GPUs ask for.
 
-    Of one GPU the last configuration counts, for claims come after classes.
+    The last configuration of a GPU counts, because claims come after classes.
 
-    Errors: raises nothing; Refusal code access-malformed.
+    Errors: raises nothing; returns Refusal code access-malformed with the field.
     >>> read_access([[{"apiVersion": "gpu.topobus.dev/v1", "kind": "Access", "imexChannels": [0]}]]).imex_channels
     (0,)
     """
@@ -84,11 +83,13 @@ def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access
 
 
 def access_nodes(tree: Tree, access: Access) -> tuple[str, ...] | Refusal:
-    """Find the nodes.
+    """Find the device nodes, relative to dev.
 
-    Refused when the host lacks one of them, for a container that was promised it would not work.
+    A node that the host lacks is refused, because the container could not use what the claim
+    promises.
 
-    Errors: raises HardwareError when dev cannot be listed; Refusal code access-unavailable.
+    Errors: returns Refusal code access-unavailable with the missing node; raises HardwareError when
+    dev cannot be listed.
     """
     names: list[str] = []
     if access.gpu_direct_storage:

@@ -1,10 +1,7 @@
-"""Decides whether a container gets the driver's files from us, and by which way its loader finds
-them.
+"""Decides whether Topobus gives a container the driver's files, and how its loader finds them.
 
-Keeps what was found until a folder changes.
-
-Flows in: the tree's settings, the version of the loaded module, whose container it is. Flows out:
-edits, a Refusal, or None: NVIDIA's container runtime is to bring the files.
+What was found is kept until a folder changes. The files are not given where NVIDIA's container
+runtime brings them.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["DriverFileSource"]
 
-# Marks of Docker's and Podman's containers: what such a process sees is not the host's.
+# Marks of Docker's and Podman's containers: a process in one does not see the host's files.
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
-# Folders that changed less than this ago may change again without another time: file systems tell
-# times in steps, of 10 ms for most.
+# A folder that changed less than this ago may change again without a new time: most file systems
+# record times in steps of 10 ms.
 _SETTLED_NS = 1_000_000_000
 
 
@@ -43,14 +40,14 @@ class DriverFileSource:
     def find(self, tree: Tree, version: str) -> DriverFiles | Refusal | None:
         """Find the files of a version.
 
-        None where they are none of ours to bring, or no module is loaded.
+        None where Topobus does not bring them, or no module is loaded.
         """
         if not version or not _is_asked(tree):
             return None
         settings = tree.settings.driver_files
         roots = (settings.root,) if settings.root else SEARCHED_ROOTS
         views = [HostFiles(settings.host_root, root) for root in roots]
-        # Most roots are absent: one look for each of them.
+        # Most roots are absent, so each costs one check.
         stamps = tuple(view.stamp(folder) for view in views if view.real("") for folder in LIBRARY_FOLDERS)
         key = (version, settings, stamps)
         if key != self._key:
@@ -59,7 +56,7 @@ class DriverFileSource:
         return self._answer
 
     def warnings(self, tree: Tree, version: str) -> tuple[str, ...]:
-        """Say for the inventory what is wrong with the files."""
+        """List what is wrong with the files, for the inventory."""
         answer = self.find(tree, version)
         if not isinstance(answer, Refusal):
             return ()
@@ -71,7 +68,9 @@ class DriverFileSource:
         return tuple(f"{reason.message}; until then {then}" for reason in answer.reasons)
 
     def edits(self, tree: Tree, version: str, owner: Owner, *, has_storage: bool) -> ContainerEdits | Refusal | None:
-        """Make the edits of a container; None: NVIDIA's container runtime brings the files."""
+        """Make the edits of a container, or return None where NVIDIA's container runtime brings the
+        files.
+        """
         settings = tree.settings.driver_files
         answer = self.find(tree, version)
         if answer is None and settings.bring == "always":
@@ -99,12 +98,12 @@ def _is_asked(tree: Tree) -> bool:
 
 
 def _way(tree: Tree, owner: Owner) -> Way | Refusal:
-    """Choose the loader's way for a container."""
+    """Choose how the loader of a container finds the libraries."""
     settings = tree.settings.driver_files
     if settings.loader in ("variable", "image"):
         return settings.loader
     if owner.kind is not OwnerKind.CLAIM:
-        # kubelet's device plugin API has no words for a hook.
+        # kubelet's device plugin API has no field for a hook.
         return "variable"
     if _hook_program(tree):
         return "hook"
@@ -118,7 +117,7 @@ def _way(tree: Tree, owner: Owner) -> Way | Refusal:
 
 
 def _hook_program(tree: Tree) -> str:
-    """Find the program's path on the host; empty when it is not known."""
+    """Find the hook program's path on the host, or "" when it is not known."""
     settings = tree.settings.driver_files
     if settings.hook:
         return settings.hook

@@ -1,9 +1,8 @@
-"""Reads and writes files of a container's root from outside, and never leaves it.
+"""Reads and writes files of a container's root from outside, and never leaves the root.
 
-Flows in: paths as the container means them. Flows out: bytes of regular files, names, files
-replaced as a whole. Every link is read and followed here, step by step from the root, and each step
-is opened without following: an image may have a link at any place, and whoever uses this is root on
-the host. Magic links of /proc are texts like all others.
+Paths are those of the container. This code runs as root on the host, and an image may have a link
+at any place. So every link is read and followed here, step by step from the root, and each step is
+opened without following links. Magic links of /proc are read as text like all others.
 Source: openat(2), O_NOFOLLOW; path_resolution(7).
 """
 
@@ -17,17 +16,17 @@ from typing import Self
 
 __all__ = ["ContainerRoot"]
 
-# Linux gives up after as many (MAXSYMLINKS, include/linux/namei.h).
+# Linux follows at most as many (MAXSYMLINKS, include/linux/namei.h).
 _MAX_LINKS = 40
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A pipe or a device that an image has in a file's place must not make us wait.
+# A pipe or a device in the place of a file must not block the reader.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ContainerRoot:
-    """The root folder of a container; use it in a `with`.
+    """The root folder of a container, used in a `with` block.
 
-    Methods raise OSError for what is absent or not as it should be.
+    Errors: methods raise OSError for what is absent or of the wrong kind.
     """
 
     def __init__(self, path: str) -> None:
@@ -35,7 +34,7 @@ class ContainerRoot:
         self._root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
-        """Give the root itself."""
+        """Return the root itself."""
         return self
 
     def __exit__(
@@ -55,7 +54,7 @@ class ContainerRoot:
             os.close(handle)
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """List a folder; empty when it is absent."""
+        """List a folder, or nothing when it is absent."""
         try:
             handle = self._open(folder, _READ | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
@@ -66,7 +65,7 @@ class ContainerRoot:
             os.close(handle)
 
     def exists(self, path: str) -> bool:
-        """Say whether a path leads to something."""
+        """Return whether a path leads to something."""
         try:
             os.close(self._open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))
         except OSError:
@@ -74,7 +73,7 @@ class ContainerRoot:
         return True
 
     def write(self, folder: str, name: str, data: bytes) -> None:
-        """Put a file in place of what is there, a link included.
+        """Replace what is at a path by a file, a link included.
 
         The folder is made when it is missing.
         """
@@ -142,12 +141,12 @@ class ContainerRoot:
 
 
 def _parts(path: str) -> list[str]:
-    """Give the parts of a path, the last one first."""
+    """List the parts of a path, the last one first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _link(name: str, folder: int) -> str | None:
-    """Read a link; None when it is none."""
+    """Read a link, or return None for anything else."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as err:

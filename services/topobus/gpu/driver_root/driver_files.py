@@ -1,9 +1,8 @@
 """Finds the files of the loaded NVIDIA driver on this host: libraries, programs, firmware,
 configuration and sockets, all of exactly the loaded version.
 
-Flows in: settings, the version of the loaded kernel module. Flows out: the files with their real
-paths on the host, or a Refusal that says what is wrong where, and what to do. Everything is read
-through `HostFiles`, below the configured roots.
+The result has the files' real paths on the host. A Refusal names what is missing in which root, and
+what to do. Everything is read through `HostFiles`, below the configured roots.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class DriverFiles(Struct, frozen=True, kw_only=True):
 
 
 def find_driver_files(settings: DriverFilesSettings, version: str) -> DriverFiles | Refusal:
-    """Find the files of the loaded version, in the root that is set or in the first of the usual
+    """Find the files of the loaded version, in the configured root or in the first of the usual
     ones that has them.
 
-    Errors: raises nothing; Refusal code driver-files-incomplete, one
-    reason a root that has some driver.
+    Errors: raises nothing; returns Refusal code driver-files-incomplete, with one reason for each
+    root that has some driver.
     Cost: lists about twenty folders, and reads the headers of some forty libraries.
     """
     roots = (settings.root,) if settings.root else SEARCHED_ROOTS
@@ -105,8 +104,8 @@ def find_driver_files(settings: DriverFilesSettings, version: str) -> DriverFile
 def _libraries(view: HostFiles, version: str) -> tuple[Library, ...]:
     """Find the libraries.
 
-    Of two of one name the first folder's counts, and those of another
-    machine than libcuda's are none.
+    Of two with one name the one in the first folder counts. Libraries for another machine than
+    libcuda's are left out.
     """
     machines: dict[str, int] = {}
     libraries: dict[str, Library] = {}
@@ -130,8 +129,8 @@ def _libraries(view: HostFiles, version: str) -> tuple[Library, ...]:
 
 
 def _each_name_once(libraries: Sequence[Library]) -> tuple[Library, ...]:
-    """Leave a name to the first library that has it as its own: two mounts on one path contradict
-    each other.
+    """Give each name to one library, first to those that have it as their own file name: two mounts
+    on one path would contradict each other.
     """
     taken = {library.names[0] for library in libraries}
     distinct: list[Library] = []
@@ -143,7 +142,7 @@ def _each_name_once(libraries: Sequence[Library]) -> tuple[Library, ...]:
 
 
 def _binaries(view: HostFiles) -> tuple[File, ...]:
-    # The last one: Debian's, to which links in /etc lead that a container of ours does not see.
+    # The last folder is Debian's: links in /etc lead to it, and a container does not see those.
     folders = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin", "usr/lib/nvidia/current")
     return tuple(
         File(host_path=real, container_path=f"/usr/bin/{name}")
@@ -189,8 +188,8 @@ def _xorg(view: HostFiles, version: str) -> tuple[File, ...]:
 
 
 def find_sockets(host_root: str, root: str) -> tuple[File, ...]:
-    """Find the daemons' sockets, which come and go: a driver container has them below its own /run,
-    and everybody else in the host's.
+    """Find the daemons' sockets, which come and go: below its own /run for a driver container, else
+    in the host's.
     """
     view = HostFiles(host_root, root)
     return tuple(

@@ -1,9 +1,8 @@
 """Reads what a loader must know of a shared library: its SONAME, its machine, and NVIDIA's note of
 forward compatibility. Pure, and bounded.
 
-Flows in: a function that reads a part of a file. Flows out: the facts, or None for what is no
-64-bit little-endian ELF file. A file may come out of a container's image, so that no number of it
-is trusted: every read has a limit, and what points outside is nothing.
+Only 64-bit little-endian ELF files are read. A file may come out of a container's image, so no
+number in it is trusted: every read has a limit, and an offset outside the file counts as absent.
 Source: System V ABI, "Object Files" and "Dynamic Linking"; elf(5). The note is what `readelf -n`
 shows of libcuda in CUDA's compat packages.
 """
@@ -56,7 +55,7 @@ class _Segment(Struct, frozen=True):
 
 
 def read_elf(read: Read) -> Elf | None:
-    """Read the facts of a library; None when it is none that a 64-bit loader takes.
+    """Read the facts of a library, or return None when a 64-bit loader would not take it.
 
     Errors: raises what `read` raises.
     """
@@ -87,7 +86,7 @@ def _soname(read: Read, segments: list[_Segment]) -> str:
     strings = _offset_of(values[_DT_STRTAB], segments)
     name = b"" if strings is None else read(strings + values[_DT_SONAME], _NAME_BYTES)
     text = name.partition(b"\0")[0].decode("ascii", "replace") if b"\0" in name else ""
-    # It becomes the name of a file.
+    # The result becomes the name of a file.
     return text if text.isprintable() and "/" not in text and text not in (".", "..") and "�" not in text else ""
 
 
@@ -116,7 +115,7 @@ def _served_drivers(read: Read, segments: list[_Segment]) -> tuple[int, ...] | N
 
 
 def _notes(data: bytes, align: int) -> Iterator[bytes]:
-    """Give the contents of NVIDIA's notes."""
+    """Iterate over the contents of NVIDIA's notes."""
     at = 0
     while at + _NOTE.size <= len(data):
         name_size, text_size, _ = _NOTE.unpack_from(data, at)

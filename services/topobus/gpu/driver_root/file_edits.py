@@ -1,11 +1,9 @@
 """Container edits for a driver's files: mounts, and how the container's loader finds the libraries.
-
 Pure.
 
-Flows in: the files, the way of the loader. Flows out: edits common to all GPUs of a container.
 Each library is mounted under each of its names, so that no link has to be made in the container.
-Where the loader's cache leads to the libraries they lie in a folder that no image names: an
-image's compatibility libraries then win where they should, also where the image sets
+Where the loader's cache leads to the libraries, they are in a folder that no image names. Then an
+image's compatibility libraries take precedence where they should, even where the image sets
 `LD_LIBRARY_PATH` to NVIDIA's usual folder.
 """
 
@@ -27,19 +25,19 @@ IMAGES_FOLDER = "/usr/local/nvidia/lib64"
 Way = Literal["hook", "variable", "image"]
 
 _SOCKET_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "bind")
-# The hook runs as root beside the container: it inherits nothing of the image's environment.
+# The hook runs as root beside the container and must not inherit the image's environment.
 _HOOK_ENVIRONMENT = ("LC_ALL=C.UTF-8",)
-# It takes a tenth of a second; a node under load takes longer.
+# It takes a tenth of a second, and longer on a node under load.
 _HOOK_TIMEOUT_S = 60
 
 
 def file_edits(
     driver_files: DriverFiles, *, sockets: Sequence[File] = (), way: Way, hook: str, has_storage: bool = False
 ) -> ContainerEdits:
-    """Make the edits.
+    """Make the edits, common to all GPUs of a container.
 
-    Shapes: hook — the program's path on the host, for the way `hook`; has_storage — with
-    the files of GPUDirect Storage.
+    Shapes: hook — the program's path on the host, for the way `hook`; has_storage — with the files
+    of GPUDirect Storage.
     """
     folder = CACHED_FOLDER if way == "hook" else IMAGES_FOLDER
     mounts = [

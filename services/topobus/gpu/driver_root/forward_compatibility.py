@@ -1,11 +1,7 @@
-"""Decides whether the compatibility libraries that a CUDA image brings are used instead of the
-host's.
+"""Decides whether the compatibility libraries of a CUDA image are used instead of the host's. Pure.
 
-Pure.
-
-Flows in: names and facts of the image's folder, the version of the loaded module. Flows out: yes or
-no. A newer CUDA runs on an older driver's kernel module by such libraries; older ones than the
-driver's own would only take away what the driver can do.
+With such libraries a newer CUDA runs on an older driver's kernel module. Libraries older than the
+driver's own would only lose abilities of the driver.
 Source: CUDA Compatibility guide, "Forward Compatibility"; the note of libcuda names the drivers
 that it serves, and without a note a greater major version counts.
 """
@@ -28,7 +24,7 @@ _LIBRARY = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 def compatibility_library(names: Iterable[str]) -> str:
     """Choose libcuda among the names of the folder.
 
-    Empty when there is none, or when there are several and nobody can say which counts.
+    Empty when there is none, or when there are several and the one in use is not known.
 
     >>> compatibility_library(["libcuda.so", "libcuda.so.1", "libcuda.so.590.44.01"])
     'libcuda.so.590.44.01'
@@ -38,7 +34,8 @@ def compatibility_library(names: Iterable[str]) -> str:
 
 
 def is_used(name: str, facts: Elf, driver_version: str) -> bool:
-    """Say whether the libraries beside a compatibility libcuda serve a driver better than its own.
+    """Return whether the libraries beside a compatibility libcuda serve a driver better than its
+    own.
 
     >>> is_used("libcuda.so.590.44.01", Elf(machine=62), "580.95.05"), is_used("libcuda.so.570.86.10", Elf(machine=62), "580.95.05")
     (True, False)

@@ -1,10 +1,9 @@
-"""Looks into a driver root of the host: names of folders, and where a path really leads, as the
+"""Reads a driver root of the host: names in folders, and where a path really leads, as the
 container runtime will find it.
 
-Flows in: paths relative to the driver root. Flows out: paths of the host with every link
-resolved. A link inside a driver root that is a whole system (a driver container) is meant
-from that root; one of a plain folder (NixOS, `/usr/local/nvidia`) from the host's root. Which
-it is, is seen by what exists.
+Every link of a path is resolved. A link inside a driver root that is a whole system (a driver
+container) is resolved from that root, a link in a plain folder (NixOS, `/usr/local/nvidia`) from
+the host's root. Which of the two a root is shows by which path exists.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ _MAX_LINKS = 40
 
 
 class HostFiles:
-    """One driver root. Methods raise nothing for what is absent.
+    """One driver root.
 
-    What cannot be read counts as absent.
+    What is absent or cannot be read counts as absent, and raises nothing.
     """
 
     def __init__(self, host_root: str, root: str) -> None:
-        """Take where this process sees the host's root folder, and the driver root's path on the
-        host.
+        """Take the path at which this process sees the host's root folder, and the driver root's
+        path on the host.
         """
         self._host = host_root.rstrip("/")
         self.root = f"/{root.strip('/')}"
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """List a folder of the root, sorted; empty when it is none."""
+        """List a folder of the root, sorted, or nothing when it is absent."""
         real = self.real(folder)
         try:
             return tuple(sorted(os.listdir(self._seen(real)))) if real else ()  # noqa: PTH208 - names only
@@ -44,9 +43,8 @@ class HostFiles:
             return ()
 
     def real(self, path: str) -> str:
-        """Find where a path of the root leads.
-
-        Its path on the host, empty when it leads nowhere.
+        """Find the path of the host that a path of the root leads to, or "" when it leads to
+        nothing.
         """
         done: list[str] = []
         todo = list(reversed([*self.root.split("/"), *path.split("/")]))
@@ -76,19 +74,21 @@ class HostFiles:
         return text if os.path.exists(self._seen(text)) else ""  # noqa: PTH110 - a text, as everywhere here
 
     def host_path(self, path: str) -> str:
-        """Give an absolute path of the host when it is there, else nothing."""
+        """Return an absolute path of the host with its links resolved, or "" when it does not
+        exist.
+        """
         return HostFiles(self._host, "/").real(path)
 
     def is_file(self, real: str) -> bool:
-        """Say whether a path of the host is a regular file."""
+        """Return whether a path of the host is a regular file."""
         return self._has(real, stat.S_ISREG)
 
     def is_socket(self, real: str) -> bool:
-        """Say whether a path of the host is a socket."""
+        """Return whether a path of the host is a socket."""
         return self._has(real, stat.S_ISSOCK)
 
     def elf(self, real: str) -> Elf | None:
-        """Read a library's facts; None when it is none."""
+        """Read a library's facts, or return None when the file is no library."""
         try:
             descriptor = open_regular(self._seen(real))
         except OSError:
@@ -101,7 +101,7 @@ class HostFiles:
             os.close(descriptor)
 
     def stamp(self, folder: str) -> tuple[str, int]:
-        """Give what changes when a file of a folder comes, goes or is replaced."""
+        """Return a value that changes when a file of a folder comes, goes or is replaced."""
         real = self.real(folder)
         try:
             return real, Path(self._seen(real)).stat().st_mtime_ns if real else 0

@@ -1,12 +1,11 @@
 """The cache by which glibc's loader finds libraries (`/etc/ld.so.cache`): read, extended with the
 driver's libraries, and written. Pure.
 
-Flows in: the bytes of an image's cache, or none, and libraries by SONAME. Flows out: the bytes of a
-complete cache. An image's own entries stay, so that nothing of the image has to be scanned and no
-program of the image or of the host runs. A cache without an image's entries is complete, too: what
-it lacks the loader looks for in its own folders.
-Source: glibc, sysdeps/generic/dl-cache.h (formats), elf/dl-cache.c (order and search),
-elf/cache.c (what ldconfig writes).
+An image's own entries stay, so that nothing of the image has to be scanned and no program of the
+image or of the host runs. A cache without an image's entries is also complete: the loader searches
+its own folders for what the cache lacks.
+Source: glibc, sysdeps/generic/dl-cache.h (formats), elf/dl-cache.c (order and search), elf/cache.c
+(what ldconfig writes).
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _EXTENSION = struct.Struct("<II")
 _SECTION = struct.Struct("<IIII")
 _GENERATOR, _HWCAPS = 0, 1
 _GENERATED_BY = b"topobus"
-# FLAG_ELF_LIBC6 with the machine's own flag; a loader takes entries of its own machine alone.
+# FLAG_ELF_LIBC6 with the machine's own flag. A loader takes entries of its own machine alone.
 _FLAGS = {X86_64: 0x0303, AARCH64: 0x0A03}
-# Images with all of a desktop have some thousand.
+# An image with a whole desktop has some thousand.
 _ENTRIES_LIMIT = 1 << 17
-# A path has at most so many (PATH_MAX, limits.h): many entries that mean one long
-# text must not fill the memory.
+# A path has at most as many (PATH_MAX, limits.h). The limit keeps many entries that point to one
+# long text from filling the memory.
 _TEXT_BYTES = 4096
 
 
@@ -58,12 +57,12 @@ class LoaderCache(Struct, frozen=True):
 
 
 def parse(data: bytes) -> LoaderCache | None:
-    """Read a cache; None when it is none that a present loader reads.
+    """Read a cache, or return None when present loaders do not read its form.
 
     >>> parse(render(LoaderCache((Entry(0x0303, b"libc.so.6", b"/lib/libc.so.6"),)))).entries[0].path
     b'/lib/libc.so.6'
     """
-    # Older distributions write a cache of the form before in front; offsets count from the magic.
+    # Older distributions write a cache of the previous form in front. Offsets count from the magic.
     start = data.find(_MAGIC)
     if start < 0 or len(data) - start < _HEADER.size:
         return None
@@ -87,7 +86,7 @@ def parse(data: bytes) -> LoaderCache | None:
 
 
 def extend(cache: LoaderCache, libraries: Mapping[str, str], machine: int) -> LoaderCache | None:
-    """Add libraries, SONAME to path, each in place of every other one of its name.
+    """Add libraries, SONAME to path, each in place of the entries of its name.
 
     None for a machine that has no driver.
     """
@@ -101,9 +100,9 @@ def extend(cache: LoaderCache, libraries: Mapping[str, str], machine: int) -> Lo
 
 
 def render(cache: LoaderCache) -> bytes:
-    """Write a cache; of entries of one name the first one stays the first.
+    """Write a cache. The first entry of a name stays the first.
 
-    Order: as the loader's search by halves needs it, greatest name first.
+    Order: greatest name first, as the loader's binary search needs it.
     """
     entries = sorted(cache.entries, key=lambda entry: _order(entry.soname), reverse=True)
     strings_at = _HEADER.size + len(entries) * _ENTRY.size
@@ -152,7 +151,7 @@ def _text(data: bytes, at: int) -> bytes:
 
 
 def _order(name: bytes) -> tuple[tuple[int, int], ...]:
-    """Order names as the loader does: digits together are a number, and greater than any other
+    """Order names as the loader does: a run of digits is one number, and greater than any other
     character.
     """
     parts = re.findall(rb"\d+|\D", name)

@@ -1,14 +1,14 @@
-"""Console script `topobus-gpu-hook`: an OCI hook (createContainer) that lets a container's loader
+"""Console script `topobus-gpu-hook`: an OCI hook (createContainer) that makes a container's loader
 find the driver's libraries.
 
-Flows in: the container's state, as a runtime writes it to a hook's standard input. Flows out: in
-the container /etc/ld.so.cache with the libraries of a folder, and with the image's compatibility
-libraries where they serve this driver better; for musl's loader its path file. It runs as root in
-the container's mount namespace, before the container's program and without anything of the
-container's: it executes nothing, follows no link out of the root, and reads numbers of files with
-limits. Nothing here needs the service.
-Source: OCI runtime specification, config.md (createContainer hooks) and runtime.md (state);
-musl, ldso/dynlink.c (path file).
+It reads the container's state from its standard input, as a runtime writes it. It writes the
+container's /etc/ld.so.cache with the libraries of a folder, and with the image's compatibility
+libraries where they serve this driver better. For musl's loader it writes the path file. It runs as
+root in the container's mount namespace, before the container's program. So it trusts nothing of the
+container: it executes no program, follows no link out of the root, and reads numbers of files with
+limits. It does not need the service.
+Source: OCI runtime specification, config.md (createContainer hooks) and runtime.md (state); musl,
+ldso/dynlink.c (path file).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from topobus.gpu.driver_root.forward_compatibility import COMPATIBILITY_FOLDER, 
 __all__ = ["HookError", "main", "update_loader"]
 
 _STATE_BYTES, _CONFIG_BYTES, _CACHE_BYTES, _PATHS_BYTES = 1 << 20, 1 << 24, 1 << 24, 1 << 16
-# A folder of a driver has less than a hundred names, CUDA's compatibility folder about ten.
+# A driver's folder has fewer than a hundred names, CUDA's compatibility folder about ten.
 _NAMES_LIMIT = 2000
 _GLIBC_LOADERS = {X86_64: "/lib64/ld-linux-x86-64.so.2", AARCH64: "/lib/ld-linux-aarch64.so.1"}
 _MUSL_NAMES = {X86_64: "x86_64", AARCH64: "aarch64"}
@@ -39,13 +39,13 @@ _LISTS = "/etc/ld.so.conf.d"
 
 
 class HookError(Exception):
-    """Raised when the container must not start; the message is what the runtime shows."""
+    """Raised when the container must not start. The runtime shows its message."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the state and do the work.
+    """Read the state and update the container's loaders.
 
-    Ends with 1 and a line of why when the container must not start.
+    Exits with 1 and a line with the reason when the container must not start.
     """
     parser = argparse.ArgumentParser(
         prog="topobus-gpu-hook",
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def update_loader(root_path: str, folder: str, driver_version: str) -> None:
-    """Extend what the container's loaders read.
+    """Extend the files that the container's loaders read.
 
-    Errors: raises HookError when the folder is not there, or when a loader's
-    file cannot be read or written.
+    Errors: raises HookError when the folder is missing or no short absolute path, or when a
+    loader's file cannot be read or written.
     """
     if not folder.startswith("/") or posixpath.normpath(folder) != folder or re.search(r"[\s:]", folder):
         raise HookError(f"--folder is {folder!r}, wanted an absolute path in the container, in its shortest form")
@@ -89,8 +89,8 @@ def update_loader(root_path: str, folder: str, driver_version: str) -> None:
 
 
 def _root_path(data: bytes) -> str:
-    """Find the container's root folder: the state names the bundle, and
-    its configuration the root.
+    """Find the container's root folder: the state names the bundle, and the bundle's configuration
+    names the root.
     """
     try:
         bundle = json.loads(data)["bundle"]
@@ -107,8 +107,8 @@ def _root_path(data: bytes) -> str:
 
 
 def _libraries(root: ContainerRoot, folder: str) -> tuple[dict[str, str], int]:
-    """Find what a folder gives: SONAME, or the name of a file, to path; and the machine that most
-    of it is for.
+    """Find the libraries of a folder (SONAME, or the name of a file, to path), and the machine that
+    most of them are for.
     """
     libraries: dict[str, str] = {}
     machines: list[int] = []
@@ -137,7 +137,7 @@ def _compatibility_libraries(root: ContainerRoot, driver_version: str) -> dict[s
 
 
 def _facts(root: ContainerRoot, path: str) -> Elf | None:
-    """Read a file of the container as a library; an image may have anything under such a name."""
+    """Read a file of the container as a library. An image may have anything under such a name."""
     try:
         return read_elf(lambda offset, size: root.read(path, size, offset))
     except (OSError, OverflowError):
@@ -159,7 +159,7 @@ def _extend_cache(root: ContainerRoot, libraries: dict[str, str], machine: int, 
     if cache is not None:
         root.write("/etc", "ld.so.cache", loader_cache.render(cache))
     if root.exists(_LISTS):
-        # For an `ldconfig` that the container's own program runs.
+        # Used when a program of the container runs `ldconfig`.
         root.write(_LISTS, "00-topobus-driver.conf", "".join(f"{folder}\n" for folder in folders).encode())
 
 

@@ -1,14 +1,10 @@
 """Which files of a folder's listing belong to NVIDIA's driver, and under which names a container
-needs them.
+needs them. Pure.
 
-Pure.
-
-Flows in: names, the version of the loaded kernel module, the SONAMEs of the chosen libraries.
-Flows out: libraries with all their names, and what is missing. A library belongs to the
-driver when its name ends with exactly the version of the module: CUDA refuses any other. A
-few have versions of their own.
-Source: file names of NVIDIA-Linux-x86_64-*.run, its README ("Installed Components"), and the
-facts in tests/data/driver_files/.
+A library belongs to the driver when its name ends with exactly the version of the loaded kernel
+module, because CUDA refuses any other. A few libraries have versions of their own.
+Source: file names of NVIDIA-Linux-x86_64-*.run, its README ("Installed Components"), and the facts
+in tests/data/driver_files/.
 """
 
 from __future__ import annotations
@@ -108,7 +104,7 @@ file."""
 REQUIRED = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so")
 """Without one of these no CUDA program runs."""
 
-# Of versions of their own: the compiler's former library, and the platforms of EGL.
+# Libraries with versions of their own: the compiler's former library, and the platforms of EGL.
 _OWN_VERSIONS = (
     "libnvidia-nvvm70.so.*",
     "libnvidia-egl-gbm.so.*.*",
@@ -146,10 +142,11 @@ def driver_libraries(names: Iterable[str], version: str) -> tuple[str, ...]:
 
 
 def library_names(name: str, soname: str, listed: Iterable[str]) -> tuple[str, ...]:
-    """Say under which names a container has a library: its own, its SONAME, and the unversioned
-    ones that programs open.
+    """List the names under which a container has a library: its own, its SONAME, and the
+    unversioned ones that programs open.
 
-    Shapes: listed — names beside it, for a link for linking (`libnvcuvid.so`) is there only where the driver has it.
+    Shapes: listed — the names beside it: a name for linking (`libnvcuvid.so`) is given only where
+    the driver has it.
     >>> library_names("libcuda.so.580.95.05", "libcuda.so.1", [])
     ('libcuda.so.580.95.05', 'libcuda.so.1', 'libcuda.so')
     """
@@ -159,7 +156,7 @@ def library_names(name: str, soname: str, listed: Iterable[str]) -> tuple[str, .
 
 
 def missing_libraries(names: Iterable[str], version: str) -> tuple[str, ...]:
-    """List what no CUDA program runs without and what is not among the names."""
+    """List the required libraries that are not among the names."""
     listed = set(names)
     return tuple(wanted for base in REQUIRED if (wanted := f"{base}.{version}") not in listed)
 

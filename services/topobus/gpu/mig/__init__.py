@@ -1,1 +1,3 @@
-"""MIG: NVIDIA GPUs that are cut into instances, by somebody beforehand or for each claim."""
+"""MIG: NVIDIA GPUs that are cut into instances, by an administrator beforehand or for each
+claim.
+"""

@@ -1,9 +1,8 @@
 """Finds the device nodes by which a container may use one MIG instance: the capabilities of its GPU
 instance and its compute instance.
 
-Flows in: the kernel module's files. Flows out: nodes relative to dev, or a Refusal that names
-what the host lacks. Who has these two nodes and the GPU's sees that instance alone: CUDA finds
-the others and may not open them.
+A container with these two nodes and the GPU's can use that instance alone: CUDA finds the others
+but may not open them.
 Source: MIG User Guide, "Device Nodes and Capabilities":
 /proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<id>/access with `DeviceFileMinor: 12`, and
 /proc/driver/nvidia-caps/mig-minors with `gpu0/gi1/ci0/access 13`.
@@ -22,15 +21,15 @@ _MINOR_KEY = "DeviceFileMinor"
 
 
 def capability_nodes(tree: Tree, minor: str, gi: int, ci: int) -> tuple[str, ...] | Refusal:
-    """Name the nodes of a GPU's instance, that of the GPU instance first.
+    """Name the nodes of a GPU's instance, relative to dev, that of the GPU instance first.
 
     Shapes: minor — the GPU's number in /dev/nvidia<minor>, by which the module's files are named.
-    Errors: raises HardwareError when a file exists and cannot be read;
-    Refusal code mig-capability-missing.
+    Errors: returns Refusal code mig-capability-missing with what the host lacks; raises
+    HardwareError when a file exists and cannot be read.
     """
     nodes: list[str] = []
-    # The list is long (each instance that there could ever be), and needed only
-    # where the first file is not there.
+    # The list is long (each instance that could ever exist), and needed only where the first file
+    # is missing.
     listed: dict[str, str] | None = None
     for path, short in (
         (f"gpu{minor}/mig/gi{gi}", f"gpu{minor}/gi{gi}"),

@@ -1,15 +1,14 @@
 """Makes devices of a GPU's instances: those that exist, and, where instances are made for claims,
 each place at which one could be. Pure.
 
-Flows in: the GPU as a device, what NVML says of its instances, which of them are ours. Flows out:
-devices, and the counters that they take from. A name says GPU, profile and place
-(`gpu-0000-18-00-0-mig-1g-10gb-3`), so an instance of another size is another device, and it is the
-same one whether it was made for a claim or beforehand.
+A device's name has the GPU, the profile and the place (`gpu-0000-18-00-0-mig-1g-10gb-3`). So an
+instance of another size is another device, and a device is the same whether its instance was made
+for a claim or beforehand.
 
-Counters: each memory slice by its number, which is what placements are made of; the compute
-slices; the engines; and how many of a profile there may be, where that is less than its places.
-NVML tells no totals of the engines: a GPU has as many as its largest profile, and as all instances
-that one profile may have together.
+The devices take from counters: each memory slice by its number, because placements are made of
+them, the compute slices, the engines, and how many of a profile there may be, where that is less
+than its places. NVML has no totals of the engines. A GPU has as many as its largest profile, and as
+all instances that one profile may have together.
 """
 
 from __future__ import annotations
@@ -68,11 +67,10 @@ def placed_devices(gpu: Device, mig: MigGpu) -> list[Device]:
 
 
 def possible_devices(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> list[Device]:
-    """List each place of each profile as a device that takes from the GPU's counters, by name;
-    `foreign` instances have taken theirs already.
+    """List each place of each profile as a device that takes from the GPU's counters, by name.
 
-    A place that is not free beside the foreign ones is listed all the same: it is
-    sick as long as they are there.
+    A place that is not free beside the `foreign` instances is listed as well, and is unhealthy as
+    long as they exist. They have taken their part of the counters already.
     """
     totals = counter_set(gpu, mig, foreign).counters
     devices: list[Device] = []
@@ -105,7 +103,7 @@ def place_names(gpu: Device, mig: MigGpu) -> Mapping[tuple[int | None, int | Non
 
 
 def counter_set(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> CounterSet:
-    """Count what a GPU has for instances, less what instances have that nobody may touch."""
+    """Count what a GPU has for instances, less what `foreign` instances have."""
     totals = _totals(mig)
     for instance in foreign:
         for counter, amount in _taken(mig, instance).items():
@@ -114,7 +112,7 @@ def counter_set(gpu: Device, mig: MigGpu, foreign: Sequence[MigInstance]) -> Cou
 
 
 def is_blocked(mig: MigGpu, device: Device, foreign: Sequence[MigInstance]) -> bool:
-    """Say whether a possible instance does not fit beside those that nobody may touch."""
+    """Return whether a possible instance does not fit beside the `foreign` ones."""
     profile = next((profile for profile in mig.profiles if profile.name == device.attributes.get("profile")), None)
     start = device.attributes.get("placement")
     if profile is None or not isinstance(start, int):
@@ -130,9 +128,10 @@ def is_blocked(mig: MigGpu, device: Device, foreign: Sequence[MigInstance]) -> b
 
 
 def live_of(mig: MigGpu, device: Device) -> tuple[MigInstance, MigCompute | None] | None:
-    """Find the instance at a device's place, of its profile.
+    """Find the instance at a device's place, of the device's profile, and the compute instance in
+    it.
 
-    For a device that stands for a part of one, that compute instance.
+    The second is None while the instance has no compute instance.
     """
     for instance in mig.instances:
         for compute in instance.computes:
@@ -158,7 +157,8 @@ def _device(
     gpu: Device, name: str, profile: str, share: MigShare, *, uuid: str, facts: Mapping[str, AttributeValue]
 ) -> Device:
     attributes = {key: value for key, value in gpu.attributes.items() if key not in ("index", "uuid")}
-    # One that is made for each claim has another UUID each time, which would change the slice.
+    # An instance that is made for each claim has another UUID each time, which would change the
+    # slice.
     uuids: dict[str, AttributeValue] = {
         key: value for key, value in (("parentUUID", gpu.uuid), ("uuid", uuid)) if value
     }
@@ -196,8 +196,8 @@ def _facts(mig: MigGpu, instance: MigInstance, compute: MigCompute) -> dict[str,
 def _name(gpu: Device, mig: MigGpu, instance: MigInstance, compute: MigCompute, *, whole: str = "") -> str:
     """Name an instance after its place.
 
-    Where NVML does not tell that, after its number, and a part of an instance
-    after its own place in it, too.
+    Where NVML does not publish the place, the name has the instance's number. The name of a part of
+    an instance ends with the part's own place.
     """
     profile = mig.profile(instance.profile)
     is_whole = profile is None or compute.slices == profile.slices
@@ -213,8 +213,9 @@ def _place_name(gpu: Device, profile: str, start: int) -> str:
 
 
 def _suffix(profile: str, where: int | str) -> str:
-    """Write a profile as a part of a name: `1g.10gb+me` has the media engines, `1g.12gb-me` leaves
-    them out.
+    """Write a profile as a part of a name.
+
+    `1g.10gb+me` has the media engines, `1g.12gb-me` leaves them out.
 
     >>> _suffix("1g.10gb+me", 3), _suffix("1g.12gb-me", 0)
     ('mig-1g-10gb-me-3', 'mig-1g-12gb-no-me-0')
@@ -243,7 +244,7 @@ def _uses(mig: MigGpu, profile: MigProfile, start: int) -> dict[str, int]:
 def _taken(mig: MigGpu, instance: MigInstance) -> dict[str, int]:
     profile = mig.profile(instance.profile)
     if profile is None or instance.start is None:
-        # Nobody knows what it has, so it has all.
+        # What it has is not known, so count all of the GPU as taken.
         return _totals(mig)
     return _uses(mig, profile, instance.start)
 

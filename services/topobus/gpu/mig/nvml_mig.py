@@ -1,10 +1,9 @@
 """Asks NVML about the instances of a GPU, and makes and destroys them.
 
-Flows in: the module pynvml, a GPU's handle. Flows out: frozen values (`values`). Whoever may not
-list GPU instances (NVML tells them to root alone) sees those that have a compute instance, without
-their place. Nothing here changes the MIG mode of a GPU: that is the operator's.
-Source: NVML API reference, "Multi Instance GPU Management"; the functions that need a
-privileged user are marked there.
+NVML lists GPU instances to root alone. A caller without that right sees those that have a compute
+instance, without their place. Nothing here changes the MIG mode of a GPU, which is the operator's.
+Source: NVML API reference, "Multi Instance GPU Management"; the functions that need a privileged
+user are marked there.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from topobus.gpu.mig.values import MigCompute, MigGpu, MigInstance, MigProfile, 
 __all__ = ["destroy_instance", "make_compute_instance", "make_gpu_instance", "read_mig", "read_profiles"]
 
 _MIB = 1 << 20
-# More than the slices of any GPU: the room that a list of instances is read into.
+# The buffer for a list of instances: more than the slices of any GPU.
 _MOST_INSTANCES = 64
 
 
 def read_profiles(library: Any, handle: Any) -> tuple[MigProfile, ...]:
-    """Ask for the sizes that a GPU knows, by id; none for one that has no MIG."""
+    """Ask for the sizes that a GPU knows, by id. Empty for a GPU without MIG."""
     profiles: list[MigProfile] = []
     for index in range(library.NVML_GPU_INSTANCE_PROFILE_COUNT):
         info = _asked(library, library.nvmlDeviceGetGpuInstanceProfileInfo, handle, index)
@@ -56,8 +55,9 @@ def read_profiles(library: Any, handle: Any) -> tuple[MigProfile, ...]:
 
 
 def read_mig(library: Any, handle: Any, profiles: Sequence[MigProfile]) -> MigGpu:
-    """Ask a GPU in MIG mode for its instances; `profiles` are what it answered before.
+    """Ask a GPU in MIG mode for its instances.
 
+    Shapes: profiles — its answer to `read_profiles`.
     Errors: raises NVMLError when it does not answer at all.
     """
     instances: dict[int, MigInstance] = {}
@@ -76,9 +76,9 @@ def read_mig(library: Any, handle: Any, profiles: Sequence[MigProfile]) -> MigGp
 
 
 def make_gpu_instance(library: Any, handle: Any, profile: MigProfile, start: int) -> int:
-    """Make a GPU instance at a place; its id.
+    """Make a GPU instance at a place, and return its id.
 
-    Errors: raises NVMLError; INSUFFICIENT_RESOURCES where something else is there.
+    Errors: raises NVMLError, with INSUFFICIENT_RESOURCES where the place is taken.
     """
     place = library.c_nvmlGpuInstancePlacement_t(start, profile.size)
     instance = library.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile.id, byref(place))
@@ -88,7 +88,7 @@ def make_gpu_instance(library: Any, handle: Any, profile: MigProfile, start: int
 def make_compute_instance(library: Any, handle: Any, gi: int, slices: int) -> MigCompute:
     """Make a compute instance that fills a GPU instance.
 
-    Errors: raises NVMLError.
+    Errors: raises NVMLError, also when no profile fills it.
     """
     instance = library.nvmlDeviceGetGpuInstanceById(handle, gi)
     for index in range(library.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
@@ -109,9 +109,9 @@ def make_compute_instance(library: Any, handle: Any, gi: int, slices: int) -> Mi
 def destroy_instance(library: Any, handle: Any, gi: int) -> None:
     """Destroy a GPU instance with all compute instances in it.
 
-    One that is gone already is no error.
+    An instance that is gone already is no error.
 
-    Errors: raises NVMLError; IN_USE while a program uses it.
+    Errors: raises NVMLError, with IN_USE while a program uses it.
     """
     try:
         instance = library.nvmlDeviceGetGpuInstanceById(handle, gi)
@@ -136,12 +136,14 @@ def _computes(library: Any, instance: Any) -> list[Any]:
 
 
 def _devices(library: Any, handle: Any) -> list[tuple[int, MigCompute]]:
-    """List the MIG devices, which everybody may: the GPU instance's id and the compute instance."""
+    """List the MIG devices, which needs no privilege: the GPU instance's id and the compute
+    instance.
+    """
     seen: list[tuple[int, MigCompute]] = []
     for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         device = _asked(library, library.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is None:
-            # Numbers may have gaps.
+            # The numbers may have gaps.
             continue
         gi, ci = library.nvmlDeviceGetGpuInstanceId(device), library.nvmlDeviceGetComputeInstanceId(device)
         attributes = library.nvmlDeviceGetAttributes(device)
@@ -213,9 +215,10 @@ def _sorted(computes: Sequence[MigCompute]) -> tuple[MigCompute, ...]:
 
 
 def _asked(library: Any, ask: Callable[..., Any], *arguments: Any) -> Any | None:
-    """Ask what may be unknown, not supported, gone meanwhile, or for root alone: None then.
+    """Ask for what may be unknown, not supported, gone meanwhile, or for root alone, and return
+    None then.
 
-    Errors: raises NVMLError for all else, such as a session that is void.
+    Errors: raises NVMLError for all else, such as a session that is no longer valid.
     """
     ordinary = (
         library.NVML_ERROR_NOT_SUPPORTED,

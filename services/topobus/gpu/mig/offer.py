@@ -1,10 +1,8 @@
-"""Decides what a GPU in MIG mode is offered as, and finds the instance that a device stands for
-when a claim is prepared.
+"""Decides which devices a GPU in MIG mode is offered as, and finds the instance of a device when a
+claim is prepared.
 
-Flows in: the GPU as a device, what NVML says of its instances. Flows out: devices, health of
-single instances, the live instance of a device or a Refusal. A device is given as what it was
-offered for: an instance that was destroyed and made anew meanwhile is another one, with another
-UUID, and the claim is refused.
+A claim gets exactly the instance that was offered. An instance that was destroyed and made again
+has another UUID, and the claim is refused.
 """
 
 from __future__ import annotations
@@ -45,12 +43,12 @@ _WHOLE = "MIG mode is on, and CUDA finds no device on the whole GPU"
 
 
 def is_mig(device: Device) -> bool:
-    """Say whether a device is a MIG instance."""
+    """Return whether a device is a MIG instance."""
     return device.attributes.get("type") == MIG_TYPE
 
 
 class MigOffer:
-    """The instances of one node's GPUs; keeps what the last look saw of them."""
+    """The instances of one node's GPUs, as they were at the last look."""
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
@@ -64,7 +62,7 @@ class MigOffer:
 
     @property
     def counter_sets(self) -> tuple[CounterSet, ...]:
-        """Give what the instances take from that are made for claims, by GPU."""
+        """Return the counters that instances made for claims take from, by GPU."""
         return tuple(self._sets[name] for name in sorted(self._sets))
 
     def possible(
@@ -72,9 +70,10 @@ class MigOffer:
     ) -> list[Device]:
         """List the instances that can be made of a GPU in MIG mode.
 
-        Names in `warnings` those that somebody else has made, which stay and keep what they take.
+        `warnings` gets the names of instances that others have made. They stay and keep what they
+        take.
 
-        Shapes: recorded — what the journal says was done to a device.
+        Shapes: recorded — by device, the steps that the journal has of it.
         """
         assert gpu.pci is not None
         self._seen[gpu.pci] = mig
@@ -90,8 +89,8 @@ class MigOffer:
             if not is_ours(recorded(names.get((instance.profile, instance.start), "")), instance, boot)
         ]
         if foreign and nvml is not None:
-            # One of ours that was destroyed since NVML was asked has no
-            # record any more: it is nobody's.
+            # An own instance that was destroyed since NVML was asked has no record any more, and
+            # would count as foreign.
             try:
                 still = nvml.mig(gpu.pci).instances
                 foreign = [instance for instance in foreign if instance in still]
@@ -111,11 +110,11 @@ class MigOffer:
         return devices
 
     def devices(self, gpu: Device, mig: MigGpu, warnings: LeftOut, *, is_counted: bool) -> list[Device]:
-        """List what a GPU in MIG mode is offered as.
+        """List the devices that a GPU in MIG mode is offered as.
 
-        Says in `warnings` that, and why, the GPU itself is not.
+        `warnings` gets the reason when the GPU itself is not offered.
 
-        Shapes: gpu — the whole GPU as a device; is_counted — offer it, too, beside its instances.
+        Shapes: gpu — the whole GPU as a device; is_counted — offer it beside its instances as well.
         """
         assert gpu.pci is not None
         self._seen[gpu.pci] = mig
@@ -132,7 +131,7 @@ class MigOffer:
         return instances
 
     def faults(self, nvml: Nvml, devices: Sequence[Device]) -> dict[str, list[Observation]]:
-        """Give what NVML has heard of single instances since the last look, by device.
+        """Return the faults of single instances that NVML reported since the last look, by device.
 
         A fault names a GPU instance: all compute instances in it share its memory and its engines.
         """
@@ -148,9 +147,9 @@ class MigOffer:
         return seen
 
     def live(self, nvml: Nvml | None, devices: Sequence[Device]) -> Mapping[str, LiveInstance] | Refusal:
-        """Find the instances behind devices, as they are now.
+        """Find the instances of devices, as they are now.
 
-        Refused when one of them is not there, or is another one.
+        Errors: raises nothing; refuses when one of them is missing or has another UUID.
         """
         migs: dict[PciAddress, MigGpu] = {}
         live: dict[str, LiveInstance] = {}
@@ -182,7 +181,7 @@ class MigOffer:
     ) -> tuple[str, ...]:
         """Name those devices whose instances are still to be made for this owner.
 
-        All when NVML does not tell.
+        All of them when NVML does not answer.
         """
         boot = boot_of(tree)
         migs: dict[PciAddress, MigGpu] = {}
@@ -203,7 +202,7 @@ class MigOffer:
     ) -> Mapping[str, LiveInstance] | Refusal:
         """Make the instances of devices for one owner.
 
-        Those that are there already are given again.
+        An instance that was made before is returned again.
         """
         live: dict[str, LiveInstance] = {}
         for device in sorted(devices, key=lambda device: device.name):
@@ -220,8 +219,8 @@ class MigOffer:
         return live
 
     def parent_nodes(self, tree: Tree, nvml: Nvml | None, device: Device, minor: str) -> tuple[str, ...] | Refusal:
-        """Name the capabilities of all instances of a GPU that is
-        offered as a whole beside them.
+        """Name the capabilities of all instances of a GPU that is offered as a whole beside
+        them.
         """
         if nvml is None or device.pci is None:
             return _refuse(
@@ -248,8 +247,8 @@ class MigOffer:
     def _numbers(
         self, nvml: Nvml, address: PciAddress, devices: Sequence[Device], wanted: set[int]
     ) -> Mapping[str, int]:
-        """Find each device's GPU instance, by the last look, and by a new one when that does not
-        know one of those wanted.
+        """Find each device's GPU instance in the last look, or in a new one when the last does not
+        have all that are wanted.
         """
         numbers = gi_of(self._seen.get(address, MigGpu()), devices)
         if wanted <= set(numbers.values()):
@@ -274,8 +273,8 @@ def _occupied(others: str) -> Observation:
 def instance_edits(
     tree: Tree, device: Device, minor: str, instance: LiveInstance, variable: str
 ) -> ContainerEdits | Refusal:
-    """Give a container one instance: the GPU's node, and the
-    capabilities of this instance alone.
+    """Give a container one instance: the GPU's node, and the capabilities of this instance
+    alone.
     """
     nodes = capability_nodes(tree, minor, instance.gi, instance.ci)
     if isinstance(nodes, Refusal):

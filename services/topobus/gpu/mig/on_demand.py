@@ -1,12 +1,10 @@
-"""Makes a MIG instance when a claim gets it, and destroys it when the claim gives it back.
+"""Makes a MIG instance when a claim gets it, and destroys it when the claim releases it. The
+journal has each intent before the act.
 
-The journal has each intent before the act.
-
-Flows in: a device that stands for a place, its record, NVML. Flows out: the live instance or a
-Refusal; nothing for a device whose record says that nothing was done. An instance is ours when the
-record says so: by its number, by its compute instance's UUID, or, where a death came between the
-making and the note of it, by its place, which was free when the intent was written. All others are
-left alone. Instances do not survive a reboot, so what a record of an earlier boot says is no more.
+An instance is ours when the record identifies it: by its number, by its compute instance's UUID, or
+by its place. The place is used after a crash between making the instance and noting it: it was free
+when the intent was written. All other instances are left alone. Instances do not survive a reboot,
+so the record of an earlier boot identifies none.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ _COMPUTE_INSTANCE = "compute-instance"
 
 
 def boot_of(tree: Tree) -> str:
-    """Name this boot of the node; empty where the kernel does not tell."""
+    """Return the id of this boot of the node, or "" where the kernel has none."""
     return (tree.read("proc/sys/kernel/random/boot_id") or "").strip()
 
 
 def is_ours(steps: Sequence[Step], instance: MigInstance, boot: str) -> bool:
-    """Say whether a record's steps have made an instance that is at the place of the record's
+    """Return whether a record's steps have made the instance at the place of the record's
     device.
     """
     by_name = {step.name: step for step in steps}
@@ -61,7 +59,7 @@ def own_instance(mig: MigGpu, steps: Sequence[Step], boot: str) -> MigInstance |
 
 
 def ready_instance(mig: MigGpu, steps: Sequence[Step], boot: str) -> LiveInstance | None:
-    """Find the instance of a record when it is whole."""
+    """Find the instance of a record when it is complete."""
     instance = own_instance(mig, steps, boot)
     if instance is None or not instance.computes:
         return None
@@ -71,12 +69,12 @@ def ready_instance(mig: MigGpu, steps: Sequence[Step], boot: str) -> LiveInstanc
 
 
 def make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord) -> LiveInstance | Refusal:
-    """Make the instance that a device stands for.
+    """Make the instance of a device.
 
-    The one that this record has made already is given again.
+    An instance that this record has made already is returned again.
 
     Errors: refuses what does not fit beside the instances of others; raises HardwareError when the
-    journal cannot be written, or what an earlier try left cannot be destroyed.
+    journal cannot be written, or the rest of an earlier try cannot be destroyed.
     """
     assert device.pci is not None
     try:
@@ -85,7 +83,7 @@ def make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord) -> LiveIn
         if ready is not None:
             return ready
         if record.steps:
-            # Of an earlier boot, or half done.
+            # It is of an earlier boot, or incomplete.
             destroy(tree, nvml, device, record)
             mig = nvml.mig(device.pci)
         profile = next((profile for profile in mig.profiles if profile.name == device.attributes.get("profile")), None)
@@ -105,9 +103,9 @@ def make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord) -> LiveIn
 
 
 def destroy(tree: Tree, nvml: Nvml | None, device: Device, record: DeviceRecord) -> None:
-    """Destroy what a record says was made, or was about to be made.
+    """Destroy the instance that a record has, or was about to make.
 
-    Nothing when it says nothing, or the instance is somebody else's by now.
+    Nothing is done when the record has none, or the instance now belongs to another.
 
     Errors: raises HardwareError while NVML does not answer, or a program uses the instance.
     """
@@ -141,7 +139,7 @@ def _make(
     except NvmlSilent as err:
         if not err.has_no_room:
             raise
-        # Somebody else was quicker: what is at the place now is theirs.
+        # Another process was quicker, and the instance at the place is its own.
         record.undone(_GPU_INSTANCE)
         return _occupied(device, str(err))
     record.done(_GPU_INSTANCE, {"gi": gi})
@@ -154,7 +152,7 @@ def _make(
 
 
 def _overlaps(instance: MigInstance, start: int, size: int) -> bool:
-    # One whose place nobody tells may be anywhere.
+    # An instance without a known place may be anywhere.
     return instance.start is None or (instance.start < start + size and start < instance.start + instance.size)
 
 

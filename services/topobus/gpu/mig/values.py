@@ -1,8 +1,7 @@
-"""What NVML says of a GPU's instances, as frozen values: profiles with their placements, and the
-instances that exist.
+"""A GPU's MIG profiles with their placements, and its instances, as NVML lists them. Frozen values.
 
-A GPU instance takes memory slices, from a start on, and what its profile says of the engines; a
-compute instance in it is what a program uses, with a UUID of its own.
+A GPU instance takes consecutive memory slices and the engines of its profile. A program uses a
+compute instance in it, which has a UUID of its own.
 Source: NVML API reference, "Multi Instance GPU Management".
 """
 
@@ -14,7 +13,7 @@ __all__ = ["LiveInstance", "MigCompute", "MigGpu", "MigInstance", "MigProfile", 
 
 
 class MigShare(Struct, frozen=True, kw_only=True):
-    """What of a GPU one instance has."""
+    """The part of a GPU that one instance has."""
 
     memory_bytes: int = 0
     multiprocessors: int = 0
@@ -68,7 +67,7 @@ class MigInstance(Struct, frozen=True, kw_only=True):
 
 
 class MigGpu(Struct, frozen=True, kw_only=True):
-    """What NVML says of MIG on one GPU."""
+    """The state of MIG on one GPU."""
 
     is_on: bool = False
     profiles: tuple[MigProfile, ...] = ()

@@ -1,10 +1,9 @@
-"""Decides which MPS daemon an owner of GPUs needs, with which limits, and when it is over.
+"""Decides which MPS daemon an owner of GPUs needs, with which limits, and when the daemon ends.
 
-Flows in: the strategy that is asked for, the owner's GPUs and its part of them, who else has
-them. Flows out: the container's variables and mounts, work that starts the daemon, or a
-Refusal. The GPUs that an owner has whole get one daemon together; a GPU of which several owners
-have a part gets one for them all, which ends with the last of them. The journal's step `mps` is
-written before anything is done.
+The GPUs that an owner has whole get one daemon together. A GPU of which several owners have a part
+gets one daemon for all of them, which ends with the last owner. The plan has the container's
+variables and mounts. Starting the daemon is long work. The journal's step `mps` is written before
+anything is done.
 """
 
 from __future__ import annotations
@@ -44,26 +43,26 @@ Edits = Mapping[str, ContainerEdits]
 
 
 class MpsPlan(Struct, frozen=True, kw_only=True):
-    """What an owner gets."""
+    """The container's edits and the daemon that an owner gets."""
 
     edits: ContainerEdits
     daemon: DaemonState
 
 
 class MpsSharing:
-    """The daemons of a driver's GPUs, as its owners need them."""
+    """The daemons of a driver's GPUs, as their owners need them."""
 
     def __init__(self, daemons: MpsDaemons | None = None) -> None:
-        """Own none unless the service gives some."""
+        """Own no daemons unless the service gives some."""
         self.daemons = daemons or MpsDaemons()
 
     @property
     def is_owned(self) -> bool:
-        """Say whether this service runs the daemons; else an operator does."""
+        """Whether this service runs the daemons. Otherwise an operator does."""
         return self.daemons.settings.owned
 
     def observe(self) -> Mapping[str, tuple[Observation, ...]]:
-        """Tell which GPUs have lost their daemon."""
+        """Report the GPUs that have lost their daemon."""
         return (
             {name: (observation,) for name, observation in self.daemons.observations().items()} if self.is_owned else {}
         )
@@ -78,11 +77,12 @@ class MpsSharing:
         version: str,
         partitions: Sequence[str],
     ) -> MpsPlan | Refusal | None:
-        """Say what an owner needs; None: no daemon of ours. Nothing is begun.
+        """Decide what an owner needs, or return None when it needs no daemon of this service.
+        Nothing is begun.
 
         Shapes: version — of the loaded driver; partitions — those of the devices that are parts of
         GPUs, or GPUs that are cut into parts.
-        Errors: raises HardwareError where a stale daemon cannot be ended.
+        Errors: raises HardwareError when a stale daemon cannot be ended.
         """
         if not self.is_owned:
             return None
@@ -132,12 +132,14 @@ class MpsSharing:
         return MpsPlan(edits=edits, daemon=daemon)
 
     def begin(self, plan: MpsPlan, context: PrepareContext, edits: Edits) -> Edits | Refusal | LongWork:
-        """Have the planned daemon run, and answer with these edits when it does."""
+        """Start the planned daemon where it does not run, and return these edits when it
+        answers.
+        """
         records = [context.records.get(gpu.device, DeviceRecord()) for gpu in plan.daemon.gpus]
         is_known = all(record.step(STEP) is not None for record in records)
         if is_known and self.daemons.is_serving(plan.daemon):
             return edits
-        # Now, and not in the work: an owner that leaves meanwhile must see this one.
+        # Write it now, and not in the work: an owner that leaves meanwhile must see this one.
         for record in records:
             record.intend(STEP, {"daemon": plan.daemon.name, "owner": plan.daemon.owner})
 
@@ -149,13 +151,13 @@ class MpsSharing:
             return edits
 
         if context.owner.kind is OwnerKind.DEVICE_PLUGIN:
-            # kubelet's Allocate waits, and has no word for "ask again".
+            # kubelet's Allocate waits, and cannot be answered with "ask again".
             return work()
         what = f"starting the MPS control daemon of {', '.join(gpu.device for gpu in plan.daemon.gpus)}"
         return LongWork(limit_s=self.daemons.settings.start_s + _SLACK_S, what=what, work=work)
 
     def undo(self, devices: Sequence[Device], context: PrepareContext) -> None:
-        """End what an owner had, unless others go on with it.
+        """End an owner's daemon, unless other owners use it.
 
         Errors: raises HardwareError for what cannot be undone now.
         """
@@ -170,11 +172,11 @@ class MpsSharing:
 
 
 def client_limits(sharing: Sharing, devices: Sequence[Device], context: PrepareContext) -> Limits:
-    """Compute what one process may have: what the claim says, and at most the owner's part of a GPU
+    """Compute the limits of one process: those of the claim, and at most the owner's part of a GPU
     that it shares.
 
-    Units: memory in whole MiB, rounded down, for a limit must not be exceeded;
-    at least one, for 0 means all.
+    Units: memory in whole MiB, rounded down, because a limit must not be exceeded; at least one,
+    because 0 means all.
     """
     config = sharing.mps_config
     percents = (
@@ -195,7 +197,7 @@ def client_limits(sharing: Sharing, devices: Sequence[Device], context: PrepareC
 
 
 def client_variables(pipes: str, limits: Limits) -> dict[str, str]:
-    """Give a client's variables; GPUs are counted as the daemon counts them.
+    """Return a client's variables. GPUs have the daemon's ordinals in them.
 
     >>> client_variables("/p", Limits(threads_percent=25, memory_mib=(1024, 0)))["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
     '0=1024M'
@@ -219,8 +221,8 @@ def _has_step(steps: Sequence[Step]) -> bool:
 
 
 def _refuse_mixed(devices: Sequence[Device], context: PrepareContext, *, is_mps: bool) -> Refusal | None:
-    """Refuse an owner that would share a GPU otherwise than those who have it: a process past the
-    daemon, or one that waits for none.
+    """Refuse an owner that would share a GPU in another way than its present owners: one by MPS and
+    one without would not share it.
     """
     for device in devices:
         for other in context.others.get(device.name, ()):

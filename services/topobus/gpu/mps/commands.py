@@ -1,10 +1,10 @@
-"""Runs the programs of NVIDIA's driver that MPS needs: the control daemon, questions to it, compute
-modes.
+"""Runs the programs of NVIDIA's driver that MPS needs: the control daemon, its client, and
+nvidia-smi for compute modes.
 
-Flows in: where the programs are, the daemon's folder. Flows out: what they said, or HardwareError
-with the program, its words and its exit status. Each has a time limit.
-Source: NVIDIA Multi-Process Service guide: environment variables, commands of the
-control program; nvidia-smi(1).
+Each call has a time limit. A failed one raises HardwareError with the program, its output and its
+exit status.
+Source: NVIDIA Multi-Process Service guide: environment variables, commands of the control program;
+nvidia-smi(1).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Both are far more than it takes: a question is answered at once, and nvidia-smi initialises a GPU
-# first, which takes a second or two. They end a hang; an undoing has less in all.
+# Both are far more than it takes: a command is answered at once, and nvidia-smi initialises a GPU
+# first, which takes a second or two. They end a hang. An undoing has less in all.
 _ASK_S = 10.0
 _SMI_S = 10.0
 _SAID = 300
 
 
 def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
-    """Start the control daemon; returns when it is in the background, and may not answer yet.
+    """Start the control daemon, and return when it is in the background. It may not answer yet.
 
-    Errors: raises HardwareError when it says that it cannot.
+    Errors: raises HardwareError when the program fails or takes too long.
     """
     variables = {
         **_variables(folder, state.programs),
@@ -43,7 +43,7 @@ def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
     }
     said = folder.logs / "start.log"
     with said.open("wb") as log:
-        # Never a pipe: the daemon inherits it, and who reads it would wait for the daemon's end.
+        # Never a pipe: the daemon would inherit it, and reading it would wait for the daemon's end.
         done = _run([state.programs.control, "-d"], variables, limit_s, stdout=log)
     if done.returncode != 0:
         raise _failed(
@@ -52,11 +52,11 @@ def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
 
 
 def ask(folder: DaemonFolder, programs: Programs, command: str, limit_s: float = _ASK_S) -> str:
-    """Give a command to the control daemon; what it answers.
+    """Send a command to the control daemon, and return its answer.
 
-    Errors: raises HardwareError when none answers.
+    Errors: raises HardwareError when no daemon answers.
     """
-    # Without the mark: this is a client, and nobody's daemon.
+    # Without the mark: this is a client, and must not count as a process of a daemon.
     done = _run([programs.control], _variables(folder, programs), limit_s, said=f"{command}\n".encode())
     text = done.stdout.decode("utf-8", "replace").strip()
     if done.returncode != 0:
@@ -65,8 +65,10 @@ def ask(folder: DaemonFolder, programs: Programs, command: str, limit_s: float =
 
 
 def limit_commands(state: DaemonState, servers: str) -> tuple[str, ...]:
-    """Say by which commands a daemon takes its limits: for servers to come, and for those that run
-    (`servers`: their pids, as the daemon lists them).
+    """List the commands by which a daemon gets its limits, for later servers and for those that
+    run.
+
+    Shapes: servers — pids of those that run, as the daemon lists them.
 
     >>> from topobus.gpu.mps.daemon_state import Limits
     >>> gpus = (SharedGpu(device="gpu-0", uuid="GPU-1"),)
@@ -89,9 +91,9 @@ def limit_commands(state: DaemonState, servers: str) -> tuple[str, ...]:
 
 
 def compute_mode(folder: DaemonFolder, programs: Programs, gpu: SharedGpu) -> str:
-    """Read a GPU's compute mode, in the words that set it: `DEFAULT`.
+    """Read a GPU's compute mode, in the word that sets it, such as `DEFAULT`.
 
-    Errors: raises HardwareError.
+    Errors: raises HardwareError when nvidia-smi fails or takes too long.
     """
     command = [programs.smi, "-i", gpu.uuid, "--query-gpu=compute_mode", "--format=csv,noheader"]
     done = _run(command, _variables(folder, programs), _SMI_S)
@@ -102,9 +104,9 @@ def compute_mode(folder: DaemonFolder, programs: Programs, gpu: SharedGpu) -> st
 
 
 def set_compute_mode(folder: DaemonFolder, programs: Programs, gpu: SharedGpu, mode: str) -> None:
-    """Set a GPU's compute mode.
+    """Set a GPU's compute mode, which only root may.
 
-    Errors: raises HardwareError; only root may.
+    Errors: raises HardwareError when nvidia-smi fails or takes too long.
     """
     command = [programs.smi, "-i", gpu.uuid, "-c", mode]
     done = _run(command, _variables(folder, programs), _SMI_S)
@@ -114,7 +116,7 @@ def set_compute_mode(folder: DaemonFolder, programs: Programs, gpu: SharedGpu, m
 
 def _variables(folder: DaemonFolder, programs: Programs) -> dict[str, str]:
     libraries = {"LD_LIBRARY_PATH": str(folder.libraries)} if programs.libraries else {}
-    # The daemon starts its server by name: the driver's own folder first.
+    # The daemon starts its server by name, so the driver's own folder comes first.
     path = f"{Path(programs.control).parent}:{_PATH}"
     return {"PATH": path, PIPES_VARIABLE: str(folder.pipes), "CUDA_MPS_LOG_DIRECTORY": str(folder.logs), **libraries}
 

@@ -1,10 +1,9 @@
 """Finds the processes of an MPS daemon that this service has started, by a variable in their
 environment, and ends them by handle and start time.
 
-Flows in: the daemon's folder. Flows out: control daemon and servers. Their pids are no secret of
-the daemon's own files, which a crash may cut off: a process inherits its environment, so whoever
-was started for a folder is found as long as it lives. Processes in other pods are passed over: a
-tenant may write any variable.
+The pids are not read from the daemon's own files, which a crash may truncate. A process inherits
+its environment, so every process that was started for a folder is found as long as it lives.
+Processes in other pods are left out: a tenant may set any variable.
 Source: proc(5): environ, cmdline, stat (state, field 22 starttime); pidfd_open(2).
 """
 
@@ -29,14 +28,14 @@ MARK = "TOPOBUS_MPS_FOLDER"
 """The variable: the daemon's folder."""
 
 _PROC = Path("/proc")
-# Control daemon and server; the kernel cuts a program's name to 15 characters.
+# Control daemon and server. The kernel cuts a program's name to 15 characters.
 _COMMAND = b"nvidia-cuda-mps"
 _CONTROL = "nvidia-cuda-mps-control"
-# Seconds after SIGKILL until a process has gone: the driver gives a GPU's memory back meanwhile.
-# Who undoes waits less in all, and asks again.
+# Seconds after SIGKILL until a process has gone: the driver frees a GPU's memory meanwhile. An
+# undoing waits less in all, and is repeated.
 _KILL_S = 10.0
-# A daemon starts a server, a program that goes into the background starts itself once more;
-# nothing of NVIDIA's starts more.
+# A daemon starts a server, and a program that goes into the background starts itself once more.
+# Nothing of NVIDIA's starts more.
 _ROUNDS = 5
 # The kernel sets name and environment of a new program some microseconds apart (fs/exec.c,
 # begin_new_exec; fs/binfmt_elf.c, create_elf_tables).
@@ -69,8 +68,8 @@ def find_processes(folder: Path) -> tuple[DaemonProcess, ...]:
 
 
 def control_of(processes: Sequence[DaemonProcess]) -> DaemonProcess | None:
-    """Choose the control daemon: the oldest, for a client of its own program that asks it something
-    has the same name.
+    """Choose the control daemon: the oldest process, because a client of the same program has the
+    same name.
     """
     return min(
         (process for process in processes if process.is_control),
@@ -80,12 +79,12 @@ def control_of(processes: Sequence[DaemonProcess]) -> DaemonProcess | None:
 
 
 def is_alive(pid: int, started: str) -> bool:
-    """Say whether the very process that was started runs."""
+    """Return whether the very process that was started still runs."""
     return pid > 0 and started != "" and _started(str(pid)) == started
 
 
 def wait_gone(processes: Sequence[DaemonProcess], limit_s: float) -> tuple[DaemonProcess, ...]:
-    """Wait until processes have ended; those that have not."""
+    """Wait until processes have ended, and return those that have not."""
     deadline = time.monotonic() + limit_s
     left = []
     for process in processes:
@@ -93,7 +92,8 @@ def wait_gone(processes: Sequence[DaemonProcess], limit_s: float) -> tuple[Daemo
             try:
                 poll = select.poll()
                 poll.register(handle, select.POLLIN)
-                # A process that ended is readable, also while nobody has collected its exit status.
+                # The handle of a process that ended is readable, even before its exit status is
+                # collected.
                 if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     left.append(process)
             finally:
@@ -104,10 +104,10 @@ def wait_gone(processes: Sequence[DaemonProcess], limit_s: float) -> tuple[Daemo
 def end_all(processes: Sequence[DaemonProcess]) -> None:
     """Kill processes, and wait until they have gone.
 
-    Nobody else that has one of their numbers by now.
+    Another process that has one of their pids by now is not killed.
 
-    Errors: raises HardwareError for one that does not go (it is in the
-    kernel), or that we may not end.
+    Errors: raises HardwareError for a process that does not end (it is inside the kernel), or that
+    this service may not end.
     """
     for process in processes:
         if (handle := _open(process)) is not None:
@@ -126,8 +126,7 @@ def end_all(processes: Sequence[DaemonProcess]) -> None:
 
 
 def end_folder(folder: Path) -> None:
-    """Kill all processes that were started for a folder, those that one of them starts meanwhile,
-    too.
+    """Kill all processes that were started for a folder, and those that they start meanwhile.
 
     Errors: as `end_all`.
     """
@@ -145,7 +144,7 @@ def _open(process: DaemonProcess) -> int | None:
         return None
     except OSError as err:
         raise HardwareError(f"process {process.pid} of an MPS daemon: {err.strerror}", pid=process.pid) from err
-    # After the handle is taken: from here on the number cannot become another process's.
+    # Checked after the handle is taken: from here on the pid cannot become another process's.
     if not is_alive(process.pid, process.started):
         os.close(handle)
         return None
@@ -162,8 +161,8 @@ def _read(pid: str, name: str) -> bytes | None:
 def _environment(pid: str) -> bytes:
     """Read a process's environment.
 
-    Waits for one that is just becoming another program, which has its name
-    already and no environment yet.
+    A process that is just becoming another program has the new name already and no environment yet,
+    so wait for it.
     """
     for _ in range(_EXEC_LOOKS):
         environment = _read(pid, "environ")
@@ -174,7 +173,7 @@ def _environment(pid: str) -> bytes:
 
 
 def _started(pid: str) -> str:
-    """Give the start time of a process that runs.
+    """Return the start time of a process that runs.
 
     Empty for one that has ended, collected or not.
     """

@@ -1,8 +1,8 @@
-"""What is known of one MPS control daemon, on the disk before anything is done: its GPUs and their
-compute modes from before, its limits, its process.
+"""What is known of one MPS control daemon: its GPUs and their previous compute modes, its limits,
+its process.
 
-Flows in: what is about to be done. Flows out: `daemon.json` in the daemon's folder, written whole,
-by which the next start adopts the daemon or removes it. All functions block.
+It is written to `daemon.json` in the daemon's folder, as a whole and before each act. The next
+start of the service reads it, and adopts the daemon or removes it. All functions block.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from topobus.values.errors import ContractError
 __all__ = ["DaemonFolder", "DaemonState", "Limits", "Programs", "SharedGpu"]
 
 _FILE = "daemon.json"
-# The folder of logs of daemons that did not start; no device has this name, for
-# theirs begin with their class.
+# The folder of logs of daemons that did not start. No device has this name, because device names
+# begin with their class.
 _FAILED = "failed"
 
 
@@ -36,7 +36,7 @@ class Programs(Struct, frozen=True, kw_only=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a client of the daemon may have, whatever its own variables say."""
+    """The limits of a daemon's client, whatever its own variables are."""
 
     threads_percent: int = 0
     """0: all."""
@@ -44,7 +44,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """By ordinal of the daemon's GPUs; 0, or none: all."""
 
     def raised_to(self, other: Limits) -> Limits:
-        """Give what allows both; no limit allows most.
+        """Return limits that allow what either of the two allows. No limit allows most.
 
         >>> Limits(threads_percent=25, memory_mib=(100,)).raised_to(Limits(threads_percent=50, memory_mib=(80,)))
         Limits(threads_percent=50, memory_mib=(100,))
@@ -94,7 +94,7 @@ class DaemonFolder:
     """The folder of one daemon."""
 
     def __init__(self, state_dir: Path, name: str) -> None:
-        """Name it; nothing is made."""
+        """Take its path. Nothing is made yet."""
         self.path = state_dir / name
         self.pipes = self.path / "pipe"
         self.logs = self.path / "log"
@@ -107,10 +107,10 @@ class DaemonFolder:
         durable_file.write(self.path, _FILE, encode(state), mode=0o600)
 
     def read(self) -> DaemonState | None:
-        """Read it.
+        """Read the state.
 
-        None where there is none, or none that can be read: then nobody knows of GPUs, and
-        only processes are left to end.
+        None where the file is missing or cannot be read. Then the daemon's GPUs are not known, and
+        only its processes can be ended.
         """
         try:
             return decode((self.path / _FILE).read_bytes(), DaemonState, where=str(self.path / _FILE))
@@ -120,12 +120,12 @@ class DaemonFolder:
     def make(self, programs: Programs) -> None:
         """Make what the daemon needs: its pipes, its logs, links to the driver's libraries.
 
-        The folder of pipes stays the same one, for containers have it mounted.
+        A folder of pipes that exists is kept, because containers have it mounted.
         """
         for folder in (self.path, self.pipes, self.logs):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            # Clients of any user pass through, and an operator reads the logs,
-            # whatever this process's umask is.
+            # Clients of any user pass through, and an operator reads the logs, whatever this
+            # process's umask is.
             folder.chmod(0o755)
         self.libraries.mkdir(exist_ok=True)
         for name, target in programs.libraries.items():
@@ -140,7 +140,7 @@ class DaemonFolder:
             left.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove all of it, what says of it last."""
+        """Remove the folder, the file with the state last."""
         for folder in (self.pipes, self.logs, self.libraries):
             _remove_tree(folder)
         for leftover in self.path.glob("*") if self.path.is_dir() else ():
@@ -153,7 +153,7 @@ class DaemonFolder:
 
     @staticmethod
     def names(state_dir: Path) -> tuple[str, ...]:
-        """Name the daemons that have a folder."""
+        """List the names of the daemons that have a folder."""
         return (
             tuple(sorted(path.name for path in state_dir.iterdir() if path.is_dir() and path.name != _FAILED))
             if state_dir.is_dir()
@@ -162,7 +162,7 @@ class DaemonFolder:
 
 
 def with_mode(state: DaemonState, uuid: str, mode_before: str) -> DaemonState:
-    """Note a GPU's compute mode from before."""
+    """Note a GPU's previous compute mode."""
     gpus = tuple(structs.replace(gpu, mode_before=mode_before) if gpu.uuid == uuid else gpu for gpu in state.gpus)
     return structs.replace(state, gpus=gpus)
 
@@ -172,7 +172,7 @@ def _greater(first: int, second: int) -> int:
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it, or a file; links are not followed."""
+    """Remove a folder with all that is in it, or a file. Links are not followed."""
     if path.is_dir() and not path.is_symlink():
         for inner in path.iterdir():
             _remove_tree(inner)

@@ -1,12 +1,11 @@
-"""Starts, adopts, watches and ends the MPS control daemons of one node, each written down before it
-is done.
+"""Starts, adopts, watches and ends the MPS control daemons of one node. Each act is written down
+before it is done.
 
-Flows in: which GPUs are to be shared by a daemon, with which limits; when it is over. Flows out: a
-daemon that answers, or a Refusal with the path of its log; what is wrong with those that run, as
-observations of their GPUs. A daemon that ended is started again at once, then ever more slowly.
-After a crash of this service `look` adopts what runs, goes on with what was being ended, and leaves
-what was being started to the journal, whose undoing ends it (`end`). All methods block, and may be
-called from several threads: each daemon has a lock of its own, so that none waits for another's.
+A daemon that ended is started again at once, and then after pauses that grow. Faults of running
+daemons are observations of their GPUs. After a crash of this service `look` adopts daemons that run
+and continues to end those that were being ended. A daemon that was being started is left to the
+journal, whose undoing ends it (`end`). All methods block, and may be called from several threads.
+Each daemon has its own lock, so that no call waits for another daemon.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from topobus.values.outcome import Reason, Refusal
 __all__ = ["MpsDaemons"]
 
 _LOOK_S = 0.02
-# Whole seconds that a daemon's servers have to end before they are killed: all its clients have
+# Whole seconds that a daemon's servers have to end before they are killed. All its clients have
 # ended before, and undoing has `drivers.timeout_s` in all.
 _QUIT_S = 1
-# Between two restarts of a daemon that ends again and again; the first is
-# immediate, then 2, 4, … seconds.
+# Between two restarts of a daemon that ends again and again. The first restart is immediate, the
+# next ones after 2, 4, … seconds.
 _LONGEST_PAUSE_S = 60.0
-# Seconds after `quit` until servers that were told to end have gone.
+# Seconds after `quit` until servers that were asked to end have gone.
 _QUIT_SLACK_S = 0.5
-# A daemon that lived this long is well again: its next end is its first one.
+# A daemon that lived this long counts as well again: its next end is its first one.
 _WELL_S = 10.0
 _TRIES_UNTIL_UNHEALTHY = 3
 _LOG_TAIL = 400
@@ -49,7 +48,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 class _Daemon:
-    """One daemon: its folder, what is known of it, and how its restarts went."""
+    """One daemon: its folder, its state, and the results of its restarts."""
 
     def __init__(self, folder: DaemonFolder, state: DaemonState | None) -> None:
         self.folder = folder
@@ -68,7 +67,7 @@ class MpsDaemons:
     """The daemons of one node."""
 
     def __init__(self, settings: MpsSettings | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
-        """Take the operator's settings; nothing is read before the first call."""
+        """Take the operator's settings. Nothing is read before the first call."""
         self.settings = settings or MpsSettings()
         self._now = now
         self._lock = threading.Lock()
@@ -76,15 +75,15 @@ class MpsDaemons:
 
     @property
     def folder(self) -> Path:
-        """Give the folder of all daemons."""
+        """The folder of all daemons."""
         return Path(self.settings.state_dir)
 
     def pipes_of(self, name: str) -> str:
-        """Give the folder that the clients of a daemon get mounted."""
+        """Return the folder that the clients of a daemon get mounted."""
         return str(DaemonFolder(self.folder, name).pipes)
 
     def is_serving(self, wanted: DaemonState) -> bool:
-        """Say whether a daemon runs that serves what is wanted already."""
+        """Return whether a running daemon already serves what is wanted."""
         state = self._daemon(wanted.name).state
         return (
             state is not None
@@ -96,9 +95,9 @@ class MpsDaemons:
         )
 
     def ensure(self, wanted: DaemonState) -> Refusal | None:
-        """Start a daemon, or let the one that runs serve this, too; None is done.
+        """Start a daemon, or raise the limits of the one that runs, and return None when it serves.
 
-        What was begun before a refusal is ended by `end`, if nobody else has it.
+        After a refusal `end` ends what was begun, unless another owner has it.
         """
         daemon = self._daemon(wanted.name)
         with daemon.lock:
@@ -112,11 +111,11 @@ class MpsDaemons:
         return None
 
     def end(self, name: str, owner: str) -> None:
-        """End a daemon, and give its GPUs back their compute modes.
+        """End a daemon, and restore the compute modes of its GPUs.
 
-        Nothing when there is none, or one of somebody else's.
+        Nothing is done when there is none, or it belongs to another owner.
 
-        Errors: raises HardwareError for what cannot be undone now; it is asked for again.
+        Errors: raises HardwareError for what cannot be undone now; the caller repeats it later.
         """
         daemon = self._daemon(name)
         with daemon.lock:
@@ -124,7 +123,7 @@ class MpsDaemons:
                 self._end(daemon)
 
     def end_stale(self, device: str) -> None:
-        """End the daemons of a GPU that nobody has: the journal that knew of them is lost.
+        """End the daemons of a GPU without an owner: the journal that had them is lost.
 
         Errors: as `end`.
         """
@@ -136,13 +135,13 @@ class MpsDaemons:
                     self._end(daemon)
 
     def names(self) -> tuple[str, ...]:
-        """Name the daemons that are to be looked at."""
+        """List the names of the daemons to look at."""
         return tuple(sorted(name for name, daemon in self._all().items() if daemon.state is not None))
 
     def look(self, name: str) -> None:
-        """Look whether a daemon runs, and start it again when it does not and its pause is over.
+        """Check whether a daemon runs, and start it again when it does not and its pause is over.
 
-        Nothing while somebody starts or ends it.
+        Nothing is done while another thread starts or ends it.
         """
         daemon = self._daemon(name)
         if not daemon.lock.acquire(blocking=False):
@@ -161,7 +160,7 @@ class MpsDaemons:
             daemon.lock.release()
 
     def observations(self) -> Mapping[str, Observation]:
-        """Tell which GPUs have lost their daemon, by device; waits for nobody."""
+        """Report the GPUs that have lost their daemon, by device. It waits for no daemon's lock."""
         seen: dict[str, Observation] = {}
         for daemon in self._all().values():
             state, observation = daemon.state, daemon.observation
@@ -188,11 +187,11 @@ class MpsDaemons:
     def _ensure(self, daemon: _Daemon, wanted: DaemonState) -> None:
         state = daemon.state
         if state is not None and (state.is_ending or not _is_same(state, wanted)):
-            # What an earlier owner left half ended; the journal says that nobody has it.
+            # An earlier owner's daemon was left half ended, and the journal has no owner for it.
             self._end(daemon)
             state = None
-        # Of one that runs the programs are those of now: the driver
-        # may have been replaced meanwhile.
+        # A known daemon gets raised limits and the present programs: the driver may have been
+        # replaced meanwhile.
         state = (
             wanted
             if state is None
@@ -207,16 +206,16 @@ class MpsDaemons:
         daemon.is_back = True
 
     def _start(self, daemon: _Daemon) -> None:
-        """Start the process, from whatever an earlier try has left."""
+        """Start the process, whatever an earlier try has left."""
         deadline_s = self._now() + self.settings.start_s
         folder = daemon.folder
-        # A server that outlived its control daemon serves no new one.
+        # A server that outlived its control daemon does not serve a new one.
         end_folder(folder.path)
         folder.make(self._state(daemon).programs)
         folder.clear_pipes()
         if self.settings.shared_memory != _SHARED_MEMORY:
-            # A folder of the host's that kubelet has made for root alone; clients of any user make
-            # files in it, as in every /dev/shm.
+            # kubelet makes this folder of the host for root alone. Clients of any user make files
+            # in it, as in every /dev/shm.
             Path(_SHARED_MEMORY).chmod(0o1777)
         for gpu in self._state(daemon).gpus if self.settings.exclusive_process else ():
             self._take_alone(daemon, gpu)
@@ -257,7 +256,7 @@ class MpsDaemons:
             commands.ask(daemon.folder, state.programs, command)
 
     def _take_alone(self, daemon: _Daemon, gpu: SharedGpu) -> None:
-        """Put a GPU into EXCLUSIVE_PROCESS; its mode from before is written down first."""
+        """Set a GPU to EXCLUSIVE_PROCESS, after its previous mode is written down."""
         state = self._state(daemon)
         if not gpu.mode_before:
             mode = commands.compute_mode(daemon.folder, state.programs, gpu)
@@ -290,8 +289,8 @@ class MpsDaemons:
             get_logger().info("mps.daemon-ended", daemon=state.name, pid=state.pid)
 
     def _give_back(self, daemon: _Daemon, state: DaemonState, gpu: SharedGpu) -> None:
-        # The links to the driver's libraries may be gone after a crash
-        # in the middle of removing them.
+        # The links to the driver's libraries may be gone after a crash while they were being
+        # removed.
         daemon.folder.make(state.programs)
         try:
             commands.set_compute_mode(daemon.folder, state.programs, gpu, gpu.mode_before)
@@ -299,7 +298,7 @@ class MpsDaemons:
             try:
                 mode = commands.compute_mode(daemon.folder, state.programs, gpu)
             except HardwareError as err:
-                # It has left the bus, or waits for a reset: then its mode is the default one when
+                # The GPU has left the bus, or waits for a reset. It will have the default mode when
                 # it is back, and its pod must not wait for that.
                 get_logger().warning(
                     "mps.mode-unknown", device=gpu.device, mode_before=gpu.mode_before, why=err.message
@@ -358,8 +357,8 @@ class MpsDaemons:
         )
         log = ""
         if daemon.folder.logs.is_dir():
-            # What is begun is undone with its folder: the log outlives it,
-            # until a daemon of this GPU starts.
+            # The daemon's folder is removed with the rest of the try. Its log is kept until a
+            # daemon of this GPU starts.
             shutil.rmtree(daemon.folder.failed_logs, ignore_errors=True)
             shutil.copytree(daemon.folder.logs, daemon.folder.failed_logs, dirs_exist_ok=True)
             log = str(daemon.folder.failed_logs / "control.log")
@@ -378,7 +377,7 @@ class MpsDaemons:
 
     def _keep(self, daemon: _Daemon, state: DaemonState) -> None:
         if state != daemon.state:
-            # Written first: what could not be written is not so.
+            # The file is written first: a state that could not be written must not count.
             daemon.folder.write(state)
             daemon.state = state
 
@@ -388,14 +387,14 @@ def _is_same(state: DaemonState, wanted: DaemonState) -> bool:
 
 
 def _adopted(folder: DaemonFolder) -> DaemonState | None:
-    """Read what an earlier life of this service says of a daemon.
+    """Read what an earlier process of this service has written about a daemon.
 
-    A folder that says nothing was being made or removed, and goes.
+    A folder without a state was being made or removed, and is removed.
     """
     state = folder.read()
     if state is not None and state.boot_id != read_boot_id(Tree()):
-        # It ended with its boot: who has its number by now is a stranger,
-        # also with the same start time.
+        # It ended with its boot. A process that has its pid by now is another one, even with the
+        # same start time.
         state = structs.replace(state, pid=0, started="")
     if state is None:
         end_folder(folder.path)

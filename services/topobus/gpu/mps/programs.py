@@ -1,9 +1,8 @@
 """Finds the programs of MPS in the driver root, and the driver's libraries that they load.
 
-Flows in: the settings of the driver's files, the version of the loaded module. Flows out: paths as
-this process sees them, or a Refusal that names what is missing. Where the root is not this
-process's own, its folder of libraries is never searched as a whole: it has the host's C library,
-too, which fits another loader than ours.
+Paths are those that this process sees. A Refusal names what is missing. Where the root is not this
+process's own, its folder of libraries is not searched as a whole: it also has the host's C library,
+which fits another loader than that of this process.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _FOLDERS = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin")
 
 
 def find_programs(settings: DriverFilesSettings, version: str, *, wants_smi: bool) -> Programs | Refusal:
-    """Find the programs in the root that is set, in that of the driver's files, or in the first of
+    """Find the programs in the configured root, in that of the driver's files, or in the first of
     the usual ones that has them.
 
     Cost: where the root is not this process's own, that of `find_driver_files`.
     """
-    # Also where containers get no files from us (`bring`).
+    # The driver's files are searched even where containers get none of them (`bring`).
     searched = (
         find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None
     )

@@ -1,5 +1,5 @@
-"""Looks at the node's MPS control daemons once a second, each in a thread of its own: one that does
-not come back keeps nobody waiting.
+"""Checks the node's MPS control daemons once a second, each in its own thread, so that a check that
+hangs does not delay the others.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from topobus.process.clock import Clock
 
 __all__ = ["watch_daemons"]
 
-# A daemon that ended is seen after half of it on average, and is to be back within five.
+# The end of a daemon is seen after half of it on average, and the daemon should run again within
+# five seconds.
 _LOOK_S = 1.0
 
 
 async def watch_daemons(daemons: MpsDaemons, clock: Clock) -> None:
-    """Look until cancelled."""
+    """Check the daemons until cancelled."""
     under_way: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as group:
         while True:

@@ -2,12 +2,12 @@
 vendor's library loads.
 
 Only the `nvidia` plugin uses it. A query that the library refuses is left out and named in
-`warnings`; the plugin then uses sysfs alone.
+`warnings`, and the plugin then uses sysfs alone.
 
 A session is valid only for the driver that it was opened on. After the driver was reloaded or
-replaced, every query fails, and a failed query says nothing about health: such GPUs are Unknown
-with the reason `unmonitored` and keep their last identity, and the session is reopened, with the
-library loaded from the disk again, after pauses that grow.
+replaced, every query fails, and a failed query is no sign of bad health. Such GPUs are Unknown with
+the reason `unmonitored` and keep their last identity. The session is reopened after pauses that
+grow, with the library loaded from the disk again.
 Source: NVML API reference; nvidia-ml-py (module `pynvml`), whose functions raise `NVMLError`.
 """
 
@@ -42,18 +42,19 @@ _T = TypeVar("_T")
 # API reference, nvmlEventData_t).
 _NO_INSTANCE = 0xFFFFFFFF
 
-# A silence of the health machine (devicekit.health): what was known of the GPU stands.
+# A reason of silence in the health machine (devicekit.health): the last known health of the GPU
+# stays.
 _UNMONITORED = "unmonitored"
-# Events read at one look: a storm must not hold the look for ever; the rest comes with the next.
+# Events read at one look, so that a storm of them cannot block it. The next look reads the rest.
 _MAX_EVENTS = 64
-# Looks between two attempts to open a session anew, doubled with each failure: a look comes every
+# Looks between two attempts to reopen a session, doubled with each failure. A look comes every
 # second (health.poll_s), and a driver's update takes minutes.
 _FIRST_PAUSE_LOOKS = 1
 _LONGEST_PAUSE_LOOKS = 60
 
 
 class NvmlGpu(Struct, frozen=True, kw_only=True):
-    """NVML's facts of one GPU; empty or 0 where it refuses a query."""
+    """NVML's facts of one GPU, empty or 0 where it refuses a query."""
 
     uuid: str = ""
     name: str = ""
@@ -75,7 +76,7 @@ class NvmlGpu(Struct, frozen=True, kw_only=True):
 
 
 class NvmlSilent(Exception):
-    """Raised when NVML does not answer for a GPU, or refuses; the message says why."""
+    """Raised when NVML does not answer for a GPU, or refuses. The message has the reason."""
 
     def __init__(self, message: str, *, is_in_use: bool = False, has_no_room: bool = False) -> None:
         super().__init__(message)
@@ -86,7 +87,8 @@ class NvmlSilent(Exception):
 
 
 def load_nvml(tree: Tree) -> Nvml:
-    """Load and start the library: from `hardware.library_path` when given, else from the system.
+    """Load and start the library: from `hardware.library_path` when that is set, else from the
+    system.
 
     Errors: raises NvmlUnavailable with the reason.
     """
@@ -96,8 +98,8 @@ def load_nvml(tree: Tree) -> Nvml:
 class Nvml:
     """A started library. `module` has pynvml's functions.
 
-    Tests give their own, and `reopen`, which gives the module of a new
-    session or raises NvmlUnavailable.
+    Tests give their own module, and a `reopen`, which returns the module of a new session or raises
+    NvmlUnavailable.
     """
 
     def __init__(self, module: Any, xids: XidTable | None = None, *, reopen: Callable[[Any], Any]) -> None:
@@ -114,8 +116,8 @@ class Nvml:
         self._counters = CounterRises()
         self._most_links: dict[PciAddress, int] = {}
         self._is_stale = False
-        # A GPU is cleaned in a thread of its own, and a session that is reopened takes the
-        # library away under whoever is in it.
+        # A GPU is cleaned in its own thread, and reopening a session unloads the library under any
+        # thread that uses it.
         self._turn = threading.RLock()
         self._away: frozenset[PciAddress] = frozenset()
         self._pause_looks = _FIRST_PAUSE_LOOKS
@@ -131,20 +133,21 @@ class Nvml:
     def describe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, NvmlGpu]:
         """Ask for identity, memory and links of these GPUs.
 
-        One that NVML has never known is left out, one that it does not tell
-        of now is as it was told last.
+        A GPU that NVML has never known is left out. A GPU that it does not answer for now keeps its
+        last description.
         """
         with self._turn:
             return self._describe(addresses)
 
     def observe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, list[Observation]]:
-        """Look at the health of these GPUs."""
+        """Observe the health of these GPUs."""
         with self._turn:
             return self._observe(addresses)
 
     def give_away(self, address: PciAddress, *, is_away: bool) -> None:
-        """Leave a GPU alone from now on, or no more: what is open on it is closed with the session,
-        and another one begins.
+        """Stop using a GPU, or use it again.
+
+        What is open on it is closed with the session, and a new session begins.
         """
         with self._turn:
             self._away = self._away | {address} if is_away else self._away - {address}
@@ -153,7 +156,9 @@ class Nvml:
 
     def use(self, address: PciAddress, uuid: str = "") -> NvmlUse | str:
         """Ask which processes use a GPU, or the MIG instance of it with a UUID, and how much of its
-        memory; or say why NVML does not tell.
+        memory.
+
+        Errors: raises nothing; returns the reason as text when NVML does not answer.
         """
         try:
             return self.with_gpu(
@@ -166,12 +171,12 @@ class Nvml:
     def mig(self, address: PciAddress) -> MigGpu:
         """Ask a GPU for its MIG instances as they are now.
 
-        Errors: raises NvmlSilent.
+        Errors: raises NvmlSilent when NVML does not answer.
         """
         return self.with_gpu(address, lambda _, handle: self._mig(address, handle))
 
     def with_gpu(self, address: PciAddress, act: Callable[[Any, Any], _T]) -> _T:
-        """Call something with the module and a GPU's handle, while nobody else uses the session.
+        """Call `act` with the module and a GPU's handle, while no other thread uses the session.
 
         Errors: raises NvmlSilent, also for an NVMLError of `act`.
         """
@@ -251,14 +256,15 @@ class Nvml:
             asked += handle is not None or trouble is not None
             unmonitored += trouble is not None and trouble.reason == _UNMONITORED
         if asked and unmonitored == asked:
-            # One GPU that fails alone may be ill; when none answers, it is the session.
+            # One GPU that fails alone may be ill. When none answers, the session is no longer
+            # valid.
             self._is_stale = True
         elif not self._is_stale:
             self._pause_looks = _FIRST_PAUSE_LOOKS
         return seen
 
     def _renew(self) -> None:
-        """Open the session anew when its turn has come."""
+        """Reopen the session when its pause is over."""
         if self._looks_to_wait > 0:
             self._looks_to_wait -= 1
             return
@@ -280,10 +286,10 @@ class Nvml:
                 self._watch(address, handle)
 
     def _sign_of_life(self, address: PciAddress) -> tuple[Any | None, Observation | None]:
-        """Ask a GPU for a sign of life: its handle when it gives one, else what is wrong.
+        """Check that a GPU answers: its handle when it does, else its fault.
 
-        Neither for one that NVML has never known. The PCI address may come from the library's
-        memory; how much memory is in use comes from the driver.
+        Neither for a GPU that NVML has never known. The PCI address may come from the library's
+        memory, so the memory in use is asked for as well, which comes from the driver.
         """
         nvml = self._nvml
         if address in self._away:
@@ -316,7 +322,7 @@ class Nvml:
         if err.value == nvml.NVML_ERROR_GPU_IS_LOST or (
             address in self._lost and err.value == nvml.NVML_ERROR_NOT_FOUND
         ):
-            # A lost GPU is not found later: still the same fault.
+            # A lost GPU is not found by later queries, which is still the same fault.
             self._lost.add(address)
             return nvml_observation(
                 Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE
@@ -328,7 +334,7 @@ class Nvml:
         return silence(_UNMONITORED, f"NVML does not answer for the GPU: {err}")
 
     def _signs(self, address: PciAddress, handle: Any) -> list[Observation]:
-        """Look at what a GPU that answers tells of its health."""
+        """Read the health of a GPU that answers."""
         library, ask = self._nvml, self._quiet
         checks = (
             recovery_sign(library, handle, ask),
@@ -355,12 +361,12 @@ class Nvml:
         return [down, errors]
 
     def _xid_events(self) -> list[tuple[PciAddress, int | None, Observation]]:
-        """Read what has come: the GPU, and the GPU instance where the
-        fault is of that one alone.
+        """Read the events that have come: the GPU, the GPU instance where the fault concerns that
+        one alone, and the observation.
         """
         seen: list[tuple[PciAddress, int | None, Observation]] = []
         for _ in range(_MAX_EVENTS if self._events is not None else 0):
-            # 0 ms: only what has come already; a timeout is the ordinary answer.
+            # 0 ms: read only what has come already. A timeout is the ordinary answer.
             event = self._quiet(self._nvml.nvmlEventSetWait_v2, self._events, 0)
             if event is None:
                 break
@@ -375,8 +381,8 @@ class Nvml:
     def _links(
         self, handle: Any, address: PciAddress
     ) -> tuple[dict[PciAddress, float], dict[PciAddress, int], float, int]:
-        """Give bandwidth and number of the links to each direct peer,
-        and of those into switches.
+        """Return bandwidth and number of the links to each direct peer, and of those into
+        switches.
         """
         links: dict[PciAddress, float] = {}
         counts: dict[PciAddress, int] = {}
@@ -384,7 +390,7 @@ class Nvml:
         active = self._active_links(handle)
         if not active:
             return links, counts, switch_gbps, switch_count
-        # Megabytes a second and link (NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON).
+        # Megabytes per second and link (NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON).
         speed_mbytes = field_of(self._nvml, handle, self._nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, self._quiet)
         link_gbps = (speed_mbytes or 0) * 8 / 1000
         for link in active:
@@ -414,11 +420,12 @@ class Nvml:
             self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, self._events)
         except self._nvml.NVMLError as err:
             self._warn(f"{address}: Xid errors cannot be watched: {err}")
-        # Not again, even when refused: a GPU that cannot be watched will not learn it.
+        # Asked only once, even when refused: a GPU that cannot be watched now will not be watchable
+        # later.
         self._watched.add(address)
 
     def _pci(self, ask: Callable[..., Any], *arguments: Any) -> PciAddress | None:
-        """Ask for a PCI address; None when refused, or when it is none that we can read."""
+        """Ask for a PCI address, or return None when NVML refuses or the address cannot be read."""
         info = self._quiet(ask, *arguments)
         if info is None:
             return None
@@ -429,7 +436,7 @@ class Nvml:
             return None
 
     def _try(self, ask: Callable[..., Any], *arguments: Any) -> Any | None:
-        """Ask what every GPU should tell; a refusal becomes a warning."""
+        """Call a query that every GPU should answer. A refusal becomes a warning."""
         try:
             return ask(*arguments)
         except self._nvml.NVMLError as err:
@@ -437,7 +444,7 @@ class Nvml:
             return None
 
     def _quiet(self, ask: Callable[..., Any], *arguments: Any) -> Any | None:
-        """Ask what many GPUs and drivers do not support: a refusal is ordinary."""
+        """Call a query that many GPUs and drivers do not support. A refusal is ordinary."""
         try:
             return ask(*arguments)
         except self._nvml.NVMLError:

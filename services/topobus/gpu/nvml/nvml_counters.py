@@ -1,11 +1,10 @@
-"""Derives health observations from what NVML counts and from the fabric: uncorrected memory errors,
+"""Derives health observations from NVML's counters and from the fabric: uncorrected memory errors,
 retired pages, NVLink errors, the state of the NVSwitch fabric.
 
-Flows in: a handle, a query function that turns a refusal into "unknown", counts of the last look.
-Flows out: observations; none where a value is unknown.
-Source: NVML API reference, nvmlDeviceGetTotalEccErrors,
-nvmlDeviceGetRetiredPagesPendingStatus, nvmlDeviceGetNvLinkErrorCounter, nvmlGpuFabricInfoV_t;
-NVIDIA Fabric Manager user guide, "GPU fabric state".
+There is no observation where NVML refuses a query.
+Source: NVML API reference, nvmlDeviceGetTotalEccErrors, nvmlDeviceGetRetiredPagesPendingStatus,
+nvmlDeviceGetNvLinkErrorCounter, nvmlGpuFabricInfoV_t; NVIDIA Fabric Manager user guide, "GPU fabric
+state".
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from topobus.values.health import Dimension, HealthState, Observation, RecoveryA
 
 __all__ = ["ecc_sign", "fabric_sign", "link_error_sign", "retirement_sign"]
 
-# A link replays now and then; as many as this between two looks is a cable or a connector.
+# A link replays now and then. This many between two looks mean a faulty cable or connector.
 _REPLAY_STORM = 100
-# Bits of nvmlGpuFabricInfoV_t.healthMask: fields of two bits, of which 1 says "true" (nvml.h,
+# Bits of nvmlGpuFabricInfoV_t.healthMask: fields of two bits, of which 1 means "true" (nvml.h,
 # NVML_GPU_FABRIC_HEALTH_MASK_*).
 _FIELD, _TRUE = 0x3, 1
 
@@ -44,8 +43,8 @@ def ecc_sign(library: Any, handle: Any, ask: Ask, counters: CounterRises, key: s
 
 
 def retirement_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
-    """Read whether pages wait for a reset to be retired: GPUs before
-    Ampere, which remap no rows.
+    """Report pages that wait for a reset to be retired, on GPUs before Ampere, which remap no
+    rows.
     """
     if not ask(library.nvmlDeviceGetRetiredPagesPendingStatus, handle):
         return None
@@ -58,8 +57,8 @@ def retirement_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
 def link_error_sign(
     library: Any, handle: Any, ask: Ask, counters: CounterRises, key: str, links: Iterable[int]
 ) -> Observation | None:
-    """Compare the errors of the NVLinks that are up with the last look: a link that had to recover,
-    or a storm of replays.
+    """Compare the errors of the NVLinks that are up with the last look, and report a link that had
+    to recover, or a storm of replays.
     """
     for counter, name, least in (
         (library.NVML_NVLINK_ERROR_DL_RECOVERY, "recovered from errors", 1),
@@ -86,7 +85,7 @@ def link_error_sign(
 
 
 def fabric_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
-    """Read the GPU's place in an NVSwitch fabric: without it CUDA does not start (error 802), and
+    """Read the GPU's state in an NVSwitch fabric: without it CUDA does not start (error 802), and
     with bad routes it hangs.
     """
     info = library.c_nvmlGpuFabricInfo_v2_t()

@@ -1,9 +1,8 @@
 """Reads the facts of a GPU that selectors use from NVML: index, architecture, brand, compute
 capability, MIG mode, the driver's CUDA version.
 
-Flows in: a handle, and a query function that turns a refusal into "unknown". Flows out: attributes
-under the names of NVIDIA's own DRA driver. Unknown facts are absent, with one exception: a GPU that
-refuses the query for its MIG mode has no MIG, so MIG is off there.
+Attributes have the names of NVIDIA's own DRA driver. Unknown facts are absent, with one exception:
+a GPU that refuses the query for its MIG mode has no MIG, so MIG is off there.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from topobus.values.device import AttributeValue
 
 __all__ = ["gpu_facts"]
 
-# nvml.h, NVML_DEVICE_ARCH_* and nvmlBrandType_t; a number that is newer
-# than this table tells nothing.
+# nvml.h, NVML_DEVICE_ARCH_* and nvmlBrandType_t. A number that is newer than this table gives no
+# attribute.
 _ARCHITECTURES = {
     2: "Kepler",
     3: "Maxwell",
@@ -47,14 +46,14 @@ _BRANDS = {
 def gpu_facts(library: Any, handle: Any, ask: Callable[..., Any | None]) -> dict[str, AttributeValue]:
     """Collect the attributes of one GPU.
 
-    Shapes: library — the module pynvml; ask — calls a function of it
-    and gives None when NVML refuses.
+    Shapes: library — the module pynvml; ask — calls a function of it and returns None when NVML
+    refuses.
     """
     index = ask(library.nvmlDeviceGetIndex, handle)
     if index is None:
         return {}
     mig = ask(library.nvmlDeviceGetMigMode, handle)
-    # NVML refuses the mode of a GPU that can have none.
+    # NVML refuses the query for the mode on a GPU that has no MIG.
     attributes: dict[str, AttributeValue] = {
         "index": int(index),
         "migCapable": mig is not None,
@@ -69,7 +68,7 @@ def gpu_facts(library: Any, handle: Any, ask: Callable[..., Any | None]) -> dict
         texts["cudaComputeCapability"] = ".".join(str(int(part)) for part in capability)
     version = ask(library.nvmlSystemGetCudaDriverVersion_v2)
     if version is not None:
-        # 12020 is 12.2 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR); three numbers
-        # make it a version to selectors.
+        # 12020 is 12.2 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR). Selectors need three
+        # numbers for a version.
         texts["cudaDriverVersion"] = f"{int(version) // 1000}.{int(version) % 1000 // 10}.0"
     return attributes | {name: text for name, text in texts.items() if text}

@@ -1,8 +1,7 @@
 """Loads NVML and reopens it: the lifecycle of the vendor's library in this process.
 
-Flows in: the configured folder of the library. Flows out: an initialised module `pynvml`, or
-NvmlUnavailable with the reason. A loaded library keeps its version until it is closed, so after a
-driver update a new session has to load the file again. This module queries no GPU.
+A loaded library keeps its version until it is closed, so after a driver update a new session has to
+load the file again. This module queries no GPU.
 Source: nvidia-ml-py (module `pynvml`); dlopen(3).
 """
 
@@ -22,19 +21,19 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 
 class NvmlUnavailable(Exception):
-    """Raised when the library cannot be used at all; the message says why."""
+    """Raised when the library cannot be used at all. The message has the reason."""
 
 
 def open_library(tree: Tree) -> Any:
-    """Load and start the library: from `hardware.library_path` when given, else from the system.
+    """Load and start the library, and return the module pynvml.
 
-    Gives the module pynvml.
+    The library comes from `hardware.library_path` when that is set, else from the system.
 
     Errors: raises NvmlUnavailable with the reason.
     """
     try:
-        # Untyped on purpose: the package brings no types, and it is looked
-        # for only when NVML may be asked.
+        # Untyped on purpose: the package has no types, and it is imported only when NVML may be
+        # asked.
         module: Any = import_module("pynvml")
     except ImportError as err:
         raise NvmlUnavailable(
@@ -48,8 +47,7 @@ def _start(module: Any, tree: Tree) -> None:
     folder = tree.settings.library_path
     try:
         if folder:
-            # pynvml looks its library up by name only; a library that it
-            # already holds is used as it is.
+            # pynvml finds its library only by name, but uses one that it already has.
             module.nvmlLib = ctypes.CDLL(str(Path(folder) / _LIBRARY))
         module.nvmlInit()
     except (OSError, module.NVMLError) as err:
@@ -57,16 +55,16 @@ def _start(module: Any, tree: Tree) -> None:
 
 
 def reopen_library(module: Any, *, tree: Tree) -> Any:
-    """Close a session and open another with the library as it lies on the disk now.
+    """Close a session and open another with the library that is on the disk now.
 
-    The loader gives the same library again as long as somebody holds it, so it is closed first;
-    pynvml keeps it, and pointers into it, in globals, which a reload of the module makes anew.
-    Errors: raises NvmlUnavailable.
+    The loader returns the same library as long as it is in use, so it is closed first. pynvml keeps
+    it, and pointers into it, in globals, so the module is reloaded.
+    Errors: raises NvmlUnavailable when the library cannot be loaded or started.
     """
     try:
         module.nvmlShutdown()
     except module.NVMLError:
-        # A session that is void cannot be closed.
+        # A session that is no longer valid cannot be closed.
         pass
     library = module.nvmlLib
     module = reload(module)

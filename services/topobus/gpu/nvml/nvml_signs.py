@@ -1,8 +1,7 @@
 """Derives health observations from NVML for a GPU that answers: the driver's recovery action, row
 remapping, thermal slowdown.
 
-Flows in: a handle, and a query function that turns a refusal into "unknown". Flows out: one
-observation, or None where the GPU is healthy or the value is unknown: a query that the library
+There is no observation where the GPU is healthy or the value is unknown: a query that the library
 refuses is no fault of the GPU.
 Source: NVML API reference, nvmlDeviceGetRemappedRows, nvmlClocksEventReasons, field
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION.
@@ -31,7 +30,7 @@ _ACTIONS = {
 
 
 def recovery_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
-    """Read the recovery action that the driver advises for the GPU."""
+    """Report the recovery action that the driver advises for the GPU."""
     advice = field_of(library, handle, library.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, ask)
     if not advice:
         return None
@@ -43,7 +42,7 @@ def recovery_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
 
 
 def memory_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
-    """Read memory rows that could not be remapped, or that wait for a reset."""
+    """Report memory rows that could not be remapped, or that wait for a reset."""
     rows = ask(library.nvmlDeviceGetRemappedRows, handle)
     if rows is None:
         return None
@@ -73,7 +72,7 @@ def memory_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
 
 
 def thermal_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
-    """Read whether the hardware lowers clocks because of heat."""
+    """Report that the hardware lowers clocks because of heat."""
     reasons = ask(library.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None or not reasons & library.nvmlClocksEventReasonHwThermalSlowdown:
         return None
@@ -84,7 +83,7 @@ def thermal_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
 
 
 def field_of(library: Any, handle: Any, field: int, ask: Ask) -> int | None:
-    """Ask for one of the numbers that NVML keeps as fields; None when refused."""
+    """Ask for one of the numbers that NVML keeps as fields, or return None when it refuses."""
     values = ask(library.nvmlDeviceGetFieldValues, handle, [field])
     if not values or values[0].nvmlReturn != library.NVML_SUCCESS:
         return None

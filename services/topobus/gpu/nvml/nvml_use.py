@@ -1,7 +1,6 @@
 """Reads from NVML which processes use a GPU, and how much of its memory is in use.
 
-Flows in: a handle. Flows out: pids with their memory, compute and graphics alike. NVML tells pids
-in the pid namespace of its caller.
+Compute and graphics processes are read alike. NVML gives pids of the pid namespace of its caller.
 Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses,
 nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMemoryInfo.
 """
@@ -26,26 +25,25 @@ class NvmlUse(Struct, frozen=True, kw_only=True):
 
 
 def read_use(library: Any, handle: Any) -> NvmlUse:
-    """Ask a GPU.
+    """Ask which processes use a GPU.
 
-    Errors: raises NVMLError, but for what the GPU does not support.
+    Errors: raises NVMLError, except for what the GPU does not support.
     """
     processes: dict[int, int | None] = {}
     for ask in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):
         for process in _supported(library, ask, handle) or ():
             before = processes.get(process.pid)
             used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-            # The same program may compute and draw, and an instance of a GPU
-            # lists its processes by itself.
+            # The same program may compute and draw, and a MIG instance lists its processes again.
             processes[int(process.pid)] = used if before is None else max(before, used or 0)
     memory = _supported(library, library.nvmlDeviceGetMemoryInfo, handle)
     return NvmlUse(processes=processes, used_bytes=None if memory is None else int(memory.used))
 
 
 def read_use_of_instance(library: Any, uuid: str) -> NvmlUse:
-    """Ask a MIG instance; one that was destroyed is used by nobody.
+    """Ask which processes use a MIG instance. An instance that was destroyed has none.
 
-    Errors: raises NVMLError.
+    Errors: raises NVMLError, except for an instance that was destroyed.
     """
     try:
         return read_use(library, library.nvmlDeviceGetHandleByUUID(uuid))

@@ -1,7 +1,7 @@
 """Maps Xid errors of NVIDIA's driver to health observations, by the table `nvidia_xids.toml`.
 
-Flows in: the number of an Xid. Flows out: an observation, or None. A number that the table lacks
-counts as a fault: new drivers add numbers, and a GPU that may be broken gets no new work.
+A number that the table lacks counts as a fault: new drivers add numbers, and a GPU that may be
+broken must not get new work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["XidTable"]
 
 
 class XidTable:
-    """Which Xid errors matter, as data."""
+    """The table of Xid errors that matter."""
 
     def __init__(self) -> None:
         text = resources.files("topobus.gpu.nvml").joinpath("nvidia_xids.toml").read_text(encoding="utf-8")
@@ -27,16 +27,19 @@ class XidTable:
         self._instance = frozenset(rows["instance"])
 
     def is_of_whole_gpu(self, xid: int) -> bool:
-        """Say whether an Xid that the driver ascribes to one MIG instance concerns all of its GPU:
-        what only a reset of the GPU or a reboot ends, unless the table says else.
+        """Return whether an Xid that the driver ascribes to one MIG instance concerns all of its
+        GPU.
+
+        These are the faults that only a reset of the GPU or a reboot ends, unless the table makes
+        an exception.
         """
         return xid in self._reset | self._reboot and xid not in self._instance
 
     def observation(self, xid: int) -> Observation | None:
         """Turn an Xid into an observation.
 
-        None for those that say nothing of the GPU: an application's fault, or news. One that needs
-        a reset or a reboot is sticky: nothing tells later that it happened.
+        None for an Xid that is no fault of the GPU: an application's fault, or news. One that needs
+        a reset or a reboot is sticky, because no later query shows that it happened.
         """
         if xid in self._ignored:
             return None

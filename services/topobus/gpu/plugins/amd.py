@@ -1,11 +1,11 @@
 """AMD GPUs from sysfs: the amdgpu kernel driver, and KFD's topology where computing is set up.
 
-Flows in: PCI functions with AMD's vendor id, amdgpu's attributes, KFD's nodes. Flows out: devices
-with memory, unique id and XGMI peers; health; the kfd, card and render nodes that ROCm opens. A
-card that is cut into partitions (CPX …) is one device for each partition, and never a whole one
-beside them (`topobus.gpu.amd.amd_cards`); each has its own render node and its share of the card's
-memory. With `partitions.on_demand` a card is all of these at once, with counters that let only one
-way be held, and is cut when a claim gets a part (`topobus.gpu.amd.amd_on_demand`).
+Devices have memory, unique id and XGMI peers. Containers get the kfd, card and render nodes that
+ROCm opens. A card that is cut into partitions (CPX …) is one device for each partition, and never a
+whole one beside them (`topobus.gpu.amd.amd_cards`). Each partition has its own render node and its
+share of the card's memory. With `partitions.on_demand` a card is all of these at once, with
+counters that allow only one way at a time, and is cut when a claim gets a part
+(`topobus.gpu.amd.amd_on_demand`).
 Source: Documentation/gpu/amdgpu; KFD topology in drivers/gpu/drm/amd/amdkfd/kfd_topology.c
 (properties, mem_banks, io_links).
 """
@@ -73,7 +73,7 @@ _CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 class AmdDriver(ChecksLeftovers):
     """Finds and watches AMD GPUs.
 
-    Keeps the PCIe error counters, and the XGMI links of the KFD nodes that it read last.
+    It keeps the PCIe error counters, and the XGMI links of the KFD nodes that it read last.
     """
 
     name = "amd-gpu"
@@ -119,11 +119,12 @@ class AmdDriver(ChecksLeftovers):
         return Discovery(devices=devices, counter_sets=sets, warnings=tuple(left_out), kept=left_out.kept)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the PCI function and at whether its driver is bound.
+        """Observe the PCI function and whether its driver is bound.
 
-        The partitions of a card share what is wrong with it.
+        The partitions of a card share its faults.
         """
-        # Once a function: its error counters tell a rise only once.
+        # Each function is read once: a rise of its error counters is seen only at the first
+        # reading.
         addresses = sorted({device.pci for device in devices if device.pci is not None})
         parents = self._parents.observe(tree, addresses)
         seen = {address: [*self._observe_one(tree, address), *parents.get(address, ())] for address in addresses}
@@ -132,7 +133,7 @@ class AmdDriver(ChecksLeftovers):
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal | LongWork:
-        """Give each GPU's card and render node, a partition its own, and the one kfd node.
+        """Give each GPU's or partition's card and render node, and the one kfd node.
 
         A card that is cut on demand is brought into the mode first.
         """
@@ -156,7 +157,9 @@ class AmdDriver(ChecksLeftovers):
         return self.on_demand.prepare(tree, wishes, context, partial(self._edits, tree, devices, context))
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
-        """Say that nothing changes, unless one of them is of a card that is cut on demand."""
+        """Return whether preparing changes nothing: none of the devices is of a card that is cut on
+        demand.
+        """
         return not any(device.consumes for device in devices)
 
     def _edits(
@@ -186,16 +189,17 @@ class AmdDriver(ChecksLeftovers):
         }
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let the owner go. A card that was brought into another mode stays in it.
+        """Release the devices. A card that was brought into another mode stays in it.
 
-        Only a switch that was cut off half way is undone.
+        Only a switch that was interrupted is undone.
         """
         for device in devices:
             self.on_demand.undo(tree, device.pci, context.records.get(device.name, DeviceRecord()))
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See what uses a GPU or a partition by KFD's processes; amdgpu tells the memory of a whole
-        card alone.
+        """Find what uses a GPU or a partition, by KFD's processes.
+
+        amdgpu publishes the memory in use only for a whole card.
         """
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")
@@ -248,9 +252,9 @@ class AmdDriver(ChecksLeftovers):
     def _devices(
         self, tree: Tree, function: PciDevice, card: AmdCard, links: Mapping[str, tuple[Link, ...]]
     ) -> list[Device]:
-        """Give a whole GPU, or its partitions, or both for a card that is cut on demand.
+        """Describe a whole GPU, or its partitions, or both for a card that is cut on demand.
 
-        Nothing for a card that is neither.
+        Empty for a card that is neither.
         """
         if self.on_demand.locks.is_changing(function.address):
             return list(self._cut.get(function.address, ()))
@@ -265,7 +269,7 @@ class AmdDriver(ChecksLeftovers):
             model = tree.read(f"{folder}/product_name") or model
             unique = tree.read(f"{folder}/unique_id") or ""
         except HardwareError:
-            # Still a GPU, described by what could be read; `observe` tells of what cannot.
+            # The GPU is described by what could be read, and `observe` reports what could not.
             pass
         model = model or f"AMD device {function.device:04x}"
         uuid = f"GPU-{unique}" if unique else ""
@@ -319,7 +323,9 @@ class AmdDriver(ChecksLeftovers):
         return [device]
 
     def _can_be_cut(self, tree: Tree, function: PciDevice, card: AmdCard) -> bool:
-        """Say whether a card is offered in all its modes at once; those that it has are noted."""
+        """Return whether a card is offered in all its modes at once, and note the modes that it
+        has.
+        """
         if self.on_demand.locks.is_changing(card.address):
             return True
         self._counts.pop(card.address, None)
@@ -335,7 +341,7 @@ class AmdDriver(ChecksLeftovers):
         return True
 
     def _counts_of(self, tree: Tree, addresses: Sequence[PciAddress]) -> dict[PciAddress, Mapping[str, int]]:
-        """Give the modes of cards that are wanted.
+        """Return the modes of the wanted cards.
 
         A service that has just started may be asked before its first look.
         """
@@ -353,8 +359,8 @@ class AmdDriver(ChecksLeftovers):
     ) -> dict[str, tuple[Link, ...]]:
         """Read the XGMI peers of each device.
 
-        Between partitions of two cards KFD tells no bandwidth: every pair
-        has that link, so it is left out.
+        KFD has no bandwidth between partitions of two cards. Every pair has that link, so it is
+        left out.
         """
         nodes = tuple(node for card in cards.values() for node, _ in _nodes_by_name(self.device_class, card))
         parts = {part.node.number for card in cards.values() for part in card.partitions}
@@ -380,7 +386,7 @@ class AmdDriver(ChecksLeftovers):
             seen = self._pci_health.observe(tree, address)
             if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 return seen
-            # What discover wanted to read and could not is told here.
+            # `discover` leaves these out when they cannot be read; the fault is reported here.
             tree.read_int(f"{folder}/mem_info_vram_total")
             tree.read(f"{folder}/unique_id")
             tree.read(f"{folder}/product_name")
@@ -391,7 +397,7 @@ class AmdDriver(ChecksLeftovers):
 
 
 def _why_not_whole(card: AmdCard) -> list[str]:
-    """Tell of a card that is not offered as one GPU; nothing for a whole one."""
+    """Return why a card is not offered as one GPU, or nothing for a whole one."""
     if card.fault:
         return [card.fault]
     if card.partitions:
@@ -401,8 +407,8 @@ def _why_not_whole(card: AmdCard) -> list[str]:
 
 
 def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
-    """Refuse a GPU that was cut since the last look: its own render node is that of the first
-    partition by now.
+    """Refuse a GPU that was cut since the last look, because its own render node is now that of the
+    first partition.
     """
     cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
     cut = {
@@ -423,7 +429,7 @@ def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, Containe
 def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mapping[str, ContainerEdits] | Refusal:
     """Give a card in parts with the nodes of all of them.
 
-    Refuse one that is whole by now, or changes its mode.
+    A card that is whole by now, or changes its mode, is refused.
     """
     refusal = unusable(tree, devices)
     if refusal is not None:
@@ -447,7 +453,7 @@ def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mappin
 
 
 def _nodes_by_name(device_class: str, card: AmdCard) -> list[tuple[KfdNode, str]]:
-    """Give a card's KFD nodes with the names of their devices."""
+    """List a card's KFD nodes with the names of their devices."""
     if card.partitions:
         return [(part.node, partition_name(device_class, card, part)) for part in card.partitions]
     return [(card.node, pci_device_name(device_class, card.address))] if card.node is not None else []

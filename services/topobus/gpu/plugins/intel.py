@@ -1,12 +1,11 @@
 """Intel GPUs from sysfs: the i915 and xe kernel drivers, data-centre cards and integrated graphics
 alike.
 
-Flows in: PCI functions of display class with Intel's vendor id. Flows out: devices with memory
-where the driver tells it; health; card and render nodes. Nothing is left out silently: an
-integrated GPU is a device like any other, marked `integrated`, so that a selector can tell them
-apart. A card with virtual functions on is hidden behind them; with `partitions.parents: counted` it
-is offered, too, and with `partitions.virtual_functions` it is both while it is idle, and cut when a
-claim gets a virtual function.
+Devices have memory where the driver publishes it. An integrated GPU is a device like any other,
+with the attribute `integrated` for selectors. A card with virtual functions enabled is hidden
+behind them. With `partitions.parents: counted` it is offered beside them. With
+`partitions.virtual_functions` it is offered both ways while it is idle, and cut when a claim gets a
+virtual function. The inventory's warnings name what is not offered.
 Source: Documentation/gpu/i915, Documentation/gpu/xe;
 Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon.
 """
@@ -64,7 +63,10 @@ class IntelDriver(ChecksLeftovers):
     device_class = "gpu"
 
     def __init__(self, wedges: WedgeEvents | None = None) -> None:
-        """Make one; `wedges`: what the kernel tells of GPUs that its drivers gave up, for tests."""
+        """Make a driver.
+
+        Shapes: wedges — events of GPUs that the kernel's drivers gave up; tests give their own.
+        """
         self._wedges = wedges or WedgeEvents()
         self._products = ProductTable()
         self._pci_health = PciHealth()
@@ -90,7 +92,7 @@ class IntelDriver(ChecksLeftovers):
             role = self._role(tree, function, left_out) if changing is None else None
             devices += changing or ([self._device(tree, function, role)] if role is not None else [])
         self._on_demand.end_look(devices)
-        # Opened before the first look at health: what the kernel sent earlier is lost.
+        # Opened before the first look at health, because what the kernel sent earlier is lost.
         self._wedges.take(tree)
         blind = [f"a wedged GPU is not told: {self._wedges.blind}"] if devices and self._wedges.blind else []
         return Discovery(
@@ -100,7 +102,9 @@ class IntelDriver(ChecksLeftovers):
     def _plan(
         self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut
     ) -> Mapping[PciAddress, PciDevice]:
-        """Find the virtual functions of cards that are cut on demand, there or not."""
+        """Find the virtual functions of cards that are cut on demand, whether they exist now or
+        not.
+        """
         on_demand = self._on_demand
         on_demand.begin_look()
         planned: dict[PciAddress, PciDevice] = {}
@@ -121,11 +125,13 @@ class IntelDriver(ChecksLeftovers):
         return planned
 
     def _role(self, tree: Tree, function: PciDevice, left_out: LeftOut) -> DeviceRole | None:
-        """Say for what a function is offered; None: it is not, and stands in `left_out`."""
+        """Return the role that a function is offered in, or None when it is not offered and
+        `left_out` has the reason.
+        """
         try:
             role, why = function_role(tree, function.address)
         except HardwareError:
-            # Offered as what it was: `observe` says what is wrong with it.
+            # It keeps its role, and `observe` reports what is wrong with it.
             return DeviceRole.COMPUTE
         if role is DeviceRole.PARTITION_PARENT and self._on_demand.is_cut(function):
             return DeviceRole.COMPUTE
@@ -135,8 +141,8 @@ class IntelDriver(ChecksLeftovers):
         return None
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the PCI function, at its driver's word and at what the kernel sent since the last
-        look.
+        """Observe the PCI function, the state that its driver publishes, and the events that the
+        kernel sent since the last look.
         """
         tree = tree.for_scan()
         self._wedges.take(tree)
@@ -160,7 +166,9 @@ class IntelDriver(ChecksLeftovers):
         return self._on_demand.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
-        """Say that nothing changes, unless one of them is of a card that is cut on demand."""
+        """Return whether preparing changes nothing: none of the devices is of a card that is cut on
+        demand.
+        """
         return not self._on_demand.has_any(devices)
 
     def _edits(
@@ -175,17 +183,17 @@ class IntelDriver(ChecksLeftovers):
         return {**edits, **beside}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Let the owner go.
+        """Release the devices.
 
-        Of a card that is cut on demand the last one may take the virtual functions away.
+        With the last device of a card that is cut on demand, the virtual functions may be removed.
         """
         for device in devices:
             self._on_demand.undo(tree, device, context)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See who has the card's or the render node open.
+        """Find the processes that have the card's node or the render node open.
 
-        The driver gives the memory back with the last of them.
+        The driver frees the memory with the last of them.
         """
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")
@@ -196,13 +204,13 @@ class IntelDriver(ChecksLeftovers):
     def _device(self, tree: Tree, function: PciDevice, role: DeviceRole) -> Device:
         product = self._products.product(function)
         parent = "" if function.physfn is None else pci_device_name(self.device_class, function.physfn)
-        # Integrated graphics sit on the root bus itself (0000:00:02.0), cards below a port.
+        # Integrated graphics are on the root bus itself (0000:00:02.0), cards below a port.
         attributes: dict[str, AttributeValue] = {"type": "gpu", "integrated": not function.path}
         memory_bytes = product.memory_bytes
         try:
             memory_bytes = _memory_bytes(tree, function.address) or memory_bytes
         except HardwareError:
-            # `observe` tells which file is unreadable.
+            # `observe` reports the unreadable file.
             pass
         return pci_device(
             function,
@@ -236,7 +244,7 @@ class IntelDriver(ChecksLeftovers):
 
 
 def _memory_bytes(tree: Tree, address: PciAddress) -> int:
-    """Read local memory: i915 and xe tell it in different files, both not in all versions.
+    """Read local memory, which i915 and xe publish in different files, and not in all versions.
 
     0 where neither does.
     """
@@ -256,8 +264,9 @@ def _users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> Se
 
 
 def _lacks_node(tree: Tree, address: PciAddress) -> str:
-    """Say what a new virtual function lacks: its driver comes a moment after the function, and
-    makes the render node a moment later.
+    """Return what a new virtual function lacks, or "" when it is complete.
+
+    Its driver binds a moment after the function appears, and makes the render node a moment later.
     """
     if awaits := awaits_driver(tree, address):
         return awaits

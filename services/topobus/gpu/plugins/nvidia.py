@@ -1,17 +1,19 @@
 """NVIDIA GPUs: by PCI id and class from sysfs, by the kernel module's /proc files, and by NVML
 where it loads.
 
-Flows in: PCI functions, proc/driver/nvidia/gpus/*/information, NVML (on the live machine, or when a
-library folder is set). Flows out: devices with UUID, model, memory and NVLink peers; health; device
-nodes, the driver's user-space files and `NVIDIA_VISIBLE_DEVICES`. Without NVML the driver works
-with the data of sysfs, /proc and the product table; `warnings` names what is missing.
+NVML is used on the live machine, or when a library folder is set. Devices have UUID, model, memory
+and NVLink peers. Containers get device nodes, the driver's user-space files and
+`NVIDIA_VISIBLE_DEVICES`. Without NVML the driver works with the data of sysfs, /proc and the
+product table, and `warnings` names what is missing.
 
 These GPUs are not offered, and the inventory's warnings name them:
 - a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions
   enabled;
 - a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are devices instead
-  (`topobus.gpu.mig`), where NVML tells them. An NVML session that became invalid (the driver was
-  replaced) makes the GPUs Unknown with reason `unmonitored`, and is renewed with growing pauses.
+  (`topobus.gpu.mig`), where NVML lists them.
+
+An NVML session that became invalid (the driver was replaced) makes the GPUs Unknown with reason
+`unmonitored`, and is renewed with growing pauses.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ _ALWAYS_SHARED = ("nvidiactl", "nvidia-uvm")
 class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
     """Finds and watches NVIDIA GPUs.
 
-    Keeps the NVML session, error counters, and nothing of a container's.
+    It keeps the NVML session and error counters, and nothing of a container's.
     """
 
     name = "nvidia"
@@ -139,15 +141,15 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at the PCI function, the kernel module's word, and NVML's."""
+        """Observe the PCI function, the kernel module's files, and NVML."""
         addresses = {device.name: device.pci for device in devices if device.pci is not None}
         present = [address for address in sorted(set(addresses.values())) if tree.exists(pci_folder(address))]
         by_nvml = self._nvml.observe(present) if self._nvml else {}
         by_instance = self._mig.faults(self._nvml, devices) if self._nvml else {}
         by_mps = self.mps.observe()
         parents = self._parents.observe(tree, sorted(set(addresses.values())))
-        # Once a function, for its counters tell a rise only once; instances
-        # share what is wrong with their GPU.
+        # Each function is read once, because a rise of its counters is seen only at the first
+        # reading. Instances share the faults of their GPU.
         by_function = {
             address: (*self._observe_one(tree, address), *parents.get(address, ()), *by_nvml.get(address, ()))
             for address in sorted(set(addresses.values()))
@@ -163,7 +165,7 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         """Give each GPU's nodes, the driver's shared nodes and files, and the variable that
         NVIDIA's container runtime reads.
 
-        A MIG instance that its device stands for is made first, which is long work.
+        A MIG instance that does not exist yet is made first, which is long work.
         """
         nvml = self._session(tree)
         wanted = [device for device in devices if self._is_made(device)]
@@ -254,10 +256,10 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Destroy the MIG instances that were made for the owner.
 
-        Of the last owner end the MPS control daemon, and set the time slice back.
+        When the last owner leaves, end the MPS control daemon and set the time slice back.
 
-        Errors: raises HardwareError that names each instance which cannot be
-        destroyed now, after all others are.
+        Errors: raises HardwareError, which names each instance that cannot be destroyed now, after
+        all others are.
         """
         left: list[str] = []
         for device in devices:
@@ -276,13 +278,14 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
         """Wait until nothing of the last owner is left.
 
-        An instance that was made for an owner was destroyed with all that it had.
+        An instance that was made for an owner needs no check: it was destroyed with all that it
+        had.
         """
         return None if self._is_made(device) else super().clean(tree, device, record)
 
     def _is_made(self, device: Device) -> bool:
-        """Say whether a device is an instance that is made for its owner: it has no UUID of its
-        own, for each time it is another one.
+        """Return whether a device is an instance that is made for its owner: such a device has no
+        UUID, because its instance is another one each time.
         """
         return is_mig(device) and not device.uuid
 
@@ -302,8 +305,8 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         return self._time_slices.plan(devices, context, sharing, files, version=driver_version(tree), partitions=parts)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
-        """See what uses a GPU: by NVML where it answers, else by who has its node open, without the
-        memory.
+        """Find what uses a GPU, by NVML where it answers, else by the processes that have its node
+        open, without the memory.
         """
         if device.pci is None:
             return GpuUse(blind=f"{device.name} has no PCI address")
@@ -320,8 +323,8 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         return GpuUse(processes=holders.processes, unseen=holders.unseen)
 
     def _part_edits(self, tree: Tree, device: Device, instance: LiveInstance | None) -> ContainerEdits | Refusal:
-        """Give a MIG instance, or, where it is offered beside them, a GPU with all of its
-        instances.
+        """Give a MIG instance, or a GPU with all of its instances, where it is offered beside
+        them.
         """
         assert device.pci is not None
         minor = information(tree, device.pci).get("Device Minor", "")
@@ -365,7 +368,7 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         return nvml_gpus
 
     def _session(self, tree: Tree, warnings: list[str] | None = None) -> Nvml | None:
-        """Open the session with NVML where it may be asked; None without."""
+        """Open the session with NVML where it may be asked, or return None."""
         if self._nvml is None and (tree.is_live or tree.settings.library_path):
             try:
                 self._nvml = load_nvml(tree)
@@ -385,7 +388,7 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
 
 
 def _finished(answer: Mapping[str, ContainerEdits] | Refusal | LongWork) -> Mapping[str, ContainerEdits] | Refusal:
-    """Do what is long work itself, within long work."""
+    """Run long work to its end, inside other long work."""
     return answer.work() if isinstance(answer, LongWork) else answer
 
 
@@ -408,7 +411,7 @@ def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
 
 def _whole_edits(tree: Tree, address: PciAddress, device: Device, owner: Owner) -> ContainerEdits:
     """Give the nodes of a whole GPU."""
-    # The minor number may change with a reboot, so it is read anew each time.
+    # The minor number may change with a reboot, so it is read each time.
     minor = information(tree, address).get("Device Minor")
     drm = function_drm_nodes(tree, address)
     names = [*([f"nvidia{minor}"] if minor is not None else []), *drm.paths]
@@ -421,7 +424,7 @@ def _whole_edits(tree: Tree, address: PciAddress, device: Device, owner: Owner) 
 
 
 def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> bool:
-    """Say whether a GPU is in MIG mode, by NVML, or by the kernel module's list of its instances
+    """Return whether a GPU is in MIG mode, by NVML, or by the kernel module's list of its instances
     where NVML is not asked.
     """
     if gpu is not None and gpu.facts.get("migEnabled"):
@@ -434,7 +437,7 @@ def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> boo
 def _refuse_cut(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
     """Refuse GPUs that were cut into MIG instances since the last look.
 
-    By the kernel module's word, for NVML takes long to ask.
+    The kernel module's files are read, because NVML takes long to ask.
     """
     cut = tuple(
         sorted(device.name for device in devices if device.pci is not None and _is_partitioned(tree, device.pci, None))
@@ -444,11 +447,12 @@ def _refuse_cut(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
 
 
 def _visible(uuids: Sequence[str], count: int) -> str:
-    """Say which GPUs NVIDIA's container runtime is to add by itself: those asked for here, or none
-    when one of them has no UUID that is known.
+    """Return the GPUs that NVIDIA's container runtime is to add by itself: those asked for here, or
+    none when the UUID of one of them is not known.
 
-    Never left out, for images of CUDA say "all" and the runtime then obeys that. Only where this
-    runtime brings the driver's libraries; where we do it is "void", as in NVIDIA's own CDI files.
-    The gateway asks for each request of a claim by itself, so no container gets a sibling's.
+    The variable is always set, because CUDA images set it to "all" and the runtime obeys that.
+    UUIDs are given only where this runtime brings the driver's libraries. Where Topobus does it is
+    "void", as in NVIDIA's own CDI files. The gateway prepares each request of a claim by itself, so
+    no container gets the GPUs of another request.
     """
     return ",".join(uuids) if uuids and len(uuids) == count else "void"

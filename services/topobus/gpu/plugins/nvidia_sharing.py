@@ -1,12 +1,12 @@
 """Sharing strategies on NVIDIA GPUs: the container's variables and mounts, and the checks of what
 must run on the node.
 
-TimeSlicing brings nothing into a container: with the default slice it is the behaviour of
-every GPU, other slices are a setting of the GPU (`topobus.gpu.time_slices`). MPS needs its
-control daemon. Here it is one that an operator runs; those that this service owns (setting
-`mps.owned`) are in `topobus.gpu.mps`.
-Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon"
-(default folder /tmp/nvidia-mps).
+TimeSlicing adds nothing to a container: the default slice is the behaviour of every GPU, and other
+slices are a setting of the GPU (`topobus.gpu.time_slices`). MPS needs its control daemon. This
+module serves a daemon that an operator runs. Those that the service owns (setting `mps.owned`) are
+in `topobus.gpu.mps`.
+Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default
+folder /tmp/nvidia-mps).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["STRATEGIES", "ReadsWholeGpus", "sharing_edits"]
 
 STRATEGIES = frozenset({TIME_SLICING, MPS})
 
-# The control daemon's name as the kernel cuts it (15 characters); the
-# server that it starts has the same.
+# The control daemon's name as the kernel cuts it (15 characters). The server that it starts has the
+# same.
 _DAEMON = b"nvidia-cuda-mps"
 _PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-# Where the daemon listens unless its environment says otherwise; its clients and it exchange
-# data by files in /dev/shm, too.
+# The folder where the daemon listens by default. It exchanges data with its clients by files in
+# /dev/shm as well.
 _PIPES = "/tmp/nvidia-mps"
-# A process's environment beyond this is cut; the variable stands in front in any daemon's that
-# was started by hand or by a unit.
+# A longer environment is cut. In a daemon that was started by hand or by a unit, the variable is
+# near the front.
 _ENVIRONMENT_BYTES = 1 << 16
 _SHARED_MEMORY = "/dev/shm"
 _WRITABLE = ("rw", "nosuid", "nodev", "bind")
@@ -42,14 +42,14 @@ _MIB = 1 << 20
 
 
 class ReadsWholeGpus:
-    """What NVIDIA's driver inherits to say when preparing changes nothing."""
+    """Base of NVIDIA's driver: decides when preparing changes nothing."""
 
     mps: MpsSharing
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
-        """Say so of whole GPUs that nobody shares: no instance is made and no slice is set.
+        """Return True for whole GPUs that are not shared: no instance is made and no slice is set.
 
-        Where the service owns daemons, stale ones may be ended.
+        False where the service owns daemons, because stale ones may be ended.
         """
         return not self.mps.is_owned and all(
             not is_mig(device) and device.role is DeviceRole.COMPUTE and device.sharing is None for device in devices
@@ -57,7 +57,7 @@ class ReadsWholeGpus:
 
 
 def sharing_edits(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
-    """Say what a container of a claim with `count` GPUs needs to share them so."""
+    """Return what a container of a claim with `count` GPUs needs to share them by this strategy."""
     if sharing.strategy == MPS:
         return _mps(tree, sharing, count)
     return ContainerEdits()
@@ -76,8 +76,8 @@ def _mps(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
     if config is not None and config.default_active_thread_percentage is not None:
         env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(config.default_active_thread_percentage)
     if config is not None and config.default_pinned_device_memory_limit is not None:
-        # By the ordinals that the container sees; in MiB, rounded down,
-        # for a limit must not be exceeded.
+        # By the ordinals that the container sees, in MiB, rounded down because a limit must not be
+        # exceeded.
         mib = Quantity.parse(config.default_pinned_device_memory_limit).units // _MIB
         env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{index}={mib}M" for index in range(count))
     folders = (pipes, _SHARED_MEMORY)
@@ -87,10 +87,12 @@ def _mps(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
 
 
 def _find_daemon(tree: Tree) -> str | None:
-    """Find the folder where the node's MPS control daemon listens; None when none runs."""
+    """Find the folder where the node's MPS control daemon listens, or return None when none
+    runs.
+    """
     for name in tree.names("proc"):
-        # A process may end at any time, and another user's environment cannot be read: then it
-        # listens where it does by default, or its clients will tell.
+        # A process may end at any time, and another user's environment cannot be read. Then take
+        # the default folder; a wrong one shows as errors of the clients.
         if not name.isdecimal() or (tree.read_bytes(f"proc/{name}/comm") or b"").strip() != _DAEMON:
             continue
         environment = (tree.read_bytes(f"proc/{name}/environ", _ENVIRONMENT_BYTES) or b"").decode("utf-8", "replace")
