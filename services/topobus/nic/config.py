@@ -19,7 +19,7 @@ _SUBMODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l
 
 
 class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Interfaces that are offered, by name and kind; both must fit."""
+    """Interfaces that are offered by name and kind, both of which must fit."""
 
     name: str = "*"
     """The interface's name, or a pattern of the shell's kind: `tenant-*`. Only a name without a
@@ -39,16 +39,16 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def is_exact(self) -> bool:
-        """Say whether the rule names one interface."""
+        """Whether the rule names one interface."""
         return bool(self.name) and not _GLOB_CHARACTERS & set(self.name)
 
     def fits(self, name: str, kind: str) -> bool:
-        """Say whether an interface is meant."""
+        """Return whether the rule includes an interface."""
         return fnmatchcase(name, self.name) and fnmatchcase(kind, self.kind or "*")
 
 
 class SharedInterface(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An interface that several pods may have at once, each a child of it."""
+    """An interface that several pods may have at once, each through a child of it."""
 
     name: str
     """The interface's name, exactly; of a PCI function's too, which is then offered for sharing and
@@ -98,12 +98,12 @@ class InterfaceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"share names {name!r} twice, wanted once")
 
     def shared(self, name: str) -> SharedInterface | None:
-        """Say how an interface is shared; None when it is not."""
+        """Return how an interface is shared, or None when it is not."""
         return next((shared for shared in self.share if shared.name == name), None)
 
 
 class VirtualFunctions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many virtual functions a physical one is to have."""
+    """How many virtual functions a physical function must have."""
 
     address: str
     """PCI address of the physical function: `0000:3b:00.0`."""

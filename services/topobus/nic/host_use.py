@@ -1,7 +1,6 @@
-"""Says how the node itself uses a PCI function's interfaces: what must not be cut, whoever asks for
-it.
+"""Finds how the node itself uses a PCI function's interfaces, which must not be interrupted.
 
-Flows in: a tree. Flows out: sentences for people; none for a function that the node does not use.
+Each use is a sentence for people.
 Source: Documentation/ABI/testing/sysfs-class-net (master, upper_*), proc(5) route tables.
 """
 
@@ -20,8 +19,8 @@ __all__ = ["function_users", "host_uses", "lacks_interface"]
 
 
 def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Say how the node uses a function: its default route, an address or a route, a bridge or bond,
-    an interface on top of it.
+    """Describe how the node uses a function: its default route, an address or a route, a bridge or
+    bond, an interface on top of it.
 
     Errors: raises HardwareError for a file that exists and cannot be read.
     """
@@ -48,8 +47,8 @@ def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
 
 
 def function_users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> tuple[str, ...]:
-    """Say who uses a physical function, or one of its virtual ones, though no device of ours is
-    held.
+    """Describe who uses a physical function, or one of its virtual ones, although no device of it
+    is held.
     """
     fresh = Tree(tree.settings)
     virtual_users = functions_in_use(fresh.path(pci_folder(address))) if virtual else []
@@ -57,18 +56,18 @@ def function_users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress
 
 
 def lacks_interface(tree: Tree, address: PciAddress) -> str:
-    """Say what a new virtual function lacks: its driver comes a moment after the function, and
-    makes the interface a moment later.
+    """Return what a new virtual function lacks, or "" when it is complete.
 
-    Ready without one are a function whose interface is in another namespace, one that VFIO has, one
-    that no driver binds to by itself, and one with an RDMA device whose physical function has no
-    interface either (InfiniBand without IPoIB).
+    Its driver binds a moment after the function appears, and makes the interface a moment later.
+    These are complete without an interface: a function whose interface is in another namespace, one
+    that VFIO has, one that no driver binds to by itself, and one with an RDMA device whose physical
+    function has no interface either (InfiniBand without IPoIB).
     """
     folder = pci_folder(address)
     if awaits := awaits_driver(tree, address):
         return awaits
     driver = tree.link_name(f"{folder}/driver")
-    # The folder stays, empty, when the interface goes into another namespace.
+    # The folder stays, empty, when the interface moves into another namespace.
     has_interface = tree.exists(f"{folder}/net") or function_interfaces(tree, address, only_link=True)
     if not driver or is_passthrough_driver(driver) or has_interface:
         return ""

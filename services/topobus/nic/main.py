@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the nic service; the exit code is the process's."""
+    """Run the nic service and exit with its exit code."""
     answer_probe("nic")
     with needing_extra("nic"):
         from topobus.nic.config import NicSettings

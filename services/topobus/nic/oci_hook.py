@@ -1,12 +1,11 @@
 """Console script `topobus-nic-hook`: hands an interface to a container by an OCI runtime's own
 hooks, for runc alone, without a gateway, a kubelet or NRI.
 
-Flows in: the container's state as the runtime writes it to a hook's standard input, the interface's
-name on the host, and the configuration of nic.topobus.dev. Flows out: the interface inside the
-container (hook createRuntime), and on the host as it was before (hook poststop). By poststop the
-container's process is gone, and with it its network namespace and every virtual interface in it; so
-the namespace is kept by a bind mount beside the record until the interface is taken back. Both lie
-below /run: after a reboot there is neither a namespace nor anything to undo.
+It reads the container's state from its standard input, as the runtime writes it. The hook
+createRuntime puts the interface into the container, and the hook poststop restores it on the host.
+At poststop the container's process is gone, and with it its network namespace and every virtual
+interface in it. So the namespace is kept by a bind mount beside the record until the interface is
+taken back. Both are below /run: after a reboot there is neither a namespace nor anything to undo.
 Source: OCI runtime specification 1.0.2, runtime.md (state) and config.md (POSIX-platform hooks).
 """
 
@@ -40,13 +39,13 @@ __all__ = ["FOLDER", "ContainerState", "attach", "detach", "main", "read_state"]
 FOLDER = Path("/run/topobus/oci")
 """Where records and namespaces are kept; one folder for all containers of a node."""
 
-# What runc takes as a container's id; it becomes the name of files.
+# The ids that runc allows for containers. The id becomes the name of files.
 _ID = re.compile(r"[A-Za-z0-9_+.-]{1,128}")
 _STATE_BYTES = 1 << 20
 
 
 class ContainerState(Struct, frozen=True, kw_only=True):
-    """What a hook needs of a container's state."""
+    """The part of a container's state that a hook needs."""
 
     id: str
     pid: int = 0
@@ -54,9 +53,9 @@ class ContainerState(Struct, frozen=True, kw_only=True):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the container's state from standard input and do the work.
+    """Read the container's state from standard input, and attach or detach the interface.
 
-    Ends with 1 and a line of why when it cannot be done.
+    Exits with 1 and a line with the reason when it cannot be done.
     """
     parser = argparse.ArgumentParser(
         prog="topobus-nic-hook",
@@ -105,9 +104,10 @@ def attach(
 ) -> AttachedInterface | Refusal:
     """Put an interface into a container that is being created.
 
-    Asked again, what was begun is undone first.
+    A repeated call first undoes what was begun.
 
-    Shapes: parameters — opaque configurations, the last one wins field by field, as in a claim.
+    Shapes: parameters — opaque configurations, of which the last one to write a field counts, as in
+    a claim.
     Errors: refuses with the field, before anything is changed; what the kernel refuses later is
     undone. Raises HardwareError when that fails.
     """
@@ -140,10 +140,10 @@ def attach(
 def detach(state: ContainerState, interface: str, *, folder: Path = FOLDER, places: Places | None = None) -> TakenBack:
     """Take an interface back from a container that has ended.
 
-    Nothing for one that was never attached.
+    Nothing is done for one that was never attached.
 
-    Errors: raises HardwareError when it could not be restored; the record and the namespace
-    stay, and the next call goes on.
+    Errors: raises HardwareError when it could not be restored; the record and the namespace stay,
+    and the next call continues there.
     """
     namespace = _namespace_file(state, interface, folder)
     taken = take_back(

@@ -1,5 +1,5 @@
-"""What the nic service needs of the machine: to read it; and to hand interfaces over to pods, where
-an operator switches that on, what Linux wants for it.
+"""What the nic service needs of the machine: read access, and the rights to hand interfaces over to
+pods where an operator enables that.
 """
 
 from __future__ import annotations

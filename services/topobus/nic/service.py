@@ -27,8 +27,7 @@ _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 
 
 def check(settings: NicSettings) -> None:
-    """Refuse names of plugins that are not installed, pools that cannot be, and addresses that are
-    none.
+    """Refuse plugins that are not installed, invalid pools, and invalid PCI addresses.
 
     Errors: raises ConfigError that names the key.
     """
@@ -51,7 +50,7 @@ async def serve(settings: NicSettings, runtime: Runtime) -> None:
         )
     async with asyncio.TaskGroup() as group:
         if hands is not None:
-            # Beside the service: a plugin that hangs must not keep the node from its devices.
+            # In its own task: a plugin that hangs must not delay the devices of the node.
             group.create_task(asyncio.to_thread(_tell_networks, cni))
         sys = str(Path(settings.hardware.root, settings.hardware.sys))
         if settings.virtual_functions and not _is_of_this_kernel(sys):
@@ -64,20 +63,18 @@ async def serve(settings: NicSettings, runtime: Runtime) -> None:
 
 
 def _tell_networks(cni: CniAttachment) -> None:
-    """Say at the start which networks cannot be used: else the first pod that names one would find
-    out.
-
-    The others go on.
+    """Report at the start which networks cannot be used, before a pod names one. The others are
+    still used.
     """
     for name, refusal in cni.check_networks().items():
         get_logger().error("network.unusable", network=name, reasons=[reason.message for reason in refusal.reasons])
 
 
 def _why_not(settings: NicSettings) -> str:
-    """Say why this process cannot hand interfaces over; empty when it can.
+    """Return why this process cannot hand interfaces over, or "" when it can.
 
-    A recorded tree's names must not be looked for in this kernel. The rights: CAP_NET_ADMIN changes
-    interfaces, CAP_SYS_ADMIN enters a pod's network namespace (setns(2)).
+    A recorded tree's names must not be looked up in this kernel. CAP_NET_ADMIN is needed to change
+    interfaces, CAP_SYS_ADMIN to enter a pod's network namespace (setns(2)).
     """
     sys = str(Path(settings.hardware.root, settings.hardware.sys))
     if not _is_of_this_kernel(sys):

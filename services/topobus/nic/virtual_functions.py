@@ -1,10 +1,9 @@
-"""Keeps the number of virtual functions of each physical one at what the operator asks for,
-whenever nobody uses them.
+"""Keeps the number of virtual functions of each physical one at the operator's setting, whenever
+they are not in use.
 
-Flows in: the settings, the node's ledger, sysfs. Flows out: writes of sriov_numvfs by
-`topobus.nic.netlink.vf_count`, and one log event each time the outcome changes. A function that is
-held, or used by somebody unknown, keeps the number as it is until it is let go; while the ledger
-cannot be read, everything counts as held.
+The number is not changed while a function is held, or used by an unknown process, until that ends.
+While the ledger cannot be read, everything counts as held. Each change of the outcome is logged
+once.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from topobus.values.pci import PciAddress
 
 __all__ = ["check_virtual_functions", "devices_of_function", "keep_virtual_functions"]
 
-# A card that becomes idle waits half a minute at most; the look itself is a few
-# files and one read of the ledger.
+# A card that becomes idle waits half a minute at most. A look costs a few files and one read of the
+# ledger.
 _LOOK_S = 30.0
 
 
 def check_virtual_functions(wishes: Iterable[VirtualFunctions], rules: Sequence[FunctionRule] = ()) -> None:
-    """Refuse addresses that are none, one that stands twice, and one that a rule of
-    `partitions.virtual_functions` names, too.
+    """Refuse invalid addresses, addresses that are listed twice, and those that a rule of
+    `partitions.virtual_functions` names as well.
 
     Errors: raises ConfigError that names the key.
     """
@@ -46,8 +45,8 @@ def check_virtual_functions(wishes: Iterable[VirtualFunctions], rules: Sequence[
             raise ConfigError(f"{key} is {wish.address!r}, wanted a PCI address such as 0000:3b:00.0", key=key) from err
         if address in addresses:
             raise ConfigError(f"{key} is {wish.address!r}, wanted each physical function once", key=key)
-        # By its address alone: what else a rule asks of a device
-        # nobody knows before the first look.
+        # Only the address is compared: the other facts that a rule asks for are not known before
+        # the first look.
         device = Device(name=pci_device_name("nic", address), device_class="nic", pci=address)
         if any(all(condition.holds(device) for condition in rule.where) for rule in rules):
             text = (
@@ -59,7 +58,7 @@ def check_virtual_functions(wishes: Iterable[VirtualFunctions], rules: Sequence[
 
 
 def devices_of_function(sys: str, address: PciAddress) -> tuple[str, ...]:
-    """Name the devices that a change of the number would take away: the physical function and its
+    """Name the devices that a change of the number would remove: the physical function and its
     virtual ones.
     """
     folder = Path(sys, "bus", "pci", "devices", str(address))
@@ -68,19 +67,18 @@ def devices_of_function(sys: str, address: PciAddress) -> tuple[str, ...]:
 
 
 async def keep_virtual_functions(wishes: Iterable[VirtualFunctions], holders: DeviceHolders, sys: str) -> None:
-    """Bring each number to what is wanted, and look again every 30 s, until cancelled."""
+    """Bring each number to what is wanted, and check it every 30 s, until cancelled."""
     last: dict[str, str] = {}
     while True:
         for wish in wishes:
-            # For each anew: making functions takes seconds, and what was known before a failed read
-            # says nothing of who came since.
+            # Read again for each: making functions takes seconds, and an earlier reading does not
+            # show who came since.
             held = holders.held if await holders.read() else None
             try:
                 refusal = await asyncio.to_thread(_count, wish, held, sys)
                 outcome = refusal.reasons[0].message if refusal is not None else ""
             except (OSError, ValueError) as err:
-                # A card that goes away while it is looked at; the next
-                # look finds it gone, or whole.
+                # A card that disappears while it is read. The next look finds it gone, or whole.
                 refusal, outcome = None, f"{err}"
                 get_logger().warning("functions.unread", address=wish.address, why=outcome)
             if last.get(wish.address) != outcome and (refusal is not None or not outcome):

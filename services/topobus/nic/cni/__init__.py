@@ -1,3 +1,3 @@
-"""Attaching by a chain of unmodified CNI plugins: configuration, execution, cached results, and
-what a sandbox gets of it.
+"""Attaching by a chain of unmodified CNI plugins: configuration, execution, cached results, and the
+values that plugins get of a sandbox.
 """

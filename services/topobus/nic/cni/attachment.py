@@ -1,9 +1,7 @@
-"""Attaches a device to a pod's sandbox by a chain of CNI plugins, and takes it back: what a driver
-of the nic service calls.
+"""Attaches a device to a pod's sandbox by a chain of CNI plugins, and detaches it again. Drivers of
+the nic service call it.
 
-Flows in: the object under `cni` of a claim's configuration, the chosen device, the sandbox, the
-device's record. Flows out: the interface inside the pod, or a Refusal. The intent is in the record
-before anything runs. Blocking, for the driver's thread.
+The device's record has the intent before any plugin runs. All calls block, for the driver's thread.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ _LIST_BYTES = 1 << 20
 
 
 class CniAttachment:
-    """Attaches and detaches by CNI; safe to use from several threads."""
+    """Attaches and detaches by CNI. Safe to use from several threads."""
 
     def __init__(self, settings: CniSettings, *, runner: CniRunner | None = None) -> None:
-        """Build the runner from the settings, unless a test brings one."""
+        """Build the runner from the settings, unless a test gives one."""
         self._settings = settings
         self._runner = runner or CniRunner(
             RunnerSettings(
@@ -64,20 +62,22 @@ class CniAttachment:
         return self._runner
 
     def check(self, cni: object, device: Device, where: str = "the claim", *, interface: str = "") -> Refusal | None:
-        """Refuse what cannot be attached before anything is changed: fields, networks, plugin
-        types, binaries, versions. Runs only VERSION.
+        """Refuse what cannot be attached, before anything is changed: fields, networks, plugin
+        types, binaries, versions.
+
+        It runs plugins only with VERSION.
 
         Shapes: cni — the object under `cni`; where — for messages; interface — the device's name on
-        the host, where its attribute does not tell.
+        the host, where its attribute has none.
         """
         chain = self._chain(cni, device, where, interface)
         version = chain if isinstance(chain, Refusal) else self._runner.check_chain(chain[1])
         return version if isinstance(version, Refusal) else None
 
     def check_networks(self) -> dict[str, Refusal]:
-        """Look at every network of the operator's: name to what is wrong with it, sorted.
+        """Check every network of the operator's: name to what is wrong with it, sorted.
 
-        Runs only VERSION.
+        It runs plugins only with VERSION.
         """
         faults: dict[str, Refusal] = {}
         for name, path in sorted(self._settings.networks.items()):
@@ -90,11 +90,11 @@ class CniAttachment:
     def attach(
         self, cni: object, sandbox: Sandbox, interface: str, device: Device, record: DeviceRecord, *, on_host: str = ""
     ) -> AttachedInterface | Refusal:
-        """Run the chain; asked again, the same answer, as the record has it.
+        """Run the chain. A repeated call returns the recorded result.
 
         Shapes: interface — its name inside the pod; on_host — its name on the host, where the
-        device's attribute does not tell.
-        Errors: Refusal, after DEL of the whole chain; what DEL could not undo stays in the
+        device's attribute has none.
+        Errors: returns a Refusal after DEL of the whole chain; what DEL could not undo stays in the
         record, and `detach` tries again.
         """
         where = f"claim of {sandbox}"
@@ -128,7 +128,7 @@ class CniAttachment:
         result = self._runner.add(chain, target)
         outcome = result if isinstance(result, Refusal) else _attached(chain, interface, result)
         if isinstance(outcome, Refusal):
-            # After a failed ADD nothing is left to do; after a useless result all is.
+            # After a failed ADD nothing is attached. After an unusable result everything is.
             if self._runner.delete(chain.name, sandbox.id, interface) is None:
                 record.undone(STEP)
             return outcome
@@ -136,12 +136,12 @@ class CniAttachment:
         return outcome
 
     def detach(self, record: DeviceRecord) -> Refusal | None:
-        """Run DEL by what the record and the runner's own say.
+        """Run DEL for what the record and the runner's own records have.
 
-        Well when nothing is attached, with or without a sandbox.
+        None when nothing is attached, with or without a sandbox.
 
-        Errors: Refusal of the plugin that failed; the step stays in the
-        record, and the next call goes on.
+        Errors: returns the Refusal of the plugin that failed; the step stays in the record, and the
+        next call continues there.
         """
         step = record.step(STEP)
         if step is None:
@@ -154,7 +154,7 @@ class CniAttachment:
         return refusal
 
     def _chain(self, cni: object, device: Device, where: str, interface: str) -> tuple[CniRequest, Chain] | Refusal:
-        """Find what is asked for, with the device written in."""
+        """Find the chain that is asked for, with the device written in."""
         networks = self._settings.networks
         request = read_request(cni, where, networks=networks, may_bring_chain=self._settings.allow_claim_chains)
         if isinstance(request, Refusal):
@@ -166,7 +166,9 @@ class CniAttachment:
         return written if isinstance(written, Refusal) else (request, written)
 
     def _switch_on_loopback(self, target: Target) -> Refusal | None:
-        """Switch on `lo`. It is not recorded: DEL would switch it off under the pod's feet."""
+        """Switch on `lo`. It is not recorded, because DEL would switch it off while the pod uses
+        it.
+        """
         if not self._settings.has_loopback:
             return None
         chain = parse_chain(_LOOPBACK, "loopback")
@@ -177,13 +179,15 @@ class CniAttachment:
 
 
 def host_interface(device: Device) -> str:
-    """Give a device's interface on the host as its attribute tells it; empty: none."""
+    """Return the device's interface on the host by its attribute, or "" when it has none."""
     name = device.attributes.get("interface", "")
     return name if isinstance(name, str) else ""
 
 
 def _attached_before(record: DeviceRecord, sandbox: Sandbox, interface: str) -> AttachedInterface | None:
-    """Give what is attached already, by the record; None when it is not, or half, or elsewhere."""
+    """Return what is attached already, by the record, or None when it is not, or in part, or
+    elsewhere.
+    """
     step = record.step(STEP)
     if (
         step is None
@@ -200,7 +204,8 @@ def _attached(chain: Chain, interface: str, result: CniResult) -> AttachedInterf
     position = next((position for position in inside if result.interfaces[position].name == interface), None)
     if position is None:
         return interface_missing(chain.name, interface, [result.interfaces[position].name for position in inside])
-    # Some plugins do not say which interface an address is of; with one inside, it is that one's.
+    # Some plugins do not name the interface of an address. With one interface inside, the address
+    # is that one's.
     positions = (position, None) if len(inside) == 1 else (position,)
     return AttachedInterface(
         name=interface,
@@ -224,5 +229,5 @@ def _read_list(path: str) -> Chain | Refusal:
 
 
 def _below(root: str, path: str) -> str:
-    """Give a path of the host as this process sees it."""
+    """Return a path of the host as this process sees it."""
     return str(Path(root, path.lstrip("/")))

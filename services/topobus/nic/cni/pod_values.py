@@ -1,8 +1,8 @@
-"""Says what plugins are told of a pod and of its chosen device: host ports, rates, device ids, and
-which keys of a chain name the device.
+"""Values of a pod and of its chosen device for plugins: host ports, rates, device ids, and the keys
+of a chain that name the device. Pure.
 
-Pure. The device that the allocator chose is what the plugins get, whatever a list says: a list that
-names another interface of the host would hand that one out.
+The plugins always get the device that the allocator chose: a list that names another interface of
+the host would give that one to the pod.
 
 Source: CNI conventions (portMappings, bandwidth, deviceID); the documentation of host-device,
 macvlan, ipvlan and sriov-cni; kubelet's limits of the two annotations.
@@ -24,11 +24,11 @@ from topobus.values.sandbox import BANDWIDTH_ANNOTATIONS, Sandbox
 __all__ = ["chain_for_device", "pod_arguments", "pod_values"]
 
 _INGRESS, _EGRESS = BANDWIDTH_ANNOTATIONS
-# kubelet's limits (pkg/util/bandwidth): 1k to 1P bits a second.
+# kubelet's limits (pkg/util/bandwidth): 1k to 1P bits per second.
 _LEAST_BITS, _MOST_BITS = 10**3, 10**15
-# What may pass at once: 50 ms of the rate, so that a measurement of seconds is within a hundredth;
-# at least 32 KiB, or a packet of 1500 bytes after the other waits for a tick of the clock. In bits,
-# and the plugin refuses more than 32 bits hold.
+# The burst is 50 ms of the rate, so that a measurement of seconds is within a hundredth, and at
+# least 32 KiB, because otherwise each packet of 1500 bytes waits for a tick of the clock. It is in
+# bits, and the plugin refuses more than 32 bits hold.
 _BURST_FRACTION = 20
 _LEAST_BURST_BITS, _MOST_BURST_BITS = 32 * 1024 * 8, 2**32 - 1
 # Plugins that take a PCI function as `deviceID`, as Multus gives it.
@@ -39,7 +39,7 @@ _HOST_DEVICE_KEYS = ("device", "hwaddr", "kernelpath", "pciBusID", "runtimeConfi
 
 
 def pod_arguments(sandbox: Sandbox) -> tuple[tuple[str, str], ...]:
-    """Build the CNI_ARGS that kubelet's runtimes give for a pod."""
+    """Build the CNI_ARGS that container runtimes give for a pod."""
     return (
         ("IgnoreUnknown", "1"),
         ("K8S_POD_NAMESPACE", sandbox.namespace),
@@ -53,9 +53,10 @@ def pod_values(sandbox: Sandbox, device: Device, *, needs_ports: bool = False) -
     """Build the values for capabilities: portMappings, bandwidth and deviceID, each only where
     there is one.
 
-    Shapes: needs_ports — a plugin opens the pod's host ports: without them it
-    would open too few in silence.
-    Errors: Refusal `cni-config-invalid` for a rate that is none, `cni-ports-unknown`.
+    Shapes: needs_ports — a plugin opens the pod's host ports: without them it would open too few
+    without an error.
+    Errors: returns Refusal `cni-config-invalid` for a rate that cannot be read, and
+    `cni-ports-unknown`.
     """
     values: dict[str, Any] = {}
     if needs_ports and sandbox.ports_unknown:
@@ -92,9 +93,9 @@ def pod_values(sandbox: Sandbox, device: Device, *, needs_ports: bool = False) -
 def chain_for_device(chain: Chain, device: Device, host_interface: str) -> Chain | Refusal:
     """Write the chosen device into the keys by which plugins of known types name one.
 
-    Shapes: host_interface — its name on the host now; empty: it has none
-    (bound to a userspace driver).
-    Errors: Refusal `cni-config-invalid` when a plugin needs what the device has not.
+    Shapes: host_interface — its name on the host now; empty: it has none (bound to a userspace
+    driver).
+    Errors: returns Refusal `cni-config-invalid` when a plugin needs what the device does not have.
     """
     plugins: list[Plugin] = []
     for position, plugin in enumerate(chain.plugins):
@@ -123,14 +124,14 @@ def chain_for_device(chain: Chain, device: Device, host_interface: str) -> Chain
         kept = {key: value for key, value in plugin.configuration.items() if key not in dropped}
         capabilities = plugin.capabilities
         if "device" in written:
-            # It would choose by PCI address, and one function may have several interfaces.
+            # The plugin would choose by PCI address, and one function may have several interfaces.
             capabilities = tuple(name for name in capabilities if name != "deviceID")
         plugins.append(structs.replace(plugin, configuration=kept | written, capabilities=capabilities))
     return structs.replace(chain, plugins=tuple(plugins))
 
 
 def _bits(text: str) -> int | None:
-    """Read a rate; None for what is none."""
+    """Read a rate, or return None for text that is no rate."""
     try:
         quantity = Quantity.parse(text)
     except ValueError:

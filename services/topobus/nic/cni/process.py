@@ -1,8 +1,7 @@
-"""Runs one CNI plugin: input, output and time limited, and all that it started killed when it goes
-over.
+"""Runs one CNI plugin with limits on input, output and time, and kills the plugin with all that it
+started when it exceeds one.
 
-Flows in: a binary, its environment, its input. Flows out: how it ended and what it wrote. It
-decides nothing about the answer. Blocking, for worker threads.
+It does not interpret the answer. It blocks, for worker threads.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ __all__ = ["OUTPUT_LIMIT_BYTES", "Ended", "OutputTooLarge", "TimedOut", "run_plu
 
 OUTPUT_LIMIT_BYTES = 1 << 20
 """Bytes that a plugin may write: real results have a few kilobytes."""
-# Bytes of a plugin's standard error that are kept for the message; what is beyond is read and
-# dropped, so that the plugin does not block.
+# Bytes of a plugin's standard error that are kept for the message. The rest is read and dropped, so
+# that the plugin does not block.
 _ERROR_BYTES = 16 << 10
 _CHUNK_BYTES = 64 << 10
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """A plugin that ended by itself; a negative code is the signal that killed it."""
+    """A plugin that ended by itself. A negative code is the signal that killed it."""
 
     code: int
     output: bytes
@@ -37,7 +36,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 
     @property
     def signal_name(self) -> str:
-        """The signal that ended it, empty where none did."""
+        """The signal that ended it, or "" when none did."""
         if self.code >= 0:
             return ""
         try:
@@ -47,11 +46,11 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 
 class TimedOut(Struct, frozen=True, kw_only=True):
-    """A plugin that did not end in time. It and its group are dead."""
+    """A plugin that did not end in time. It and its process group are dead."""
 
 
 class OutputTooLarge(Struct, frozen=True, kw_only=True):
-    """A plugin that wrote without end. It and its group are dead."""
+    """A plugin that wrote too much. It and its process group are dead."""
 
 
 def run_plugin(
@@ -59,10 +58,10 @@ def run_plugin(
 ) -> Ended | TimedOut | OutputTooLarge:
     """Run a binary to its end.
 
-    Errors: raises OSError when it cannot be started (not there, not executable, no memory).
+    Errors: raises OSError when it cannot be started (missing, not executable, no memory).
     """
-    # A session of its own is a group of its own: iptables and address
-    # plugins that it starts die with it.
+    # A session of its own is a process group of its own: iptables and address plugins that the
+    # plugin starts die with it.
     process = subprocess.Popen(
         [binary],
         stdin=subprocess.PIPE,
@@ -76,7 +75,7 @@ def run_plugin(
     try:
         ended = _communicate(process, content, time.monotonic() + limit_s)
     finally:
-        # Nothing waits for a plugin that was left behind by an error here either.
+        # A plugin is also killed when an error here ended the wait for it.
         if process.returncode is None and process.poll() is None:
             _kill_group(process)
         for stream in (process.stdin, process.stdout, process.stderr):
@@ -89,7 +88,7 @@ def run_plugin(
 def _communicate(process: subprocess.Popen[bytes], content: bytes, give_up: float) -> Ended | TimedOut | OutputTooLarge:
     """Write the input and read both outputs until the process ends.
 
-    A child that keeps the pipes open does not hold us.
+    A child of it that keeps the pipes open does not delay the return.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -112,8 +111,8 @@ def _communicate(process: subprocess.Popen[bytes], content: bytes, give_up: floa
                     _kill_group(process)
                     return TimedOut()
                 ready = {key.fileobj for key, _ in selector.select(remaining_s)}
-                # What was written before the end is in the pipes by now, so they
-                # are read after the end was seen.
+                # What the process wrote before its end is in the pipes by now, so they are read
+                # after its end was seen.
                 has_ended = end_of_process in ready
                 if process.stdin in ready:
                     left = _write(process, left)
@@ -137,7 +136,7 @@ def _communicate(process: subprocess.Popen[bytes], content: bytes, give_up: floa
 
 
 def _write(process: subprocess.Popen[bytes], left: memoryview) -> memoryview:
-    """Write what the pipe takes; a plugin that reads none of its input has it all behind itself."""
+    """Write what the pipe takes. Nothing is left when the plugin has closed its input."""
     assert process.stdin is not None
     try:
         return left[os.write(process.stdin.fileno(), left[:_CHUNK_BYTES]) :] if left else left
@@ -148,7 +147,7 @@ def _write(process: subprocess.Popen[bytes], left: memoryview) -> memoryview:
 
 
 def _read(descriptor: int, kept: bytearray, is_last: bool) -> bool:
-    """Read what is there, all of it after the process's end; False at the end of the stream."""
+    """Read what is there, and after the process's end all of it. False at the end of the stream."""
     while True:
         try:
             chunk = os.read(descriptor, _CHUNK_BYTES)
@@ -162,7 +161,7 @@ def _read(descriptor: int, kept: bytearray, is_last: bool) -> bool:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a plugin and all of its group, and take its exit code, so that no zombie stays."""
+    """Kill a plugin and its process group, and collect its exit code, so that no zombie stays."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -1,12 +1,12 @@
-"""Keeps what was attached through CNI, durably: CHECK and DEL need it, also after this process died
-in the middle of an ADD.
+"""Keeps what was attached through CNI durably, because CHECK and DEL need it even after this
+process died in the middle of an ADD.
 
-Format (`topobus.dev/cni-attachment/v1`): one JSON file an attachment, `<network>@<container
-id>@<interface>.json` in one folder, with the configuration list as it was run, the version chosen,
-the target, the last result (null while ADD runs), whether ADD ended, and how many plugins a DEL
-that failed has undone. It is written before the first plugin of ADD is run, replaced in one step
-and synced before anything goes on; it is deleted when DEL has ended. It is our own format: the
-caches of other runtimes (/var/lib/cni/results) are neither read nor written.
+Format (`topobus.dev/cni-attachment/v1`): one JSON file for each attachment,
+`<network>@<container id>@<interface>.json` in one folder. It has the configuration list as it was
+run, the version chosen, the target, the last result (null while ADD runs), whether ADD ended, and
+how many plugins a failed DEL has undone. It is written before the first plugin of ADD runs, and
+replaced in one step and synced before the next act. It is deleted when DEL has ended. The format is
+Topobus' own: the caches of other runtimes (/var/lib/cni/results) are neither read nor written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIMIT_BYTES = 4 << 20
 
 
 class AttachmentRecord(Struct, frozen=True, kw_only=True):
-    """One attachment as its file tells it."""
+    """One attachment as its file has it."""
 
     format: Literal["topobus.dev/cni-attachment/v1"] = "topobus.dev/cni-attachment/v1"
     chain: Chain
@@ -51,7 +51,7 @@ class AttachmentRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What names the attachment, and its file."""
+        """The name of the attachment and of its file."""
         return f"{self.chain.name}@{self.target.container_id}@{self.target.interface}"
 
 
@@ -62,16 +62,16 @@ class AttachmentRecords:
         self._folder = folder
 
     def read(self, network: str, container_id: str, interface: str) -> AttachmentRecord | Refusal | None:
-        """Give the record of an attachment; None where nothing was attached.
+        """Read the record of an attachment, or return None where nothing was attached.
 
-        Errors: Refusal `cni-state-unreadable` with the file.
+        Errors: returns Refusal `cni-state-unreadable` with the file.
         """
         return self._read(self._folder / f"{network}@{container_id}@{interface}.json")
 
     def all(self) -> Iterator[AttachmentRecord | Refusal]:
-        """Give every record, by file name.
+        """Iterate over all records, by file name.
 
-        An unreadable one is a Refusal and keeps no other back.
+        An unreadable one is a Refusal, and the others follow it.
         """
         for path in sorted(self._folder.glob("*@*@*.json")):
             record = self._read(path)
@@ -81,8 +81,8 @@ class AttachmentRecords:
     def write(self, record: AttachmentRecord) -> Refusal | None:
         """Replace a record in one step.
 
-        Errors: Refusal `cni-state-unreadable` when the folder cannot be written;
-        the record before is whole then.
+        Errors: returns Refusal `cni-state-unreadable` when the folder cannot be written; the
+        previous record is then intact.
         """
         path = self._folder / f"{record.key}.json"
         part = path.with_suffix(".part")
@@ -100,7 +100,7 @@ class AttachmentRecords:
         return None
 
     def delete(self, record: AttachmentRecord) -> Refusal | None:
-        """Delete a record; one that is gone is no fault."""
+        """Delete a record. One that is gone already is no fault."""
         path = self._folder / f"{record.key}.json"
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -129,7 +129,7 @@ class AttachmentRecords:
         return record
 
     def _sync_folder(self) -> None:
-        """Make a rename or an unlink last: only the folder's own sync does."""
+        """Make a rename or an unlink durable, which needs a sync of the folder itself."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)

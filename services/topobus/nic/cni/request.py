@@ -1,8 +1,7 @@
-"""Reads what a claim says of CNI: an operator's network by name, or a configuration list of its
-own, and values for capabilities.
+"""Reads the object under `cni` of a claim's configuration: an operator's network by name or the
+claim's own configuration list, and values for capabilities.
 
-Flows in: the object under `cni` of a claim's configuration. Flows out: a CniRequest, or a Refusal
-that names the field. Nothing is run and no file is read here.
+A Refusal names the field. Nothing is run and no file is read here.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ __all__ = ["CniRequest", "read_request"]
 _FIELDS = ("args", "conflist", "network", "runtimeConfig")
 _MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
 _GUID = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){7}")
-# CNI_ARGS names of pods are ours to set: plugins decide by them whose address it is.
+# CNI_ARGS names of pods are set here, because plugins decide by them whose address it is.
 _ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 _PODS_OWN = "K8S_"
 _MOST_ENTRIES = 32
 
 
 class CniRequest(Struct, frozen=True, kw_only=True):
-    """What a claim wants. Exactly one of `network` and `chain` is set."""
+    """What a claim asks for. Exactly one of `network` and `chain` is set."""
 
     network: str = ""
     """One of the operator's."""
@@ -48,7 +47,7 @@ def read_request(
     """Read the object under `cni`.
 
     Shapes: networks — the operator's, by name.
-    Errors: Refusal `cni-config-invalid`, `cni-network-unknown` or `cni-chain-forbidden`.
+    Errors: returns Refusal `cni-config-invalid`, `cni-network-unknown` or `cni-chain-forbidden`.
     >>> read_request({"network": "data"}, "cni", networks={"data": "/etc/data.conflist"}, may_bring_chain=False).network
     'data'
     """
@@ -73,8 +72,8 @@ def read_request(
         if isinstance(parsed, Refusal):
             return parsed
         if parsed.name in networks:
-            # Plugins keep their state by the network's name: the claim would
-            # take the operator's addresses.
+            # Plugins keep their state by the network's name, so the claim would take the operator's
+            # addresses.
             return config_invalid(
                 where, "cni.conflist.name", "another name than those of the operator's networks", parsed.name
             )
@@ -110,7 +109,9 @@ def _arguments(entries: object, where: str) -> tuple[tuple[str, str], ...] | Ref
 
 
 def _values(entries: object, where: str) -> dict[str, Any] | Refusal:
-    """Read the values that a user may give; those of the pod and of the device are ours."""
+    """Read the values that a user may give. Those of the pod and of the device come from
+    Topobus.
+    """
     if not isinstance(entries, Mapping):
         return config_invalid(where, "cni.runtimeConfig", "an object with ips, mac or infinibandGUID", entries)
     values: dict[str, Any] = {}

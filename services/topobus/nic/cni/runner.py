@@ -1,9 +1,8 @@
 """Runs chains of unmodified CNI plugins: ADD, CHECK, DEL, GC and STATUS of configuration lists.
 
-Flows in: a chain, a target. Flows out: the last result, or a Refusal with the plugin's
-own words. What was attached is on disk before the first plugin runs, so that a DEL is
-possible after any death. Blocking, for worker threads; one operation at a time a
-container, as the specification wants.
+The record of an attachment is on disk before the first plugin runs, so that a DEL is possible after
+a crash at any time. All calls block, for worker threads. Each container has one operation at a
+time, as the specification requires.
 
 Source: CNI specification 1.1.0, sections 2 and 3; libcni for the order of steps.
 """
@@ -55,16 +54,16 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["CniRunner", "RunnerSettings"]
 
-# CHECK and DEL with the result before came with 0.4.0, GC and STATUS with 1.1.0.
+# CHECK, and DEL with the previous result, came with 0.4.0, GC and STATUS with 1.1.0.
 _WITH_CHECK = "0.4.0"
 _WITH_COLLECT = "1.1.0"
-# Measured with the plugins 1.1.1: its DEL fails with 999 when the interface is out of the sandbox
-# already, and does not release the address when there is no sandbox.
+# Measured with version 1.1.1 of the plugins: its DEL fails with 999 when the interface has left the
+# sandbox already, and does not release the address when there is no sandbox.
 _MOVES_A_DEVICE = "host-device"
 
 
 class RunnerSettings(Struct, frozen=True, kw_only=True):
-    """What a runner needs to know of the machine."""
+    """The machine's folders, limits and allowed plugins for a runner."""
 
     bin_dirs: tuple[str, ...]
     """Folders of plugins, the first that has one wins."""
@@ -95,17 +94,17 @@ class CniRunner:
 
     @property
     def records(self) -> AttachmentRecords:
-        """What is attached."""
+        """The records of what is attached."""
         return self._records
 
     def check_chain(self, chain: Chain) -> str | Refusal:
-        """Give the version that a chain is to be run in: the newest that the list and each of its
-        plugins know.
+        """Return the version to run a chain in: the newest that the list and each of its plugins
+        support.
 
-        Runs only VERSION.
+        It runs plugins only with VERSION.
 
-        Errors: Refusal `cni-plugin-forbidden`, `cni-plugin-missing`, `cni-plugin-unusable` or
-        `cni-version-unsupported`; in this order, for the whole chain each.
+        Errors: returns Refusal `cni-plugin-forbidden`, `cni-plugin-missing`, `cni-plugin-unusable`
+        or `cni-version-unsupported`; each is checked for the whole chain, in this order.
         """
         for plugin, field in chain.types:
             if (refusal := self._forbidden(chain.where, plugin, field)) is not None:
@@ -125,12 +124,12 @@ class CniRunner:
         return versions[0]
 
     def add(self, chain: Chain, target: Target) -> CniResult | Refusal:
-        """Attach; asked again for what is attached, the same answer.
+        """Attach. A repeated call for what is attached returns the same result.
 
         When a plugin fails, DEL of the whole chain follows.
 
-        Errors: Refusal of the first plugin that failed; reasons of a DEL that failed as well stand
-        behind it, and DEL is tried again by the next call.
+        Errors: returns the Refusal of the first plugin that failed, followed by the reasons of a
+        DEL that failed as well; the next call tries that DEL again.
         """
         refusal = check_target(target, chain.where)
         if refusal is not None:
@@ -153,8 +152,8 @@ class CniRunner:
             if before is not None:
                 if before.is_attached and before.result is not None and _is_same(before, record):
                     return read_result(msgspec.json.encode(before.result), chain.plugins[-1].type, "ADD", version)
-                # Half attached, half undone, or another sandbox's or
-                # configuration's: what is there goes first.
+                # It is attached in part, undone in part, or belongs to another sandbox or
+                # configuration, so it is removed first.
                 if (refusal := self._undo(before)) is not None:
                     return refusal
             if (refusal := self._records.write(record)) is not None:
@@ -183,9 +182,11 @@ class CniRunner:
     def delete(self, network: str, container_id: str, interface: str) -> Refusal | None:
         """Detach by what was recorded at ADD, in reverse order.
 
-        What was never attached, or is detached, is well. A sandbox that is gone, or whose path is
-        another's by now, is left out: the plugins then release what they hold outside of it.
-        Errors: Refusal of the first plugin that failed; the next call goes on there.
+        None also for what was never attached, or is detached already. A sandbox that is gone, or
+        whose path now leads to another one, is left out, and the plugins then release what they
+        hold outside of it.
+
+        Errors: returns the Refusal of the first plugin that failed; the next call continues there.
         """
         with self._alone(container_id):
             record = self._records.read(network, container_id, interface)
@@ -196,8 +197,8 @@ class CniRunner:
     def check(self, network: str, container_id: str, interface: str) -> Refusal | None:
         """Ask every plugin, in order, whether the attachment is as it was made.
 
-        Errors: Refusal of the first that says no; `cni-check-unsupported` where nobody can be
-        asked, or nothing is attached.
+        Errors: returns the Refusal of the first plugin that finds a fault; `cni-check-unsupported`
+        where no plugin can be asked, or nothing is attached.
         """
         with self._alone(container_id):
             record = self._records.read(network, container_id, interface)
@@ -217,8 +218,10 @@ class CniRunner:
         """Release what a network's plugins hold for attachments that are not among `valid`
         (container id, interface).
 
-        Our own records by DEL first. Plugins of versions before 1.1.0 know no GC: for them the DEL
-        of our records is all. Errors: Refusal with every reason; no attachment keeps another back.
+        Attachments in our own records are released first, by DEL. Plugins of versions before 1.1.0
+        have no GC, so for them that is all. The failure of one attachment does not stop the others.
+
+        Errors: returns a Refusal with every reason.
         """
         reasons: list[Reason] = []
         for record in self._records.all():
@@ -238,8 +241,9 @@ class CniRunner:
         return Refusal(reasons=tuple(reasons)) if reasons else None
 
     def status(self, chain: Chain) -> Refusal | None:
-        """Ask whether a network can take attachments: binaries and versions always, the plugins
-        themselves since 1.1.0.
+        """Ask whether a network can take attachments.
+
+        Binaries and versions are always checked, and the plugins themselves are asked since 1.1.0.
         """
         version = self.check_chain(chain)
         if isinstance(version, Refusal):
@@ -274,11 +278,11 @@ class CniRunner:
 
     def _undo(self, record: AttachmentRecord) -> Refusal | None:
         """Run DEL from the last plugin to the first, beginning where an earlier DEL ended, and
-        forget the attachment.
+        delete the record.
         """
         inode = namespace_inode(record.target.network_namespace)
-        # Inodes are given again after a reboot: a plugin must not look for its
-        # interface in a stranger's sandbox.
+        # Inodes are used again after a reboot: a plugin must not look for its interface in another
+        # pod's sandbox.
         is_there = inode != 0 and inode == record.namespace_inode and record.boot_id == read_boot_id(Tree())
         target = record.target if is_there else structs.replace(record.target, network_namespace="")
         previous = record.result if is_at_least(record.version, _WITH_CHECK) else None
@@ -288,7 +292,8 @@ class CniRunner:
             if refusal is not None:
                 return refusal
             record = structs.replace(record, undone=record.undone + 1)
-            # Of a chain of one, only the file's end is to be told.
+            # A chain of one plugin needs no note in between, only the removal of the file at the
+            # end.
             if record.undone < len(plugins) and (refusal := self._records.write(record)) is not None:
                 return refusal
         return self._records.delete(record)
@@ -303,8 +308,8 @@ class CniRunner:
                 and target.network_namespace
                 and has_interface(target.network_namespace, target.interface) is False
             ):
-                # It releases the address before it moves the interface back, so an interface that
-                # is gone means that all was done.
+                # The plugin releases the address before it moves the interface back, so when the
+                # interface is gone, all was done.
                 return None
             if not isinstance(answer, Refusal) and not target.network_namespace and plugin.ipam:
                 answer = self._run(
@@ -324,13 +329,13 @@ class CniRunner:
         extra: Mapping[str, Any] = MappingProxyType({}),
         binary_of: str = "",
     ) -> Ended | Refusal:
-        """Run one plugin; a Refusal for each end but a good one.
+        """Run one plugin, and return a Refusal for each end but a good one.
 
-        `binary_of`: run the address plugin on the same input instead.
+        With `binary_of`, that address plugin runs on the same input instead.
         """
         kind = binary_of or plugin.type
-        # The last check before something runs as root: whoever named it, and
-        # however long ago it was allowed.
+        # The last check before a program runs as root, whatever named it and however long ago it
+        # was allowed.
         if (refusal := self._forbidden(chain.where, kind, "type")) is not None:
             return refusal
         if (binary := self._find(kind)) is None:
@@ -363,7 +368,7 @@ class CniRunner:
         return ended
 
     def _versions(self, kind: str, where: str) -> tuple[str, ...] | Refusal:
-        """Ask a plugin for its versions; asked again only when its file has changed."""
+        """Ask a plugin for its versions, and again only when its file has changed."""
         binary = self._find(kind)
         if binary is None:
             return plugin_missing(where, kind, "type", self._settings.bin_dirs)
@@ -371,7 +376,7 @@ class CniRunner:
         key = (str(binary), seen.st_ino, seen.st_size, seen.st_mtime_ns)
         if (spoken := self._spoken.get(key)) is not None:
             return spoken
-        # Plugins of before 0.2 want the other variables, too; none of them is used.
+        # Plugins older than 0.2 require the other variables as well, but use none of them.
         unused = Target(container_id="version", interface="version", network_namespace="version")
         variables = environment("VERSION", unused, self._settings.bin_dirs, self._settings.program_path)
         ended = self._start(kind, binary, "VERSION", variables, msgspec.json.encode({"cniVersion": VERSIONS[0]}))
@@ -383,9 +388,7 @@ class CniRunner:
         return versions
 
     def _find(self, kind: str) -> Path | None:
-        """Find a plugin's binary: a regular file that may be executed, in one of the folders and
-        not below.
-        """
+        """Find a plugin's binary: a regular executable file directly in one of the folders."""
         if "/" in kind or kind in ("", ".", ".."):
             return None
         for folder in self._settings.bin_dirs:
@@ -400,7 +403,7 @@ class CniRunner:
 
     @contextmanager
     def _alone(self, container_id: str) -> Iterator[None]:
-        """Keep other operations on the same container waiting; those on others go on."""
+        """Run one operation on a container at a time. Operations on other containers continue."""
         with self._lock:
             lock, waiting = self._busy.get(container_id, (threading.Lock(), 0))
             self._busy[container_id] = (lock, waiting + 1)
@@ -417,8 +420,8 @@ class CniRunner:
 
 
 def _is_same(before: AttachmentRecord, now: AttachmentRecord) -> bool:
-    """Say whether a record is of the very attachment that is asked for: one that DEL has begun to
-    undo is none.
+    """Return whether a record is of the very attachment that is asked for. False once DEL has begun
+    to undo it.
     """
     return (
         before.chain.plugins,

@@ -1,8 +1,8 @@
-"""Looks at network namespaces by path: whether one is there still, which it is, and whether an
+"""Checks network namespaces by path: whether one still exists, which one it is, and whether an
 interface is in it.
 
-Flows in: a path as the plugins see it. Flows out: an inode, yes or no. It changes nothing.
-Blocking; a namespace is entered by a thread of its own that ends.
+Paths are those that the plugins see. It changes nothing. It blocks, and enters a namespace on its
+own thread, which ends afterwards.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _OWN = Path("/proc/self/ns/net")
 
 
 def namespace_inode(path: str) -> int:
-    """Give the inode of the network namespace at a path; 0 when none is there.
+    """Return the inode of the network namespace at a path, or 0 when there is none.
 
-    The mount of a namespace that is gone leaves a plain file behind, so the file system counts, not
-    the file: all namespaces are on one (nsfs).
+    The mount of a namespace that is gone leaves a plain file behind. So the file system is
+    compared: all namespaces are on one (nsfs).
     """
     try:
         there, own = Path(path).stat(), _OWN.stat()
@@ -33,12 +33,12 @@ def namespace_inode(path: str) -> int:
 
 
 def has_interface(path: str, interface: str) -> bool | None:
-    """Say whether an interface is in the namespace at a path; None when nobody can look."""
+    """Return whether an interface is in the namespace at a path, or None when it cannot be read."""
     answers: list[bool | None] = [None]
 
     def look() -> None:
-        # Only this thread changes its namespace, and it ends right after.
-        # os.setns came with Python 3.12.
+        # Only this thread changes its namespace, and it ends right after. os.setns came with Python
+        # 3.12.
         libc = ctypes.CDLL(None, use_errno=True)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Settings of the CNI room: where plugins and networks are, and what may be run."""
+"""Settings for CNI: where plugins and networks are, and what may be run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CniSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     never switched off again. A runtime of today has done it already."""
 
     def __post_init__(self) -> None:
-        """Refuse folders and files whose place would depend on where the process was started."""
+        """Refuse relative paths, which would depend on where the process was started."""
         for key, paths in (
             ("bin_dirs", self.bin_dirs),
             ("networks", tuple(self.networks.values())),

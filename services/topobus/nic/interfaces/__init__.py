@@ -1,1 +1,1 @@
-"""Network interfaces of pods: what they shall be, and the driver verbs that make them so."""
+"""Network interfaces of pods: their configuration, and the driver verbs that apply it."""

@@ -1,15 +1,13 @@
-"""Hands the interface of a device over to a pod's sandbox, and takes it back: what all drivers of
-class `nic` share.
+"""Hands the interface of a device over to a pod's sandbox, and takes it back, for all drivers of
+class `nic`.
 
-Flows in: devices with an attribute `interface`, the opaque configuration of their claim, the pod's
-sandbox, the device's record. Flows out: what the interface became inside the pod, or a Refusal
-that names the field. The kernel is changed by `topobus.nic.netlink` and, where the claim asks for
-it, by CNI plugins (`topobus.nic.cni`); each of them writes its steps into the record, and this
-module undoes them in reverse order.
+`topobus.nic.netlink` changes the kernel, and CNI plugins (`topobus.nic.cni`) where the claim asks
+for them. Each of them writes its steps into the device's record, and this module undoes them in
+reverse order.
 
-Only claims attach: a device plugin's Allocate names no pod. An interface whose claim says `mode:
-host` stays, and so does every device without an interface (a function that is bound to vfio-pci):
-they give device nodes, as before.
+Only claims attach: a device plugin's Allocate names no pod. An interface whose claim has
+`mode: host` stays on the host. So does every device without an interface (a function that is bound
+to vfio-pci). Their containers get device nodes.
 """
 
 from __future__ import annotations
@@ -42,22 +40,22 @@ __all__ = ["SHARE_MODE", "SHARE_SUBMODE", "InterfaceHands", "interface_of", "rea
 
 SHARE_MODE = "shareMode"
 SHARE_SUBMODE = "shareSubmode"
-# Names for an interface whose own name the pod has already; a pod has a few interfaces, and the
-# kernel's limit is far beyond this.
+# Names for an interface whose own name the pod has already. A pod has a few interfaces, and the
+# kernel's limit is far higher.
 _MOST_NAMES = 256
 
 
 class InterfaceHands:
-    """Attaches and detaches interfaces; blocking, for a driver's thread."""
+    """Attaches and detaches interfaces. All calls block, for a driver's thread."""
 
     def __init__(self, places: Places | None = None, cni: CniAttachment | None = None) -> None:
-        """Work in these places; the defaults are a process on the host itself."""
+        """Work in these places. The defaults are those of a process on the host itself."""
         self._places = places or Places()
         self._cni = cni or CniAttachment(CniSettings())
         self._kept = KeptNamespaces(self._places)
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> tuple[str, ...]:
-        """Name those devices whose interface goes into the pod."""
+        """Name those devices whose interface moves into the pod."""
         if context.owner.kind is not OwnerKind.CLAIM:
             return ()
         return tuple(device.name for device in devices if interface_of(device) and not _stays(device, context))
@@ -70,9 +68,9 @@ class InterfaceHands:
         vf_of: Callable[[Device], VfPlace | Refusal | None] = lambda _device: None,
         rdma_of: Callable[[Device], Sequence[str]] = lambda _device: (),
     ) -> Refusal | None:
-        """Refuse what cannot be, before anything is changed.
+        """Refuse what cannot be attached, before anything is changed.
 
-        Shapes: vf_of — where the physical function of a virtual one is, or why nobody can say;
+        Shapes: vf_of — where the physical function of a virtual one is, or why that is not known;
         rdma_of — a device's RDMA devices.
         """
         reasons: list[Reason] = []
@@ -99,7 +97,7 @@ class InterfaceHands:
     ) -> AttachedInterface | Refusal:
         """Put the interface into the sandbox.
 
-        What was done before a Refusal is undone by `detach`.
+        `detach` undoes what was done before a Refusal.
         """
         config = read_config(device, context)
         if isinstance(config, Refusal):
@@ -116,7 +114,7 @@ class InterfaceHands:
             return refusal
         attached = self._attach_kept(device, context, sandbox, record, config, vf, rdma)
         if isinstance(attached, Refusal) and [step.name for step in record.steps] == [KEEP]:
-            # Refused before anything was changed.
+            # It was refused before anything was changed.
             self._kept.let_go(record)
         return attached
 
@@ -133,8 +131,8 @@ class InterfaceHands:
         namespace, name = sandbox.network_namespace, interface_of(device)
         tag = f"topobus {device.name} {context.owner.uid}"
         if config.cni is not None:
-            # A chain may move the interface (host-device), and gives back no more than its name; a
-            # shared one stays, and several chains use it.
+            # A chain may move the interface (host-device), and restores no more than its name. A
+            # shared interface stays, and several chains use it.
             refusal = None if device.allows_multiple else mark(self._places, name, record, tag=tag)
             return refusal or self._cni.attach(
                 config.cni, sandbox, config.interface.name or name, device, record, on_host=name
@@ -146,10 +144,10 @@ class InterfaceHands:
         return hand_over(self._places, name, namespace, config, record, tag=tag, vf=vf)
 
     def detach(self, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
-        """Undo all that the record says, whether the sandbox is there or not.
+        """Undo all that the record has, whether the sandbox still exists or not.
 
-        Errors: raises HardwareError when something could not be undone; the record keeps
-        it, and the next call goes on.
+        Errors: raises HardwareError when something could not be undone; the record keeps it, and
+        the next call continues there.
         """
         sandbox = sandbox or record.sandbox
         namespace = self._kept.open(sandbox.network_namespace if sandbox is not None else "", record)
@@ -186,13 +184,13 @@ class InterfaceHands:
             refusal = check_rdma(rdma_of(device))
             if refusal is not None:
                 return refusal
-        # Where the physical function is nobody needs to know who configures nothing of it.
+        # The place of the physical function is needed only by a configuration of it.
         vf = vf_of(device) if config.vf is not None else None
         return vf if isinstance(vf, Refusal) else check_hand_over(self._places, name, config, vf=vf)
 
     def _with_free_name(self, config: InterfaceConfig, name: str, namespace: str) -> InterfaceConfig | Refusal:
-        """Choose `net1`, `net2` … where no name is configured and the pod has the host's one
-        already (`eth0`, mostly).
+        """Choose `net1`, `net2` … where no name is configured and the pod already has the host's
+        name (mostly `eth0`).
         """
         if config.interface.name is not None:
             return config
@@ -210,13 +208,13 @@ class InterfaceHands:
 
 
 def interface_of(device: Device) -> str:
-    """Give the name that the device's interface has on the host; empty when it has none."""
+    """Return the name of the device's interface on the host, or "" when it has none."""
     name = device.attributes.get("interface", "")
     return name if isinstance(name, str) else ""
 
 
 def read_config(device: Device, context: PrepareContext) -> InterfaceConfig | Refusal:
-    """Read a device's configuration; of a shared one, with the mode that the operator has set."""
+    """Read a device's configuration, for a shared one with the mode that the operator has set."""
     config = read_interface_config(context.config_of(device.name))
     if isinstance(config, Refusal) or not device.allows_multiple:
         return config
@@ -241,7 +239,7 @@ def read_config(device: Device, context: PrepareContext) -> InterfaceConfig | Re
 
 def _stays(device: Device, context: PrepareContext) -> bool:
     config = read_interface_config(context.config_of(device.name))
-    # What cannot be read is refused by `check`, before anybody asks for more.
+    # A configuration that cannot be read is refused by `check`, before this is called.
     return isinstance(config, InterfaceConfig) and config.stays_on_host
 
 

@@ -1,8 +1,7 @@
-"""Make one planned change of an interface by netlink, or by a file of /proc/sys.
+"""Makes one planned change of an interface by netlink, or by a file of /proc/sys.
 
-Flows in: an open socket in the interface's namespace, the interface's index, a Change. Flows
-out: nothing; each change can be made twice. Errors are pyroute2's NetlinkError (with the
-kernel's own words) and OSError.
+Each change can be repeated. Errors are pyroute2's NetlinkError (with the kernel's own message) and
+OSError.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _SCOPES = {"global": 0, "link": 253, "host": 254}
 
 
 def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_detection: bool = True) -> None:
-    """Make one change.
+    """Make one change. Nothing happens when it is made already.
 
-    Shapes: has_detection — whether new IPv6 addresses are looked for on
-    the network before they are used.
-    Errors: raises NetlinkError or OSError; nothing when the change is there already.
+    Shapes: socket — open in the interface's namespace; has_detection — whether new IPv6 addresses
+    are looked for on the network before they are used.
+    Errors: raises NetlinkError or OSError.
     """
     value = change.value
     links: Mapping[str, Callable[[], dict[str, Any]]] = {
@@ -90,28 +89,29 @@ def move_link(
     """Move an interface into another namespace, under a name that is free there.
 
     Shapes: target — descriptor of that namespace; taken — all names of others there: the kernel
-    moves nothing of which one is taken, so such an alternative name is deleted. kept — the
-    alternative names that it may bring along; None: all that are free.
+    does not move an interface when one of its names is taken, so such an alternative name is
+    deleted. kept — the alternative names that it may bring along; None: all that are free.
     Errors: raises NetlinkError; with EEXIST, a name was taken since, here or there.
     """
     link = get_link(socket, index=index)
     others = names_of(link) - {link.get("ifname")} if link is not None else set()
-    # Its own alternative name is no free name to the kernel, either.
+    # To the kernel an interface's own alternative name is not free either.
     _drop_names(
         socket,
         index,
         {other for other in others if other == name or other in taken or (kept is not None and other not in kept)},
     )
-    # One request: where the old name is taken, the kernel gives the new one on the way.
+    # One request: where the old name is taken, the kernel gives the new one during the move.
     socket.link("set", index=index, net_ns_fd=target, ifname=name)
 
 
 def announce_addresses(socket: Any, proc: str, index: int, chosen: Mapping[str, int]) -> None:
-    """Let the kernel tell neighbours the interface's addresses when it is switched on: they may
+    """Have the kernel announce the interface's addresses when it is switched on: neighbours may
     remember another pod's interface for them.
 
-    Shapes: chosen — settings of the claim, which win. A setting that cannot be written is left: the
-    neighbours find out by themselves, later.
+    A setting that cannot be written is left. The neighbours then notice later by themselves.
+
+    Shapes: chosen — settings of the claim, which take precedence.
     """
     for setting in _ANNOUNCING:
         if setting not in chosen:
@@ -120,19 +120,20 @@ def announce_addresses(socket: Any, proc: str, index: int, chosen: Mapping[str, 
 
 
 def remove_rules(socket: Any, rules: Sequence[Mapping[str, Any]]) -> None:
-    """Take rules of a namespace away that goes on living.
+    """Remove rules from a namespace that continues to exist.
 
-    Those that are gone already are none of ours any more.
+    Rules that are gone already were removed by another.
     """
     for rule in msgspec.convert(rules, type=tuple[Rule, ...]):
         _once(socket.rule, "del", gone=True, **_rule(rule))
 
 
 def _set_address(socket: Any, index: int, address: str) -> None:
-    """Set the hardware address; after a reset where the driver says that it is not to be had.
+    """Set the hardware address, after a reset of the interface where the driver refuses it at
+    first.
 
-    A virtual function's driver (igbvf) knows the address that its physical function allows only
-    since its own last reset, and each one up and down again is one.
+    A virtual function's driver (igbvf) learns the address that its physical function allows only at
+    its own reset, and switching it off and on is one.
     """
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -147,7 +148,7 @@ def _set_address(socket: Any, index: int, address: str) -> None:
 
 
 def _once(act: Callable[..., Any], verb: str, *, gone: bool = False, **arguments: Any) -> None:
-    """Do what may be done already."""
+    """Call a change that may have been made already."""
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
@@ -180,7 +181,8 @@ def _restore_addresses(socket: Any, proc: str, index: int, wanted: Sequence[Held
     for held in present():
         if held.address not in kept:
             _once(socket.addr, "del", gone=True, index=index, address=held.address)
-    # Read again: with the first address of a network, the kernel takes the others of it.
+    # Read again: with the first address of a network, the kernel removes the others of that
+    # network.
     there = {held.address for held in present()}
     for held in wanted:
         if held.address in there:
@@ -213,8 +215,8 @@ def _restore_routes(socket: Any, proc: str, index: int, wanted: Sequence[HeldRou
 
 
 def _index_of(socket: Any, name: str) -> int:
-    # 0 takes an interface out of its bridge; so does a bridge that is there no more. One that has
-    # the name beside its own is another one.
+    # 0 takes an interface out of its bridge, and so does a bridge that no longer exists. An
+    # interface that has the name only as an alternative name is another one.
     link = get_link(socket, name=name) if name else None
     return int(link["index"]) if link is not None and link.get("ifname") == name else 0
 

@@ -1,10 +1,9 @@
-"""Hand an interface over to a pod's network namespace: name, MTU, hardware address, addresses,
-routes, rules, neighbours, settings, on.
+"""Hands an interface over to a pod's network namespace: name, MTU, hardware address, addresses,
+routes, rules, neighbours, settings, and switches it on.
 
-Flows in: the interface's name on the host, the namespace's path, the configuration, and the
-device's record. Flows out: the interface as the pod has it, or a Refusal. All that can be refused
-is refused before the first change; what the kernel refuses later is a Refusal as well, and
-`take_back` undoes what was done until then. Each change is written to the record before it is made.
+Everything that can be refused is refused before the first change. What the kernel refuses later is
+a Refusal as well, and `take_back` undoes the changes made until then. Each change is written to the
+record before it is made.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["check_hand_over", "hand_over", "mark", "read_interface"]
 
-# The kernel sends its probe within a second and waits one more (RFC 4862 section 5.4); a link that
+# The kernel sends its probe within a second and waits one more (RFC 4862 section 5.4). A link that
 # just came up adds its own delay.
 _DETECTION_S = 4.0
 _POLL_S = 0.05
@@ -61,7 +60,7 @@ def read_interface(places: Places, name: str, namespace: str = "") -> InterfaceS
 
 
 def check_hand_over(places: Places, name: str, config: InterfaceConfig, *, vf: VfPlace | None = None) -> Refusal | None:
-    """Say why an interface cannot be handed over as configured, as far as the host can tell.
+    """Refuse an interface that cannot be handed over as configured, as far as the host can show.
 
     Changes nothing.
     """
@@ -83,12 +82,12 @@ def hand_over(
 ) -> AttachedInterface | Refusal:
     """Hand an interface over, or a child of it where the configuration shares it.
 
-    Shapes: name — on the host; namespace — as the runtime tells it; record — without
-    steps of an earlier hand-over; tag — the alias that the interface has while it is
-    away, by which it is found again.
+    Shapes: name — on the host; namespace — as the runtime names it; record — without steps of an
+    earlier hand-over; tag — the alias that the interface has while it is away, by which it is found
+    again.
     Errors: refuses `package-missing`, `namespace-gone`, `namespace-of-host`, `interface-gone`,
     `interface-config-invalid`, `name-taken` before any change, and `hand-over-failed`,
-    `address-in-use` and `address-not-ready` after some; then `take_back` undoes them.
+    `address-in-use` and `address-not-ready` after some changes, which `take_back` then undoes.
     Cost: some 20 netlink requests and one synced write to the record before and after each change;
     with `wait`, the kernel's detection (2 s).
     """
@@ -119,8 +118,10 @@ def hand_over(
 
 
 def mark(places: Places, name: str, record: DeviceRecord, *, tag: str) -> Refusal | None:
-    """Keep what an interface is and give it our mark, for somebody else who moves it (a CNI
-    plugin); `take_back` then restores whatever that left.
+    """Record the state of an interface and give it our alias, before another program (a CNI plugin)
+    moves it.
+
+    `take_back` then restores the state from whatever that left.
 
     Errors: refuses `package-missing`, `interface-gone`, `not-permitted` and `hand-over-failed`.
     """
@@ -215,9 +216,9 @@ def _in_pod(
 
 
 def _make(record: DeviceRecord, change: Change, act: Callable[[], None]) -> Refusal | None:
-    """Make one change, with its intent before it.
+    """Make one change, with its intent recorded before.
 
-    A refusal of the kernel keeps the intent, for it may have been done in part.
+    A refusal of the kernel keeps the intent, because the change may have been made in part.
     """
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -292,8 +293,8 @@ def _by_name(socket: Any, places: Places, name: str) -> InterfaceState | None:
 
 
 def _read_on_host(places: Places, name: str) -> InterfaceState | Refusal:
-    """Read the interface that has this name for its first one: as another one's alternative name,
-    it means another interface.
+    """Read the interface that has this name as its main one. As an alternative name it means
+    another interface.
     """
     state = read_interface(places, name)
     if isinstance(state, Refusal):

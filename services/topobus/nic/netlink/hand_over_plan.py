@@ -1,12 +1,8 @@
-"""What is changed to hand an interface over, in order, and what is changed to make it again what it
-was.
+"""Plans the changes, in order, that hand an interface over, and those that restore it. Pure.
 
-Pure.
-
-Flows in: the interface as it is, the configuration, and for the way back what it was before.
-Flows out: Changes, each of which knows what was there. The way back is planned from what is
-found, not from what was done: whatever a pod with NET_ADMIN did to its interface, the plan leads
-to the state before the hand-over.
+Each change has the value that it replaces. The way back is planned from the interface as it is
+found, not from what was done: whatever a pod with NET_ADMIN did to it, the plan leads to the state
+before the hand-over.
 """
 
 from __future__ import annotations
@@ -31,9 +27,8 @@ _DISABLE_IPV6 = "net.ipv6.conf.IFNAME.disable_ipv6"
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One change of an interface: what is to be there, and what was.
-
-    Both are JSON, for the journal.
+    """One change of an interface: the new value and the one before, both as JSON for the
+    journal.
     """
 
     name: str
@@ -42,30 +37,30 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 def inverse(change: Change) -> Change:
-    """Give the change that takes this one back."""
+    """Return the change that undoes this one."""
     return Change(name=change.name, value=change.before, before=change.value)
 
 
 def plan_hand_over(state: InterfaceState, config: InterfaceConfig, *, tag: str) -> tuple[Change, ...]:
     """Plan the way into the pod.
 
-    Shapes: state — on the host; tag — the alias that identifies the interface wherever it
-    goes. result — changes in order; what needs no change is left out, except `mark`, which
-    keeps all that was there, and `move`.
+    Shapes: state — on the host; tag — the alias that identifies the interface wherever it is.
+    result — changes in order; what needs no change is left out, except `mark`, which has the whole
+    state before, and `move`.
     """
     wanted = config.interface
     addresses = addresses_in_pod(config, state)
     sysctls = dict(config.sysctls)
     if any(":" in address for address in addresses):
-        # Runtimes switch IPv6 off in sandboxes of IPv4 clusters; an address of the claim
-        # says that this interface has it.
+        # Runtimes switch IPv6 off in sandboxes of IPv4 clusters. An IPv6 address of the claim needs
+        # it on this interface.
         sysctls.setdefault(_DISABLE_IPV6, 0)
     changes = [Change(name="mark", value=tag, before=state_to_journal(state))]
     if state.master:
         changes.append(Change(name="master", value="", before=state.master))
     if state.is_up:
         changes.append(Change(name="down", value=False, before=True))
-    # What the physical function lets through is what the function is to send.
+    # The function must send with the address that the physical function lets through.
     mac = wanted.mac or (config.vf.mac if config.vf is not None else None)
     if mac is not None and mac != state.mac:
         changes.append(Change(name="mac", value=mac, before=state.mac))
@@ -81,22 +76,23 @@ def plan_hand_over(state: InterfaceState, config: InterfaceConfig, *, tag: str) 
         changes.append(Change(name="up", value=True, before=False))
     for name, entries in (("neighbours", config.neighbours), ("routes", config.routes), ("rules", config.rules)):
         if entries:
-            # Routes without a gateway first: the others go by them.
+            # Routes without a gateway first, because the others need them.
             changes.append(Change(name=name, value=msgspec.to_builtins(_in_order(entries)), before=[]))
     return tuple(changes)
 
 
 def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collection[str] = ()) -> tuple[Change, ...]:
-    """Plan how an interface that is on the host again becomes what it was.
+    """Plan how an interface that is on the host again gets its earlier state.
 
-    Shapes: now — as it is found; taken — the names that others have on the host, of all kinds. When
-    its own is among them, it keeps the name that it came home with. result — changes in order; none
-    when it is as it was. The alias comes last: until then it says that something is left to do.
+    Shapes: now — as it is found; taken — the names that others have on the host, of all kinds: when
+    its own is among them, it keeps the name that it came back with. result — changes in order; none
+    when its state is the earlier one. The alias comes last: until then it shows that something is
+    left to do.
     """
     name = now.name if before.name in taken else before.name
     changes: list[Change] = []
-    # A name that it has already, as an alternative one, is no free name to the kernel. What a pod
-    # or udev added meanwhile goes, too.
+    # To the kernel a name that it already has as an alternative one is not free. Names that a pod
+    # or udev added meanwhile are removed as well.
     kept = {other for other in before.alternative_names if other not in taken and other != name}
     changes += _names("drop-names", set(now.alternative_names) - kept)
     # Many drivers change a name or a hardware address only while the interface is off.
@@ -128,7 +124,7 @@ def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collecti
         )
     if before.is_up and not is_up:
         changes.append(Change(name="up", value=True, before=False))
-    # Routes go when the interface is switched off, and some with an address.
+    # Routes are lost when the interface is switched off, and some with an address.
     if before.is_up and (
         set(before.routes) != set(now.routes if is_up else ()) or (before.routes and has_other_addresses)
     ):
@@ -145,9 +141,9 @@ def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collecti
 
 
 def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
-    """Say what an interface is after a change, for those that a state shows.
+    """Return the state of an interface after a change, for changes that a state shows.
 
-    The model that the kernel is compared with.
+    Tests compare the kernel with this model.
     """
     fields: Mapping[str, str] = {
         "mac": "mac",
@@ -200,6 +196,6 @@ def _by_gateway(routes: Sequence[HeldRoute]) -> tuple[HeldRoute, ...]:
 
 
 def _without_times(addresses: Sequence[HeldAddress]) -> tuple[HeldAddress, ...]:
-    # Seconds run on. The order stays: of an IPv4 network, packets leave
-    # with the address that came first.
+    # Remaining seconds change all the time. The order is kept: packets leave with the first address
+    # of an IPv4 network.
     return tuple(msgspec.structs.replace(held, valid_s=None, preferred_s=None) for held in addresses)

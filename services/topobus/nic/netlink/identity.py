@@ -1,14 +1,16 @@
-"""Know the interface that was handed over, wherever it is, and whatever a pod did to it.
+"""Recognises the interface that was handed over, wherever it is and whatever a pod did to it.
 
-Flows in: what the interface was on the host, what sysfs says now of the device that it belongs to,
-and the links of one namespace. Flows out: which link it is.
-- Hardware is known by its device on the bus and by its port there, as long as that very device
-  stays: the folder of a device that comes anew (another card in the slot, a card plugged in again,
-  functions made anew) has another inode, and a reboot another boot id. Then the permanent address
-  tells the same card from another one. A virtual function has none: it takes another one at each
-  reset, and one that was made anew is another one, on which nothing of ours is left.
-- A virtual interface is known by its index and its other end, in the same boot: it never outlives
-  one.
+It compares the interface's state on the host, the present state of its device in sysfs, and the
+links of one namespace.
+- Hardware is recognised by its device on the bus and by its port there, as long as that very device
+  stays. The folder of a device that comes back (another card in the slot, a card plugged in again,
+  functions made again) has another inode, and a reboot another boot id. Then the permanent address
+  distinguishes the same card from another one. A virtual function has no permanent address: it
+  takes another one at each reset. One that was made again is another one, on which nothing of ours
+  is left.
+- A virtual interface is recognised by its index and its other end, in the same boot, because it
+  never survives one.
+
 Source: net/core/rtnetlink.c (IFLA_PERM_ADDRESS, IFLA_PHYS_PORT_NAME, IFLA_PARENT_DEV_NAME);
 Documentation/ABI/testing/sysfs-class-net (dev_port); fs/kernfs/dir.c (inodes).
 """
@@ -29,7 +31,7 @@ __all__ = ["Present", "boot_id", "find_interface", "identified", "is_same", "pre
 
 
 class Present(Struct, frozen=True, kw_only=True):
-    """What the host says now of where an interface was."""
+    """What the host now has where an interface was."""
 
     is_same_boot: bool = True
     is_there: bool = True
@@ -42,7 +44,7 @@ class Present(Struct, frozen=True, kw_only=True):
 
 
 def boot_id(places: Places) -> str:
-    """Read this boot's id; empty where it cannot be read."""
+    """Read this boot's id, or return "" where it cannot be read."""
     try:
         return Path(places.proc, "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -50,7 +52,7 @@ def boot_id(places: Places) -> str:
 
 
 def identified(state: InterfaceState, places: Places) -> InterfaceState:
-    """Add to what an interface is on the host what tells it from others later."""
+    """Add to an interface's state on the host the facts that identify it later."""
     folder = _folder(places, state.bus_device)
     is_function = folder is not None and (folder / "physfn").exists()
     return structs.replace(
@@ -65,9 +67,9 @@ def identified(state: InterfaceState, places: Places) -> InterfaceState:
 
 
 def present_of(before: InterfaceState, places: Places) -> Present:
-    """Ask sysfs of the device that an interface belongs to.
+    """Read from sysfs the present state of the device that an interface belongs to.
 
-    Shapes: before — as `identified` gave it.
+    Shapes: before — as `identified` returned it.
     """
     is_same_boot = before.boot_id == boot_id(places)
     folder = _folder(places, before.bus_device)
@@ -77,11 +79,11 @@ def present_of(before: InterfaceState, places: Places) -> Present:
     is_function = before.is_virtual_function or (folder / "physfn").exists()
     return Present(
         is_same_boot=is_same_boot,
-        # Where sysfs shows no bus at all, nothing can be concluded.
+        # A sysfs without any bus proves nothing.
         is_there=inode != 0 or not Path(places.sys, "bus").is_dir(),
         is_same_device=is_same_boot and inode != 0 and inode == before.device_inode,
-        # The kernel keeps this folder while the device has an interface in any
-        # namespace; it lists those of one.
+        # The kernel keeps this folder while the device has an interface in any namespace, but lists
+        # only those of one namespace.
         has_interface=(folder / "net").is_dir(),
         is_virtual_function=is_function,
     )
@@ -100,16 +102,16 @@ def find_interface(
 
     None when it is not here.
 
-    Shapes: tag — the alias that we gave it. A pod can give that to an interface of its own, so it
-    counts only for one that could be ours; macs — hardware addresses that it had from us; host —
-    where sysfs tells of this namespace's interfaces, which it does for the host's.
+    Shapes: tag — the alias that we gave it: a pod can give it to its own interface, so it counts
+    only for one that could be ours; macs — hardware addresses that it had from us; host — where
+    sysfs shows this namespace's interfaces, which it does for the host's.
     """
     # It mostly keeps its index, and a host may have hundreds of interfaces.
     link = get_link(socket, index=before.index)
     if link is not None and is_same(link, before, present, macs, host):
         return before.index
-    # Twice: "not here" may become "lost", and the kernel does not tell of a list whose
-    # end changed while it was read.
+    # Two tries: "not here" may be taken for "lost", and the kernel does not report that the end of
+    # a list changed while it was read.
     for _ in range(2):
         links = list_links(socket)
         by_itself = [int(link["index"]) for link in links if is_same(link, before, present, macs, host)]
@@ -130,13 +132,14 @@ def is_same(
     macs: frozenset[str] = frozenset(),
     host: Places | None = None,
 ) -> bool:
-    """Say whether a link is the interface of a state by what a pod cannot change: it may have
-    changed alias, name and hardware address.
+    """Return whether a link is the interface of a state, by what a pod cannot change. The pod may
+    have changed alias, name and hardware address.
     """
     if not _could_be(link, before, present, host):
         return False
     if before.bus_device:
-        # Of several ports without names, the one in a pod is told by its own address alone.
+        # With several ports without names, only its own address identifies the one that is in a
+        # pod.
         is_only = present.is_virtual_function or (before.is_only_port and present.is_same_device)
         return is_only or permanent_mac(link) == before.permanent_mac
     if link["index"] != before.index:
@@ -145,7 +148,7 @@ def is_same(
 
 
 def _could_be(link: Mapping[str, Any], before: InterfaceState, present: Present, host: Places | None) -> bool:
-    """Say whether kind, bus, port and other end are those of a state, and nothing says that the
+    """Return whether kind, bus, port and other end are those of a state, and nothing shows that the
     device is another one.
     """
     if kind_of(link) != before.kind or bus_device_of(link) != before.bus_device:

@@ -1,13 +1,11 @@
-"""Keep a pod's network namespace for as long as an interface of ours is in it.
+"""Keeps a pod's network namespace as long as an interface of ours is in it.
 
 The kernel deletes virtual interfaces with their namespace (and returns hardware under the pod's
-name). A pod may end while the gateway, NATS or this service is away, and nobody takes the interface
-out in time; so the namespace is bind-mounted to a file of ours before anything moves, and let go
-when the interface is home. The mount outlives this process; where mounting is not permitted
-(AppArmor's profile for containers), a descriptor keeps the namespace until this process ends.
-
-Flows in: the namespace's path as the runtime tells it, the device's record. Flows out: a path by
-which the namespace is found after the runtime has removed its own.
+name). A pod may end while the gateway, NATS or this service is away, and then its interface is not
+taken out in time. So the namespace is bind-mounted to a file of ours before anything moves, and
+released when the interface is back. The mount survives this process. Where mounting is not
+permitted (AppArmor's profile for containers), a descriptor keeps the namespace until this process
+ends.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ KEEP = "keep"
 
 
 class KeptNamespaces:
-    """The namespaces of one process; blocking, each device by one thread at a time."""
+    """The namespaces of one process. All calls block, with one thread at a time for each device."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -51,14 +49,15 @@ class KeptNamespaces:
         descriptor = open_namespace(self._places, namespace)
         if isinstance(descriptor, Refusal):
             return descriptor
-        # By where it is mounted, for a path may be written in many ways.
+        # Compare where it is mounted, because a path may be written in many ways.
         if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{os.path.realpath(self._places.kept)}/"):
             os.close(descriptor)
             return _not_a_runtimes(namespace)
-        # An owner's uid is others' text.
+        # An owner's uid is text from outside.
         file = Path(self._places.kept, quote(key, safe="@:"))
-        # What the path of the runtime leads to: a path may be another pod's after this one has
-        # ended (`/proc/<pid>/ns/net`), and an inode is given again after a reboot.
+        # Record the namespace that the runtime's path leads to: after this pod has ended the path
+        # may lead to another pod's (`/proc/<pid>/ns/net`), and an inode is used again after a
+        # reboot.
         record.intend(KEEP, {"file": str(file), "inode": os.fstat(descriptor).st_ino, "boot_id": boot_id(self._places)})
         try:
             mount_namespace(f"/proc/self/fd/{descriptor}", file)
@@ -79,10 +78,10 @@ class KeptNamespaces:
         return None
 
     def open(self, namespace: str, record: DeviceRecord) -> str:
-        """Give the path by which the device's namespace is found now: the kept one, else the
+        """Return the path by which the device's namespace is found now: the kept one, else the
         runtime's.
 
-        Empty where that one leads to another namespace by now.
+        Empty where the runtime's path leads to another namespace by now.
         """
         step = record.step(KEEP)
         if step is None:
@@ -92,7 +91,7 @@ class KeptNamespaces:
         path = file if descriptor is None else f"/proc/self/fd/{descriptor}"
         kept = open_namespace(self._places, path)
         if isinstance(kept, Refusal):
-            # Killed before it was mounted, or rebooted.
+            # The service was killed before it was mounted, or the node was rebooted.
             return namespace if self._is_still(namespace, step.before) else ""
         os.close(kept)
         return path
@@ -109,9 +108,9 @@ class KeptNamespaces:
             os.close(descriptor)
 
     def let_go(self, record: DeviceRecord) -> None:
-        """Let a namespace go; none was kept is no error.
+        """Release a namespace. It is no error when none was kept.
 
-        Errors: raises OSError when the file cannot be removed; ask again.
+        Errors: raises OSError when the file cannot be removed; the caller repeats the call.
         """
         step = record.step(KEEP)
         if step is None:
@@ -127,7 +126,7 @@ class KeptNamespaces:
 
 
 def _not_a_runtimes(namespace: str) -> Refusal:
-    """Refuse a path of our own: whoever asks with it would reach into another pod."""
+    """Refuse a path of our own: a request with it would reach into another pod."""
     return refused(
         Reason(
             code="namespace-gone",

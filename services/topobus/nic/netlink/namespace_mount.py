@@ -1,7 +1,6 @@
-"""Mount a network namespace over a file, so that it outlives its processes, and take that away
-again.
+"""Mounts a network namespace over a file, so that it outlives its processes, and unmounts it again.
 
-Blocking; needs CAP_SYS_ADMIN.
+All calls block and need CAP_SYS_ADMIN.
 """
 
 from __future__ import annotations
@@ -18,16 +17,18 @@ _MNT_DETACH = 2
 
 
 def mount_namespace(source: str, file: Path) -> None:
-    """Mount the namespace at `source` (a path below /proc) over a file that is made if need be, in
-    place of all that is mounted there.
+    """Mount the namespace at `source` (a path below /proc) over a file, in place of all that is
+    mounted there.
+
+    The file is made when it does not exist.
 
     Errors: raises OSError; the file is then gone.
     """
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # No link is followed: the folder is ours, but this is root.
+    # No link is followed: the folder is ours, but this runs as root.
     os.close(os.open(file, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400))
-    # What an earlier run left, if its journal was lost: one mount above the
-    # other would keep the file for ever.
+    # An earlier run may have left a mount when its journal was lost: two mounts on top of each
+    # other would keep the file for good.
     unmount_namespace(file)
     library = ctypes.CDLL(None, use_errno=True)
     if library.mount(source.encode(), os.fsencode(file), None, _MS_BIND, None) != 0:
@@ -37,7 +38,7 @@ def mount_namespace(source: str, file: Path) -> None:
 
 
 def unmount_namespace(file: Path) -> None:
-    """Take away all that is mounted at a file; nothing is what it should become."""
+    """Unmount all that is mounted at a file, until nothing is."""
     library = ctypes.CDLL(None, use_errno=True)
     while library.umount2(os.fsencode(file), _MNT_DETACH) == 0:
         pass

@@ -1,9 +1,8 @@
 """Where namespaces, /proc and /sys are, and how a piece of work is run inside a network namespace.
 
-Flows in: paths as the container runtime tells them. Flows out: an open netlink socket in that
-namespace, on a thread of its own that ends with the work: a thread that has entered a namespace is
-never used for anything else. pyroute2 is imported when the first socket is opened, so a service
-that hands over nothing does without it.
+The work gets a netlink socket that is open in the namespace. It runs on its own thread, which ends
+with it, because a thread that has entered a namespace must not be used for anything else. pyroute2
+is imported when the first socket is opened, so a service that hands over nothing does not need it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ __all__ = ["Places", "kernels_refusal", "missing_package", "open_host", "open_na
 T = TypeVar("T")
 
 _CLONE_NEWNET = 0x40000000
-# linux/magic.h; what is no namespace file must not be entered.
+# linux/magic.h. A file that is no namespace must not be entered.
 _NSFS = 0x6E736673
-# Of this process' first thread, which enters no namespace; /proc/thread-self is the
-# calling one, which may be in a pod's.
+# That of this process' first thread, which enters no namespace. /proc/thread-self is the calling
+# thread, which may be in a pod's.
 _OWN_NAMESPACE = "/proc/self/ns/net"
 
 
@@ -54,8 +53,9 @@ def refused(reason: Reason) -> Refusal:
 
 
 def kernels_refusal(err: Exception, what: str, step: str) -> Refusal:
-    """Make a Refusal of what netlink or a file answered: `hand-over-failed`, or `not-permitted`
-    with the capabilities that are missing.
+    """Make a Refusal of an error of netlink or of a file.
+
+    The code is `hand-over-failed`, or `not-permitted` with the capabilities that are missing.
     """
     code = int(getattr(err, "code", None) or getattr(err, "errno", None) or 0)
     words = err.args[1] if len(err.args) > 1 else str(err)
@@ -72,7 +72,7 @@ def kernels_refusal(err: Exception, what: str, step: str) -> Refusal:
 
 
 def missing_package() -> Refusal | None:
-    """Say that pyroute2 is not installed; None when it is."""
+    """Refuse when pyroute2 is not installed, or return None."""
     try:
         import pyroute2  # noqa: F401 - only whether it is there
     except ModuleNotFoundError:
@@ -88,16 +88,15 @@ def missing_package() -> Refusal | None:
 
 
 def open_namespace(places: Places, path: str) -> int | Refusal:
-    """Open a network namespace by the path that the runtime told, or by one of our own.
+    """Open a network namespace by the runtime's path, or by one of our own. The caller closes the
+    descriptor.
 
-    The caller closes the descriptor.
-
-    Errors: refuses what is not there, is no network namespace, or is the host's own.
+    Errors: refuses a path that does not exist, is no network namespace, or is the host's own.
     """
     inside = Path(path.lstrip("/"))
     try:
         place = Path(path) if _is_kept(places, path) else _below(Path(places.namespaces), inside)
-        # A pipe would wait for its other end.
+        # Opening a pipe would wait for its other end.
         descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as err:
         return refused(
@@ -115,11 +114,10 @@ def open_namespace(places: Places, path: str) -> int | Refusal:
 
 
 def open_host(places: Places) -> int:
-    """Open the host's network namespace, whatever namespace the calling thread is in.
+    """Open the host's network namespace, whatever namespace the calling thread is in. The caller
+    closes the descriptor.
 
-    The caller closes the descriptor.
-
-    Errors: raises OSError.
+    Errors: raises OSError when it cannot be opened.
     """
     return os.open(places.host_namespace or _OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -129,18 +127,18 @@ def _is_kept(places: Places, path: str) -> bool:
 
 
 def with_netlink(places: Places, namespace: int | None, work: Callable[[Any], T]) -> T:
-    """Run `work` with a netlink socket in a namespace (None: the host's), on a thread of its own.
+    """Run `work` with a netlink socket in a namespace (None: the host's), on its own thread.
 
-    Errors: raises what `work` raises, pyroute2's NetlinkError included, and OSError when
-    the namespace cannot be entered.
+    Errors: raises what `work` raises, pyroute2's NetlinkError included, and OSError when the
+    namespace cannot be entered.
     """
 
     def enter_and_work() -> T:
         _enter(places, namespace)
         from pyroute2 import IPRoute
 
-        # Groups 0: nothing is heard but answers. ext_ack: the kernel's
-        # own words on what it refuses.
+        # Groups 0: receive nothing but answers. ext_ack: the kernel's own message about what it
+        # refuses.
         with IPRoute(groups=0, ext_ack=True, strict_check=True) as socket:
             return work(socket)
 
@@ -152,12 +150,12 @@ def _enter(places: Places, namespace: int | None) -> None:
     if namespace is not None:
         _set_namespace(namespace)
         return
-    # A thread begins where the one that made it is: work for the host may be asked for
-    # from within a pod's namespace.
+    # A thread begins in the namespace of the thread that made it: work for the host may be
+    # requested from within a pod's namespace.
     descriptor = open_host(places)
     try:
-        # Who is there already needs no right to enter: a service without
-        # CAP_SYS_ADMIN reads the host's interfaces.
+        # A thread that is there already needs no right to enter: a service without CAP_SYS_ADMIN
+        # reads the host's interfaces.
         if not os.path.samestat(os.fstat(descriptor), Path("/proc/thread-self/ns/net").stat()):
             _set_namespace(descriptor)
     finally:
@@ -165,7 +163,7 @@ def _enter(places: Places, namespace: int | None) -> None:
 
 
 def _set_namespace(descriptor: int) -> None:
-    # os.setns is there from Python 3.12 on.
+    # os.setns exists since Python 3.12.
     library = ctypes.CDLL(None, use_errno=True)
     if library.setns(descriptor, _CLONE_NEWNET) != 0:
         error = ctypes.get_errno()
@@ -173,7 +171,7 @@ def _set_namespace(descriptor: int) -> None:
 
 
 def _below(root: Path, path: Path) -> Path:
-    """Follow links as they are meant on the host: an absolute one begins at `root`."""
+    """Follow links as they are meant on the host, where an absolute one begins at `root`."""
     resolved = root
     parts = list(path.parts)
     for _ in range(200):

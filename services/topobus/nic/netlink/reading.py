@@ -1,9 +1,7 @@
-"""Read interfaces by netlink as values.
+"""Reads interfaces by netlink as values.
 
-Flows in: an open netlink socket in the namespace that is meant, and where its /proc/sys is.
-Flows out: InterfaceState. Left out of a state is what the kernel makes of itself and makes
-again: link-local addresses, those of router advertisements, routes that follow from
-addresses, and the table `local`.
+A state leaves out what the kernel makes by itself and will make again: link-local addresses, those
+of router advertisements, routes that follow from addresses, and the table `local`.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ __all__ = [
 _IFF_UP = 1
 _AF_INET, _AF_INET6 = 2, 10
 _FOR_EVER = 0xFFFFFFFF
-# linux/if_addr.h: made by the kernel for a link-local address, or of a router's advertisement.
+# linux/if_addr.h: made by the kernel for a link-local address, or by a router's advertisement.
 _KERNEL_PROTOCOLS = (1, 2, 3)
 _NODAD, _HOMEADDRESS, _MANAGETEMPADDR, _NOPREFIXROUTE, _TEMPORARY = 0x02, 0x10, 0x100, 0x200, 0x01
 _KEPT_FLAGS = _NODAD | _HOMEADDRESS | _MANAGETEMPADDR | _NOPREFIXROUTE
@@ -41,8 +39,8 @@ _TABLE_LOCAL = 255
 _UNICAST = 1
 _RTM_F_CLONED = 0x200
 _ONLINK = 4
-# linux/netlink.h: the list is not consistent. A host that makes interfaces all the
-# time may change it more than once.
+# linux/netlink.h: the list is not consistent. A host that makes interfaces all the time may change
+# it more than once.
 _NLM_F_DUMP_INTR = 0x10
 _MOST_DUMPS = 10
 # linux/rtnetlink.h: made by the kernel, and by router advertisements.
@@ -50,7 +48,7 @@ _DERIVED_ROUTES = (2, 9)
 
 
 def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
-    """Read one interface; None when there is none of that index."""
+    """Read one interface, or return None when there is none of that index."""
     link = get_link(socket, index=index)
     if link is None:
         return None
@@ -75,8 +73,8 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
         link_namespace=link.get("link_netnsid"),
         bus_device=bus_device_of(link),
         master=master.get("ifname") if master is not None else "",
-        # IPv4 in the kernel's order, where the first one is the primary; of
-        # IPv6 it tells the newest first.
+        # IPv4 in the kernel's order, where the first one is the primary. The kernel lists IPv6
+        # newest first.
         addresses=tuple(
             sorted(
                 _addresses(socket, index),
@@ -89,7 +87,10 @@ def read_state(socket: Any, proc: str, *, index: int) -> InterfaceState | None:
 
 
 def get_link(socket: Any, *, index: int = 0, name: str = "") -> Any | None:
-    """Ask for one interface by its index, or by one of its names; None when there is none."""
+    """Ask for one interface by its index, or by one of its names. None when there is none.
+
+    Errors: raises NetlinkError for any other answer of the kernel.
+    """
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
@@ -102,20 +103,20 @@ def get_link(socket: Any, *, index: int = 0, name: str = "") -> Any | None:
 
 
 def kind_of(link: Any) -> str:
-    """Give the kind of a virtual interface, `veth`; empty for hardware."""
+    """Return the kind of a virtual interface, such as `veth`, or "" for hardware."""
     info = link.get("linkinfo") or {"attrs": []}
     return dict(info["attrs"]).get("IFLA_INFO_KIND") or ""
 
 
 def names_of(link: Any) -> set[str]:
-    """Give all names of an interface, alternative ones as well."""
+    """Return all names of an interface, alternative ones as well."""
     others = link.get("prop_list") or {"attrs": []}
     return {link.get("ifname")} | {name for key, name in others["attrs"] if key == "IFLA_ALT_IFNAME"}
 
 
 def link_names(socket: Any) -> dict[str, int]:
-    """Give all names of a namespace's interfaces and whose they are: none of them can be given
-    again.
+    """Map all names of a namespace's interfaces, each of which is taken there, to the interface's
+    index.
     """
     return {name: link["index"] for link in list_links(socket) for name in names_of(link)}
 
@@ -126,34 +127,35 @@ def list_links(socket: Any) -> list[Any]:
 
 
 def permanent_mac(link: Mapping[str, Any]) -> str:
-    """Give the address that a driver calls the hardware's own; empty for a virtual interface."""
+    """Return the address that a driver names as the hardware's own, or "" for a virtual
+    interface.
+    """
     permanent = (link.get("perm_address") or "").lower()
     return "" if permanent.strip("0:") == "" else permanent
 
 
 def bus_device_of(link: Mapping[str, Any]) -> str:
-    """Give bus and device that an interface belongs to; empty for a virtual interface."""
+    """Return bus and device that an interface belongs to, or "" for a virtual interface."""
     bus, device = link.get("parent_dev_bus_name"), link.get("parent_dev_name")
     return f"{bus}/{device}" if bus and device else ""
 
 
 def port_name(link: Mapping[str, Any]) -> str:
-    """Give the name, or the id, of the port of its device that an interface is.
+    """Return the name, or the id, of the device's port that an interface is.
 
-    Empty where the driver tells none.
+    Empty where the driver names none.
     """
     return str(link.get("phys_port_name") or link.get("phys_port_id") or "")
 
 
 def sysctl_path(proc: str, setting: str, interface: str) -> Path:
-    """Give the file of a setting: `net.ipv4.conf.IFNAME.rp_filter` of an interface."""
+    """Return the file of a setting of an interface, such as `net.ipv4.conf.IFNAME.rp_filter`."""
     return Path(proc, "sys", *(interface if part == "IFNAME" else part for part in setting.split(".")))
 
 
 def _dump(act: Callable[..., Any], **filters: Any) -> list[Any]:
-    """List all of something.
-
-    Again when it changed while it was listed (pyroute2 passes such lists on).
+    """List all of something, again when it changed while it was listed (pyroute2 returns such
+    lists).
     """
     messages: list[Any] = []
     for _ in range(_MOST_DUMPS):
@@ -194,8 +196,7 @@ def _addresses(socket: Any, index: int) -> Iterator[HeldAddress]:
             address=f"{address}/{message['prefixlen']}",
             peer=far if local and far and far != local else "",
             broadcast=message.get("IFA_BROADCAST") or "",
-            # The kernel gives an IPv4 address the interface's name for a
-            # label where nobody writes one.
+            # The kernel uses the interface's name as the label of an IPv4 address that has none.
             label=label if (label := message.get("IFA_LABEL") or "") and ":" in label else "",
             scope=message["scope"],
             flags=flags & _KEPT_FLAGS,
@@ -205,19 +206,19 @@ def _addresses(socket: Any, index: int) -> Iterator[HeldAddress]:
 
 
 def _is_link_local_of_kernel(message: Any) -> bool:
-    # Kernels before 5.18 do not say who made an address; a link-local one is made again
-    # when the interface is switched on.
+    # Kernels before 5.18 do not show who made an address. A link-local one is made again when the
+    # interface is switched on.
     return message.get("IFA_PROTO") is None and str(message.get("IFA_ADDRESS")).startswith("fe80:")
 
 
 def _routes(socket: Any, index: int) -> Iterator[HeldRoute]:
     for family in (_AF_INET, _AF_INET6):
-        # The kernel picks those of the interface: a host may have a million others.
+        # The kernel selects those of the interface: a host may have a million others.
         for message in _dump(request_routes, socket=socket, family=family, index=index):
             table = message.get("RTA_TABLE") or message["table"]
             if message.get("RTA_OIF") != index or table == _TABLE_LOCAL or message["proto"] in _DERIVED_ROUTES:
                 continue
-            # Multicast routes of IPv6 come with the interface; cached ones are no routes.
+            # Multicast routes of IPv6 come with the interface. Cached ones are no routes.
             if message["type"] != _UNICAST or message["flags"] & _RTM_F_CLONED:
                 continue
             everything = "0.0.0.0" if family == _AF_INET else "::"

@@ -1,9 +1,8 @@
-"""Encode and send requests about links that pyroute2's own calls do not reach: virtual functions,
-and children in every mode.
+"""Encodes and sends requests about links that pyroute2's own calls do not support: virtual
+functions, and children in every mode.
 
-Flows in: an interface's index and attributes as bytes. Flows out: the bytes of the request, or the
-kernel's answer. The bytes are ours, for pyroute2 encodes IFLA_VF_VLAN_INFO two bytes short of its
-struct, which the kernel refuses; sending, waiting and errors are pyroute2's.
+The bytes are encoded here because pyroute2 encodes IFLA_VF_VLAN_INFO two bytes shorter than its
+struct, which the kernel refuses. pyroute2 sends, waits, and raises the errors.
 Source: include/uapi/linux/netlink.h, rtnetlink.h.
 """
 
@@ -33,14 +32,14 @@ def attribute(kind: int, payload: bytes) -> bytes:
 
 
 def link_body(index: int, attributes: bytes) -> bytes:
-    """Give struct ifinfomsg of an interface (0: one that is to be made), and its attributes."""
+    """Encode struct ifinfomsg of an interface (0: one that is to be made), and its attributes."""
     return struct.pack("=BxHiII", 0, 0, index, 0, 0) + attributes
 
 
 def set_link(socket: Any, body: bytes) -> None:
     """Change an interface.
 
-    Errors: raises NetlinkError with the kernel's words.
+    Errors: raises NetlinkError with the kernel's message.
     """
     _send(socket, body, _RTM_SETLINK, 0)
 
@@ -48,17 +47,18 @@ def set_link(socket: Any, body: bytes) -> None:
 def create_link(socket: Any, body: bytes) -> None:
     """Make an interface, which must not exist.
 
-    Errors: raises NetlinkError with the kernel's words.
+    Errors: raises NetlinkError with the kernel's message.
     """
     _send(socket, body, _RTM_NEWLINK, _CREATE | _EXCLUSIVE)
 
 
 def request_routes(socket: Any, family: int, index: int) -> list[Any]:
-    """List the routes over one interface, of all tables (pyroute2's own call lists all, and leaves
-    out what does not fit).
+    """List the routes over one interface, of all tables.
 
-    Cost: 2 ms beside 20,000 other routes, where listing all takes 1 s. A kernel before 4.20 ignores
-    the filter: the caller looks again.
+    pyroute2's own call lists all routes, and then leaves out what does not fit. A kernel before
+    4.20 ignores the filter, so the caller filters again.
+
+    Cost: 2 ms beside 20,000 other routes, where listing all takes 1 s.
     """
     from pyroute2.netlink.rtnl.rtmsg import rtmsg
 

@@ -1,9 +1,7 @@
 """Children of a shared interface: a macvlan or ipvlan link on it, made on the host, handed over to
 a pod and deleted afterwards. The parent stays as it is.
 
-Flows in: the parent, how it is shared, the device's record. Flows out: the child as it
-is on the host. Sources: include/uapi/linux/if_link.h (IFLA_MACVLAN_MODE,
-IFLA_IPVLAN_MODE); drivers/net/macvlan.c.
+Sources: include/uapi/linux/if_link.h (IFLA_MACVLAN_MODE, IFLA_IPVLAN_MODE); drivers/net/macvlan.c.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ _IPVLAN = {"l2": 0, "l3": 1, "l3s": 2}
 
 
 def child_name(tag: str) -> str:
-    """Name a child on the host, where it is for a moment; the same for the same tag."""
+    """Name a child on the host, where it stays for a moment. The same tag has the same name."""
     return f"tbc{zlib.crc32(tag.encode()):08x}"
 
 
 def child_request(parent_index: int, name: str, share: ShareFields) -> bytes:
-    """Give the body of the RTM_NEWLINK that makes a child."""
+    """Return the body of the RTM_NEWLINK that makes a child."""
     if share.mode == "macvlan":
         data = attribute(_IFLA_MACVLAN_MODE, struct.pack("=I", _MACVLAN[share.submode or "bridge"]))
     else:
@@ -56,10 +54,10 @@ def child_request(parent_index: int, name: str, share: ShareFields) -> bytes:
 def make_child(
     places: Places, parent: InterfaceState, share: ShareFields, record: DeviceRecord, *, tag: str
 ) -> InterfaceState | Refusal:
-    """Make a child on the host, off and without addresses.
+    """Make a child on the host, switched off and without addresses.
 
-    Errors: refuses `share-failed` with the kernel's words: a parent that cannot carry
-    children, a kernel without the kind.
+    Errors: refuses `share-failed` with the kernel's message: a parent that cannot carry children,
+    or a kernel without the kind.
     """
     name = child_name(tag)
     record.intend(

@@ -1,10 +1,9 @@
-"""Take an interface back from a pod, and make it again what it was before it was handed over.
+"""Takes an interface back from a pod, and restores its state from before it was handed over.
 
-Flows in: the device's record and the namespace's path, if it is known and there. Flows out: what
-became of the interface; the record's steps, undone in reverse. Planned from what is found, so it
-works after a crash at any step, twice in a row, after the namespace is gone (the kernel returns
-hardware to the first namespace, under whatever name the pod gave it) and after a pod with NET_ADMIN
-has changed its interface. A virtual interface that died with its namespace is lost, and said to be.
+The record's steps are undone in reverse. The plan starts from what is found. So it works after a
+crash at any step, twice in a row, after the namespace is gone (the kernel returns hardware to the
+first namespace, under whatever name the pod gave it), and after a pod with NET_ADMIN has changed
+its interface. A virtual interface that died with its namespace is reported as lost.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from topobus.values.outcome import Reason
 
 __all__ = ["TakenBack", "take_back"]
 
-# How often it is tried again when a name was taken between the look and the move. Whoever takes
-# names all the time is asked again by the next try.
+# How often the move is tried again when a name was taken since it was looked up. If names are taken
+# all the time, the next call tries again.
 _MOVES = 4
 
 
@@ -47,7 +46,7 @@ class TakenBack(Struct, frozen=True, kw_only=True):
 
 
 class _Away(Struct, frozen=True, kw_only=True):
-    """What the record says of the interface that is away."""
+    """The record's facts about the interface that is away."""
 
     tag: str
     before: InterfaceState | None
@@ -64,7 +63,7 @@ def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack
 
     Shapes: namespace — empty when it is not known; it may be gone.
     Errors: raises HardwareError when the interface exists and could not be restored, or is hardware
-    that is nowhere to be seen yet; ask again.
+    that is not found anywhere yet; the caller repeats the call.
     """
     away = _read_record(record)
     if away is None:
@@ -74,8 +73,8 @@ def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack
         raise HardwareError(missing.reasons[0].message)
     from pyroute2.netlink.exceptions import NetlinkError
 
-    # In another boot the path leads to nothing, or to a stranger: no
-    # namespace of a pod outlives its node.
+    # In another boot the path leads to nothing, or to another pod: no namespace of a pod outlives
+    # its node.
     descriptor = open_namespace(places, namespace) if namespace and away.boot == boot_id(places) else None
     try:
         taken = _bring_home(places, descriptor if isinstance(descriptor, int) else None, away, record)
@@ -88,7 +87,7 @@ def take_back(places: Places, namespace: str, record: DeviceRecord) -> TakenBack
     finally:
         if isinstance(descriptor, int):
             os.close(descriptor)
-    # What identifies the interface goes last: until then, all of this can be done again.
+    # What identifies the interface is removed last: until then, all of this can be repeated.
     for step in reversed(record.steps):
         if step.name in HOST_CHANGES or step.name == "share":
             record.undone(step.name)
@@ -119,8 +118,8 @@ def _bring_home(places: Places, descriptor: int | None, away: _Away, record: Dev
     for step in reversed(record.steps):
         if step.name in POD_CHANGES:
             record.undone(step.name)
-    # Before the interface's own: a driver takes the former hardware address only when the
-    # physical function asks for no other.
+    # Before the interface's own settings: a driver takes the former hardware address only when the
+    # physical function requires no other.
     refused = restore_vf(places, record)
     if away.is_child:
         if away.boot == boot_id(places):
@@ -138,7 +137,7 @@ def _bring_home(places: Places, descriptor: int | None, away: _Away, record: Dev
 
 
 def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
-    """Take the interface out of the pod's namespace; True when it was a child and is deleted."""
+    """Take the interface out of the pod's namespace. True when it was a child and is deleted."""
     before = away.before
 
     def leave(socket: Any) -> bool:
@@ -154,8 +153,8 @@ def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
             socket.link("del", index=index)
             return True
         try:
-            # The tag first: a pod may have changed it, and on the host it is
-            # what the interface is found by.
+            # The alias first: a pod may have changed it, and on the host the interface is found by
+            # it.
             socket.link("set", index=index, ifalias=away.tag)
             _move_home(socket, places, index, before)
         except NetlinkError as err:
@@ -168,8 +167,8 @@ def _from_pod(places: Places, descriptor: int, away: _Away) -> bool:
 
 
 def _move_home(socket: Any, places: Places, index: int, before: InterfaceState) -> None:
-    """Move it to the host under its own name, or a spare one, with those alternative names that are
-    its own and free.
+    """Move it to the host under its own name, or a spare one, with those of its alternative names
+    that are free.
     """
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -185,8 +184,8 @@ def _move_home(socket: Any, places: Places, index: int, before: InterfaceState) 
             try:
                 move_link(socket, index, home, name, taken=taken, kept=before.alternative_names)
             except NetlinkError as err:
-                # A name that somebody took meanwhile, or that a pod gave it once more: it must not
-                # keep the host from what is the host's.
+                # A name was taken meanwhile, or the pod gave it to another interface. That must not
+                # stop the host's own interface from coming back.
                 if last or err.code != errno.EEXIST:
                     raise
             else:
@@ -196,7 +195,7 @@ def _move_home(socket: Any, places: Places, index: int, before: InterfaceState) 
 
 
 def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
-    """Make the interface on the host what it was; None when it is not there."""
+    """Restore the interface on the host, or return None when it is not there."""
     from pyroute2.netlink.exceptions import NetlinkError
 
     before = away.before
@@ -220,7 +219,7 @@ def _restore(socket: Any, places: Places, away: _Away) -> TakenBack | None:
 
 
 def _names_lost(before: InterfaceState, name: str, taken: Collection[str]) -> Iterator[Reason]:
-    """Tell which of its names it could not have back."""
+    """Report the names that it could not get back."""
     if name != before.name:
         message = (
             f"another interface is called {before.name} by now, so this one is {name}; rename it when the other "
@@ -238,7 +237,7 @@ def _names_lost(before: InterfaceState, name: str, taken: Collection[str]) -> It
 
 def _delete_child(socket: Any, places: Places, away: _Away, record: DeviceRecord) -> bool:
     step = record.step("share")
-    # Until it moves, a child has the name that only its tag gives.
+    # Until it moves, a child has the name that follows only from its tag.
     link = get_link(socket, name=step.before["name"]) if step is not None else None
     if (
         link is not None
@@ -256,9 +255,9 @@ def _delete_child(socket: Any, places: Places, away: _Away, record: DeviceRecord
 
 
 def _nowhere(places: Places, away: _Away) -> TakenBack:
-    """Say what became of an interface that is in no namespace in sight.
+    """Return what became of an interface that is in no visible namespace.
 
-    Errors: raises HardwareError while it may come yet.
+    Errors: raises HardwareError while it may still appear.
     """
     before = away.before
     if before is None:

@@ -1,12 +1,10 @@
-"""The number of virtual functions of a physical one, by sysfs, where the operator asks for it and
-nobody uses them.
+"""Sets the number of virtual functions of a physical one by sysfs, where the operator asks for it
+and they are not in use.
 
-Flows in: the operator's wish for one physical function, and which of its functions are held. Flows
-out: None when it is so, or a Refusal. The kernel changes the number only by way of 0, which removes
-all functions; so nothing is changed while one of them is held, bound to a driver other than its
-netdev's, or away in a namespace.
-Source: Documentation/PCI/pci-iov-howto.rst, Documentation/ABI/testing/sysfs-bus-pci
-(sriov_numvfs, sriov_totalvfs).
+The kernel changes the number only by way of 0, which removes all functions. So nothing is changed
+while one of them is held, bound to a driver other than its netdev's, or away in a namespace.
+Source: Documentation/PCI/pci-iov-howto.rst, Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs,
+sriov_totalvfs).
 """
 
 from __future__ import annotations
@@ -19,17 +17,17 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["functions_in_use", "set_vf_count"]
 
-# What a function is bound to that a pod or a virtual machine uses from user space.
+# Drivers under which a pod or a virtual machine uses a function from user space.
 _PASSTHROUGH = frozenset({"vfio-pci", "pci-stub", "xen-pciback", "uio_pci_generic", "igb_uio"})
 
 
 def set_vf_count(sys: str, address: str, wanted: int, *, held: Sequence[str] = ()) -> Refusal | None:
-    """Bring the number of virtual functions to what is wanted.
+    """Bring the number of virtual functions to what is wanted, and return None when it is.
 
     Shapes: sys — where /sys is; address — of the physical function, `0000:3b:00.0`; held — names or
     addresses of whoever holds it or one of its functions.
     Errors: refuses `vf-count-held`, `vf-count-in-use` and `vf-count-impossible` before anything is
-    changed, `vf-count-failed` when the driver refuses; then the former number is asked for again.
+    changed, `vf-count-failed` when the driver refuses, after asking for the former number again.
     Cost: a driver needs up to some seconds to make its functions; call it from a worker thread.
     """
     folder = Path(sys, "bus", "pci", "devices", address)
@@ -65,7 +63,7 @@ def set_vf_count(sys: str, address: str, wanted: int, *, held: Sequence[str] = (
 def _write(folder: Path, address: str, present: int, wanted: int) -> Refusal | None:
     numbers = folder / "sriov_numvfs"
     try:
-        # From a number other than 0 the kernel goes to none but 0.
+        # From a number other than 0 the kernel changes only to 0.
         if present:
             numbers.write_text("0", encoding="ascii")
         if wanted:
@@ -89,12 +87,12 @@ def _put_back(numbers: Path, present: int) -> int:
             numbers.write_text(str(present), encoding="ascii")
         return int(numbers.read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return -1  # not to be read any more; the message says what was wanted
+        return -1  # Not readable any more. The message has what was wanted.
 
 
 def functions_in_use(folder: Path) -> list[str]:
-    """List functions that somebody uses though no device of ours is held: passed through, or their
-    interface switched on or away.
+    """List the functions that are in use although no device of them is held: passed through, or
+    with their interface switched on or away.
     """
     users: list[str] = []
     for link in sorted(folder.glob("virtfn*"), key=lambda path: int(path.name.removeprefix("virtfn") or 0)):

@@ -1,9 +1,8 @@
-"""Settings of a virtual function, made on its physical function by netlink, and put back exactly as
-they were.
+"""Sets a virtual function's settings on its physical function by netlink, and restores them
+exactly.
 
-Flows in: which function, what is to be set, the device's record. Flows out: nothing, or a Refusal
-that names the field. One request for each setting, so that a driver's refusal names it. Source:
-include/uapi/linux/if_link.h (IFLA_VF_*), net/core/rtnetlink.c do_setvfinfo.
+Each setting has its own request, so that a driver's refusal names it.
+Source: include/uapi/linux/if_link.h (IFLA_VF_*), net/core/rtnetlink.c do_setvfinfo.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _IFLA_VF_TRUST, _IFLA_VF_VLAN_LIST, _IFLA_VF_VLAN_INFO = 9, 12, 1
 # linux/if_ether.h
 _PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
 _LINK_STATES = {"auto": 0, "enable": 1, "disable": 2}
-# linux/rtnetlink.h: without it a link is told without its virtual functions.
+# linux/rtnetlink.h: without it a link comes without its virtual functions.
 _RTEXT_FILTER_VF = 1
-# What a driver answers to what it cannot do, today and tomorrow: not known, no such value, no such
-# protocol. Others (busy, link down) may be another answer the next time.
+# A driver's errors for what it can never do: not known, no such value, no such protocol. After
+# others (busy, link down) it may succeed the next time.
 _FINAL = frozenset(
     {errno.EOPNOTSUPP, errno.EINVAL, errno.EPROTONOSUPPORT, errno.ENOSYS, errno.ERANGE, errno.EADDRNOTAVAIL}
 )
@@ -58,9 +57,9 @@ class VfPlace(Struct, frozen=True, kw_only=True):
 
 
 class VfState(Struct, frozen=True, kw_only=True):
-    """All settings of a virtual function that we change, as the kernel tells them.
+    """All settings of a virtual function that are changed here, as the kernel lists them.
 
-    None: the driver does not tell.
+    None: the driver does not show the setting.
     """
 
     mac: str | None = None
@@ -75,17 +74,17 @@ class VfState(Struct, frozen=True, kw_only=True):
 
 
 def vf_requests(index: int, wanted: VfFields | VfState, before: VfState) -> tuple[tuple[str, bytes], ...]:
-    """Give (name, attribute of IFLA_VF_INFO) for each request that leads from `before` to `wanted`.
+    """Build each request that leads from `before` to `wanted`: its name, and an attribute of
+    IFLA_VF_INFO.
 
-    None in `wanted` is left as it is.
-
-    Shapes: a VLAN goes with its priority and protocol, and the least rate with the largest, for the
-    kernel sets each group as a whole. The protocol 802.1Q goes as IFLA_VF_VLAN, which drivers know
-    that know no other; another one as IFLA_VF_VLAN_LIST.
+    A field that is None in `wanted` is left as it is. A VLAN is set with its priority and protocol,
+    and the least rate with the largest, because the kernel sets each group as a whole. The protocol
+    802.1Q is sent as IFLA_VF_VLAN, the only form that some drivers know, and another one as
+    IFLA_VF_VLAN_LIST.
     """
     requests: list[tuple[str, bytes]] = []
     if wanted.mac is not None:
-        # The address has 32 bytes there (MAX_ADDR_LEN), whatever the network.
+        # The address takes 32 bytes (MAX_ADDR_LEN), whatever the network.
         requests.append(
             ("mac", attribute(_IFLA_VF_MAC, struct.pack("=I32s", index, bytes.fromhex(wanted.mac.replace(":", "")))))
         )
@@ -107,27 +106,26 @@ def vf_requests(index: int, wanted: VfFields | VfState, before: VfState) -> tupl
 
 
 def vf_message(physical_index: int, setting: bytes) -> bytes:
-    """Give the body of an RTM_SETLINK with one setting of a virtual function."""
+    """Return the body of an RTM_SETLINK with one setting of a virtual function."""
     return link_body(physical_index, attribute(_IFLA_VFINFO_LIST, attribute(_IFLA_VF_INFO, setting)))
 
 
 def _vlan_request(index: int, wanted: VfFields | VfState, before: VfState) -> bytes:
     vlan = wanted.vlan if wanted.vlan is not None else before.vlan or 0
-    # A priority is of a tag: with another tag, the old priority says nothing.
+    # A priority belongs to a tag: with another tag, the old priority does not count.
     qos = wanted.qos if wanted.qos is not None else (before.qos or 0 if wanted.vlan is None else 0)
     protocol = wanted.vlan_protocol or (before.vlan_protocol if wanted.vlan is None else None) or "802.1Q"
     fields = struct.pack("=III", index, vlan, qos)
     if protocol == "802.1Q":
         return attribute(_IFLA_VF_VLAN, fields)
-    # struct ifla_vf_vlan_info ends with two bytes that nobody uses; without
-    # them it is refused as too short.
+    # struct ifla_vf_vlan_info ends with two unused bytes. Without them it is refused as too short.
     return attribute(
         _IFLA_VF_VLAN_LIST, attribute(_IFLA_VF_VLAN_INFO, fields + struct.pack("!Hxx", _PROTOCOLS[protocol]))
     )
 
 
 def read_vf(link: Any, index: int) -> VfState | None:
-    """Find a virtual function's settings in what the kernel says of its physical one.
+    """Find a virtual function's settings in the kernel's answer about its physical one.
 
     None when it has none of that index.
     """
@@ -164,16 +162,16 @@ def _state(values: Mapping[str, Any]) -> VfState:
 
 def _flag(values: Mapping[str, Any], attribute: str, key: str) -> bool | None:
     number = values.get(attribute, {}).get(key)
-    # All ones: the driver does not tell (rtnl_fill_vfinfo).
+    # All ones: the driver does not show it (rtnl_fill_vfinfo).
     return None if number is None or number == 0xFFFFFFFF else bool(number)
 
 
 def configure_vf(
     places: Places, place: VfPlace, fields: VfFields, record: DeviceRecord, function: InterfaceState | None = None
 ) -> Refusal | None:
-    """Set what is written, after the record has what was there.
+    """Set the fields that are written, after the record has the previous values.
 
-    Shapes: function — the function's own interface as `identified` gave it: only that very
+    Shapes: function — the function's own interface as `identified` returned it: only that very
     function gets its settings back.
     Errors: refuses `vf-gone` when the physical function has no such function, `vf-refused` with the
     field that its driver does not take.
@@ -195,7 +193,7 @@ def configure_vf(
                 )
             )
         requests = vf_requests(place.index, fields, before)
-        # Only what is changed is put back: a driver may refuse to be told what nobody asked of it.
+        # Only what is changed is restored: a driver may refuse a setting that was never asked for.
         changed = [field for field, _ in requests]
         facts = {"place": msgspec.to_builtins(place), "state": msgspec.to_builtins(before), "fields": changed}
         if function is not None:
@@ -226,14 +224,15 @@ def configure_vf(
 
 
 def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
-    """Put back what differs from what the record has, and mark the step undone.
+    """Restore what differs from the record, and mark the step undone.
 
-    Nothing without such a step.
+    Nothing is done without such a step. A function that is gone, or was made again, has no settings
+    of ours.
 
-    Shapes: result — what the driver will never take back; it stays as it is, and is told this once.
-    A function that is gone, or was made anew, has no settings of ours.
-    Errors: raises HardwareError when the driver refuses for now, or the physical
-    function is out of sight; ask again.
+    Shapes: result — what the driver will never take back; it stays as it is, and is reported this
+    once.
+    Errors: raises HardwareError when the driver refuses for now, or the physical function is not
+    found; the caller repeats the call.
     """
     step = record.step("vf")
     if step is None:
@@ -261,8 +260,8 @@ def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
         there = dict(vf_requests(place.index, now, now))
         kept: list[Reason] = []
         for request, setting in vf_requests(place.index, before, now):
-            # A setting that a driver does not know is as it was, and asking
-            # for it is refused all the same.
+            # A setting that the driver does not know is unchanged, but setting it would still be
+            # refused.
             if request not in step.before["fields"] or there.get(request) == setting:
                 continue
             try:
@@ -280,7 +279,7 @@ def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
 
 
 def _claim_fields(request: str, wanted: VfFields, error: int) -> str:
-    """Name the claim's fields that a request is of: those that are written."""
+    """Name the claim's fields in a request, of those that are written."""
     if error == errno.EPROTONOSUPPORT and request == "vlan":
         return "vf.vlanProtocol"
     written = [field for own, field in _FIELDS.get(request, ()) if getattr(wanted, own) is not None]
@@ -306,13 +305,13 @@ def _kept(text: str, physical: str, index: int, request: str, before: VfState) -
 
 
 def _find_again(socket: Any, place: VfPlace, port: Mapping[str, str]) -> tuple[str, int | None, VfState | None]:
-    """Find the physical function's port by what it is: its name may be
-    another interface's by now.
+    """Find the physical function's port by its facts, because its name may be another interface's
+    by now.
     """
     wanted = (port.get("bus_device", ""), port.get("port_name", ""))
     if not wanted[0]:
         return place.physical, *_find(socket, place)
-    # Its own name first: several ports without a name of their own are told by nothing else.
+    # Its own name first: nothing else distinguishes several ports without port names.
     links = sorted(list_links(socket), key=lambda link: link.get("ifname") != place.physical)
     for link in links:
         if (bus_device_of(link), port_name(link)) == wanted:

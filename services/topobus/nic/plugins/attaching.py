@@ -1,9 +1,8 @@
-"""What a driver of class `nic` needs to attach its devices: to check, attach and detach, made of
-InterfaceHands.
+"""Base of the drivers of class `nic`: check, attach and detach by InterfaceHands.
 
-Without hands (a recorded machine, a service without the rights) nothing is attached: a claim
-without configuration has device nodes and variables, and one that configures the interface is
-refused. Interfaces of a tree that is not this kernel's must never be looked for in it.
+Without hands (a recorded machine, a service without the rights) nothing is attached. A claim
+without configuration gets device nodes and variables, and one that configures the interface is
+refused. Interfaces of a tree that is not this kernel's must never be looked up in this kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["AttachesInterfaces"]
 
 
 class AttachesInterfaces(DeviceDriver):
-    """The attaching half of a driver; the other half says where the parts of a device are."""
+    """The attaching part of a driver. The driver itself knows where the parts of a device are."""
 
     def __init__(self, settings: InterfaceSettings | None = None, hands: InterfaceHands | None = None) -> None:
         self._settings = settings or InterfaceSettings()
@@ -36,7 +35,7 @@ class AttachesInterfaces(DeviceDriver):
         self._why_not_handed = "it has no rights to"
 
     def configure(self, host: HostServices) -> None:
-        """Take the service's settings, and its hands or why it has none."""
+        """Take the service's settings, and its hands or the reason why it has none."""
         super().configure(host)
         if isinstance(host, NicServices):
             self._settings, self._hands, self._why_not_handed = (
@@ -46,12 +45,12 @@ class AttachesInterfaces(DeviceDriver):
             )
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
-        """Name those whose interface goes into the pod."""
+        """Name those devices whose interface moves into the pod."""
         return () if self._hands is None else self._hands.to_attach(devices, context)
 
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
-        """Refuse a configuration that these devices cannot have, naming the field, before anything
-        is changed.
+        """Refuse a configuration that these devices cannot have, with the field, before anything is
+        changed.
         """
         if self._hands is None:
             reasons = [reason for device in devices for reason in self._refuse_promises(device, context)]
@@ -70,12 +69,14 @@ class AttachesInterfaces(DeviceDriver):
     def attach(
         self, tree: Tree, device: Device, context: PrepareContext, sandbox: Sandbox, record: DeviceRecord
     ) -> AttachedInterface | Refusal | None:
-        """Put the device's interface into a sandbox; nothing for a device that stays."""
+        """Put the device's interface into a sandbox, or return None for a device that stays on the
+        host.
+        """
         if self._hands is None:
             return Refusal(reasons=(self._unsupported(device),))
         if device.name not in self._hands.to_attach([device], context):
             return None
-        # A claim may be prepared long before its pod's sandbox is there.
+        # A claim may be prepared long before its pod's sandbox exists.
         if changed := _changed(tree, device):
             return Refusal(reasons=changed)
         return self._hands.attach(
@@ -83,14 +84,14 @@ class AttachesInterfaces(DeviceDriver):
         )
 
     def detach(self, tree: Tree, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
-        """Undo all that the record says."""
+        """Undo all that the record has."""
         if self._hands is not None:
             self._hands.detach(device, sandbox, record)
 
     def names_in_container(self, device: Device, context: PrepareContext) -> tuple[str, ...]:
-        """Name the interface as the pod is to see it.
+        """Name the interface as the pod will see it.
 
-        None for a device whose interface stays on the host.
+        Empty for a device whose interface stays on the host.
         """
         config = read_config(device, context)
         if device.name not in self.to_attach([device], context) or isinstance(config, Refusal):
@@ -98,7 +99,7 @@ class AttachesInterfaces(DeviceDriver):
         return (config.interface.name or interface_of(device),)
 
     def takes_rdma_along(self, device: Device, context: PrepareContext) -> bool:
-        """Say whether the device's RDMA devices leave the host with its interface."""
+        """Return whether the device's RDMA devices leave the host with its interface."""
         config = read_config(device, context)
         return (
             device.name in self.to_attach([device], context)
@@ -107,9 +108,10 @@ class AttachesInterfaces(DeviceDriver):
         )
 
     def _refuse_promises(self, device: Device, context: PrepareContext) -> tuple[Reason, ...]:
-        """Refuse a configuration that nobody here can keep.
+        """Refuse a configuration that cannot be applied without hands.
 
-        Without one, the interface stays on the host, and the claim has nodes and variables.
+        Without a configuration the interface stays on the host, and the claim gets nodes and
+        variables.
         """
         config = read_config(device, context)
         if isinstance(config, Refusal):
@@ -121,7 +123,7 @@ class AttachesInterfaces(DeviceDriver):
         return Reason(code="attach-unsupported", message=message, facts={"driver": self.name, "device": device.name})
 
     def _find_vf(self, tree: Tree, device: Device) -> VfPlace | Refusal | None:
-        """Find where a virtual function's physical one is, or why nobody can say.
+        """Find where a virtual function's physical one is, or why that is not known.
 
         None for a device that is no virtual function.
         """
@@ -133,8 +135,8 @@ class AttachesInterfaces(DeviceDriver):
 
 
 def _changed(tree: Tree, device: Device) -> tuple[Reason, ...]:
-    """Say why an interface must not leave, though it was offered: the node's default route came to
-    it since (a DHCP that was late), or its name is another's by now.
+    """Return why an interface must not leave although it was offered: it has the node's default
+    route since then (DHCP was late), or its name is another interface's by now.
     """
     name = interface_of(device)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"device": device.name, "interface": name}

@@ -1,19 +1,18 @@
 """Judges the link of a network device from what its interfaces and RDMA ports show: carrier, port
 state, speed, duplex.
 
-Flows in: frozen values read by `topobus.sysfs`. Flows out: observations. It reads
-no file but the error counters.
+It reads no file but the error counters.
 
 - No carrier on an interface that is switched on is Unhealthy, not Degraded: a pod on it has no
   network, and another device would serve it.
-- A link that comes up, since its interface was switched on or its card began anew, has no carrier
-  yet, which is no loss: Settling keeps until when.
+- A link that is just coming up (its interface was switched on, or its card was set up again) has no
+  carrier yet, which is no loss. `Settling` keeps the time until which this holds.
 - An RDMA port that is not active is Unhealthy for the same reason, unless its interface is switched
   off or not visible.
 - A link slower than this process has seen it before is Degraded: sysfs publishes no rated speed, so
   the highest observed speed is the reference.
 - A virtual function without a carrier on its physical function is Unhealthy: its own interface may
-  sit in a pod, where nobody sees it, or have a link state that the operator forced on.
+  be invisible in a pod, or have a link state that the operator forced on.
 
 Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband.
 """
@@ -42,10 +41,10 @@ __all__ = [
 ]
 
 
-# Frames with a bad checksum or a broken end, frames that the carrier failed under; then all that
-# the driver counts as damaged or not sent, where it does not tell the kinds
-# (Documentation/networking/statistics.rst). Each with what is counted in it and is no fault of the
-# link: too long frames are the sender's setting.
+# Frames with a bad checksum or a broken end, and frames that were lost with the carrier; then all
+# that the driver counts as damaged or not sent, where it does not separate the kinds
+# (Documentation/networking/statistics.rst). The value names the counter to subtract, because it is
+# no fault of the link: frames that are too long are the sender's setting.
 _ERROR_COUNTERS = {
     "rx_crc_errors": "",
     "rx_frame_errors": "",
@@ -53,7 +52,7 @@ _ERROR_COUNTERS = {
     "rx_errors": "rx_length_errors",
     "tx_errors": "",
 }
-# A good link has none for days; as many as this between two looks is no accident.
+# A good link has none for days. This many between two looks is no accident.
 _ERROR_STORM = 100
 # How long a link may take to come up: 1000BASE-T negotiates for 2 to 4 s, and a link of 100 Gbit/s
 # lanes has up to 12.4 s to train (link_fail_inhibit_timer, IEEE 802.3ck, clause 73).
@@ -63,11 +62,10 @@ _COMING_UP_S = 15.0
 class Settling:
     """Keeps from when on a missing link is a loss: not while the link may still be coming up.
 
-    A link that had its time is lost as soon as it is missing. The same goes for what comes up with
-    it: the kernel driver of a new function, an RDMA port.
-
-    What a process finds at its first look has had its time: else a dead cable would be
-    well for a while after each start.
+    A link whose time is over is lost as soon as it is missing. The same holds for what comes up
+    with the link: the kernel driver of a new function, an RDMA port. The time is over for every
+    link that a process finds at its first look, because otherwise a dead cable would count as
+    healthy for a while after each start.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -81,14 +79,14 @@ class Settling:
         self._seen = set()
 
     def end_look(self) -> None:
-        """Forget the links that the look did not see switched on: they come up when they are seen
-        again.
+        """Forget the links that were not switched on at this look. They are coming up when they are
+        switched on again.
         """
         self._settled_at_s = {path: at for path, at in self._settled_at_s.items() if path in self._seen}
         self._has_looked = True
 
     def lost(self, links: Iterable[tuple[str, bool | None]], *, begins_anew: bool = False) -> frozenset[str]:
-        """Say which links are lost.
+        """Return the links that are lost.
 
         Shapes: links — path, and whether there is a partner; None: switched off. begins_anew —
         whether their card is being set up now, and takes them down for it.
@@ -114,7 +112,7 @@ class BestSpeeds:
         self._best_mbps: dict[str, int] = {}
 
     def forget(self, device: str) -> None:
-        """Forget a device that is gone: what takes its place may be another one."""
+        """Forget a device that is gone, because another one may take its name."""
         self._best_mbps.pop(device, None)
 
     def judge(
@@ -140,10 +138,11 @@ class BestSpeeds:
 
 
 def judge_carrier(interfaces: Sequence[NetInterface], lost_paths: Collection[str]) -> Observation | None:
-    """Judge the carrier of a device's own interfaces, of which those at
-    `lost_paths` have lost it.
+    """Judge the carrier of a device's own interfaces.
+
+    Shapes: lost_paths — the interfaces that have lost their carrier.
     """
-    # The kernel tells a carrier only of interfaces that are switched on.
+    # The kernel shows a carrier only of interfaces that are switched on.
     net_interfaces = [interface for interface in interfaces if interface.carrier is not None]
     lost = [net_interface for net_interface in net_interfaces if net_interface.path in lost_paths]
     if not lost:
@@ -161,11 +160,11 @@ def judge_carrier(interfaces: Sequence[NetInterface], lost_paths: Collection[str
 def judge_parent(
     parent: PciAddress, interfaces: Sequence[NetInterface], lost_paths: Collection[str]
 ) -> Observation | None:
-    """Judge the carrier of a virtual function's physical one: whether any of its interfaces that
-    are switched on has not lost it.
+    """Judge the carrier of a virtual function's physical one: a fault when all of its interfaces
+    that are switched on have lost it.
 
     Shapes: interfaces — of the physical function, as far as this network namespace shows them;
-    without one that is on there is no word.
+    without one that is switched on there is no result.
     """
     switched_on = [interface for interface in interfaces if interface.carrier is not None]
     if not switched_on or any(interface.path not in lost_paths for interface in switched_on):
@@ -181,10 +180,10 @@ def judge_parent(
 
 
 def rdma_links(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> tuple[tuple[str, bool | None], ...]:
-    """Give path and link of RDMA ports, as Settling takes them.
+    """Return path and link of RDMA ports, as Settling takes them.
 
-    A RoCE port follows its interface, so without one that is on and in sight its state
-    says nothing about the hardware.
+    A RoCE port follows its interface, so without a visible one that is switched on its state shows
+    nothing about the hardware.
     """
     is_interface_on = any(interface.is_up for interface in interfaces)
     return tuple(
@@ -213,18 +212,17 @@ def judge_rdma_ports(
 
 
 def judge_errors(tree: Tree, interfaces: Sequence[NetInterface], counters: CounterRises) -> Observation | None:
-    """Compare the frames that came in damaged, and those that were lost on the way out, with the
-    last look.
+    """Compare the frames that were received damaged, and those lost in sending, with the last look.
 
     Errors: raises HardwareError for a file that is no number.
     """
     for interface in interfaces:
         folder = f"{interface.path}/statistics"
         kinds = {kind for pair in _ERROR_COUNTERS.items() for kind in pair if kind}
-        # All of them at each look, or the next one would count a rise of two.
+        # Read all of them at each look. Otherwise the next look would count the rise of two.
         rises = {kind: counters.rise(f"{folder}/{kind}", tree.read_int(f"{folder}/{kind}")) for kind in sorted(kinds)}
         if not interface.carrier:
-            # A link that trains counts errors, which say nothing.
+            # The errors that a link counts while it trains mean nothing.
             continue
         for name, without in _ERROR_COUNTERS.items():
             rise = rises[name] - rises.get(without, 0)
@@ -254,7 +252,7 @@ def judge_duplex(interfaces: Sequence[NetInterface]) -> Observation | None:
 
 
 def _present_speed(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> tuple[int, str]:
-    """Give the speed now in Mbit/s and where it stands; 0 while no link is up."""
+    """Return the speed now in Mbit/s and the path that shows it, or 0 while no link is up."""
     fast = max(
         (interface for interface in interfaces if interface.carrier and interface.speed_mbps),
         key=lambda interface: interface.speed_mbps or 0,

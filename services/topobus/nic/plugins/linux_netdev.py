@@ -1,23 +1,27 @@
 """Network interfaces that are no PCI function of their own: veth, bridges and their ports, bonds,
 VLANs, tun and tap, scalable functions.
 
-Flows in: the interfaces of the tree's network namespace, and the operator's list of those that may
-be offered (`interfaces.offer`; empty: none). Flows out: devices and the health of their links.
+The operator lists those that may be offered (`interfaces.offer`, by default none).
 
-A device is named after its interface (`nic-tenant-0`): the name is what the operator listed, and
-is as stable over reboots as the interface's own name; an interface whose name is no DNS label
-gets letters of a digest behind it, so that `br0.5` and `br0-5` are two devices. The MAC address
-is an attribute, for selectors.
+A device is named after its interface (`nic-tenant-0`): the operator listed that name, and it is as
+stable over reboots as the interface's own name. When the name is no DNS label, digits of a digest
+are appended, so that `br0.5` and `br0-5` are two devices. The MAC address is an attribute, for
+selectors.
 
-Never offered, and named in the inventory's warnings where a rule would have it: the loopback; an
-interface of a PCI function, which is plugin `pci-netdev`'s; an interface below the node's default
-route; an interface over which the node has an address or a route, or a port of a bridge or bond (as
-the ends of the node's other pods are), unless a rule names it exactly. An interface that the
-operator shares (`interfaces.share`) is a device that several claims may have at once, one share
-each (capacity `shares`): each pod gets a child of it, and its link is the link of all of them. It
-may be a PCI function's, and the one below the default route: it stays on the host.
+These are never offered, and the inventory's warnings name them where a rule includes them:
+- the loopback;
+- an interface of a PCI function, which plugin `pci-netdev` offers;
+- an interface below the node's default route;
+- an interface over which the node has an address or a route, or a port of a bridge or bond (as the
+  ends of the node's other pods are), unless a rule names it exactly.
 
-The NUMA node is unknown, so it has no opinion in alignment, but for what belongs to a PCI function.
+An interface that the operator shares (`interfaces.share`) is a device that several claims may have
+at once, with one share each (capacity `shares`). Each pod gets a child of it, whose link is the
+parent's. A shared interface may be a PCI function's, and the one below the default route, because
+it stays on the host.
+
+The NUMA node is unknown, except for an interface of a PCI function, so alignment ignores the
+device.
 
 Source: Documentation/ABI/testing/sysfs-class-net.
 """
@@ -54,7 +58,8 @@ from topobus.values.pci import PciAddress
 
 __all__ = ["LinuxNetdevDriver", "device_name"]
 
-# Hexadecimal digits behind a name that had to be changed: 2^24 names, of which a node has tens.
+# Hexadecimal digits appended to a name that had to be changed: 2^24 names, of which a node has
+# tens.
 _DIGEST_DIGITS = 6
 # A DRA attribute's longest text (KEP-4381).
 _TEXT_LIMIT = 64
@@ -69,13 +74,16 @@ class LinuxNetdevDriver(AttachesInterfaces):
     device_class = "nic"
 
     def __init__(self, settings: InterfaceSettings | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        """Make one; `now`: the time, for tests."""
+        """Make a driver.
+
+        Shapes: now — the time; tests give their own.
+        """
         super().__init__(settings)
         self._best_speeds = BestSpeeds()
         self._settling = Settling(now)
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """List the interfaces that the operator's rules name, by name."""
+        """List the interfaces that the operator's rules include, by name."""
         if not self._settings.offer and not self._settings.share:
             return Discovery()
         tree = tree.for_scan()
@@ -110,9 +118,9 @@ class LinuxNetdevDriver(AttachesInterfaces):
         return Discovery(devices=tuple(sorted(devices, key=lambda device: device.name)), warnings=tuple(left_out))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at presence and link of each interface.
+        """Observe presence and link of each interface.
 
-        One that cannot be read leaves the others alone.
+        An unreadable interface does not affect the others.
         """
         tree = tree.for_scan()
         self._settling.begin_look()
@@ -123,9 +131,9 @@ class LinuxNetdevDriver(AttachesInterfaces):
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Tell each interface in the device's own variable.
+        """Set each device's own variable to its interface.
 
-        Refuse one that is not there, unless this owner's pod has it.
+        An interface that is missing is refused, unless this owner's pod has it.
         """
         names = [
             device.name for device in devices if not _is_there(tree, device) and device.name not in context.attached
@@ -138,11 +146,11 @@ class LinuxNetdevDriver(AttachesInterfaces):
         }
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
-        """Say that nothing changes on an interface before it is attached."""
+        """Return True: nothing changes on an interface before it is attached."""
         return True
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Undo nothing: preparing changes nothing on the interface."""
+        """Do nothing: preparing changes nothing on the interface."""
 
     def _name(self, device: Device, context: PrepareContext) -> str:
         return next(iter(self.names_in_container(device, context)), interface_of(device))
@@ -150,14 +158,14 @@ class LinuxNetdevDriver(AttachesInterfaces):
     def _why_not(
         self, tree: Tree, net_device: NetDevice, *, routed: frozenset[str], addressed: frozenset[str]
     ) -> str | None:
-        """Say why an interface is not offered: None when it is, empty when no rule names it."""
+        """Return why an interface is not offered: None when it is, "" when no rule includes it."""
         name = net_device.interface.name
         rules = [rule for rule in self._settings.offer if rule.fits(name, net_device.kind)]
         if not rules:
             return ""
         is_exact = any(rule.is_exact for rule in rules)
         if net_device.kind == "pci":
-            # Patterns are wide; only who named it must be told.
+            # Patterns include many interfaces, so only a rule with the exact name gets a warning.
             return (
                 f"it belongs to PCI function {net_device.function}, which plugin pci-netdev offers" if is_exact else ""
             )
@@ -231,13 +239,15 @@ def device_name(interface: str) -> str:
 
 
 def _model(net_device: NetDevice, function: PciDevice | None) -> str:
-    """Name what an interface is: a card's own, which may be shared, is called as the card is."""
+    """Return the model of an interface. A card's own interface, which may be shared, has the card's
+    model.
+    """
     name = "" if function is None else model_name(function.vendor, function.device)
     return name or ("" if function is not None and net_device.kind == "pci" else net_device.kind[:_TEXT_LIMIT])
 
 
 def _with_shares(device: Device, shared: SharedInterface) -> Device:
-    """Make a device one that several claims may have: each takes one share."""
+    """Make a device shareable: several claims may have it, and each takes one share."""
     attributes: dict[str, AttributeValue] = {**device.attributes, SHARE_MODE: shared.mode}
     if shared.submode:
         attributes[SHARE_SUBMODE] = shared.submode

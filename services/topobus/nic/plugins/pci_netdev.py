@@ -1,22 +1,20 @@
-"""Network cards on PCI: any function with a network class, an interface or an RDMA device.
+"""Network cards on PCI: any function with a network class, an interface or an RDMA device. Physical
+and virtual functions.
 
-Physical and virtual functions.
-
-Flows in: the machine's PCI functions, their interfaces and RDMA ports from the tree. Flows out:
-devices, link health, the RDMA device nodes for a container, and, by `interface_hands`, the
-interface in a pod's network namespace. A function that is bound to vfio-pci has no interface: its
-role is passthrough, and it gives its nodes alone.
+Containers get the RDMA device nodes, and pods the interface in their network namespace by
+`interface_hands`. A function that is bound to vfio-pci has no interface: its role is passthrough,
+and its containers get its nodes alone.
 
 These functions are not offered, and the inventory's warnings name them:
 - a card that carries the machine's default route, directly or below a bond, bridge or VLAN: the
   node would lose its network;
 - a physical function with virtual functions enabled: it is shared through them, each of which is
-  offered instead and names it as its parent (with `partitions.parents: counted` it is offered, too,
-  and never held beside one of them; with `partitions.virtual_functions` also while they are off,
-  and cut when a claim gets one);
-- a function that pci-stub or the like holds, for nobody or for a program without VFIO.
+  offered instead and names it as its parent. With `partitions.parents: counted` it is offered
+  beside them, but never held beside one of them. With `partitions.virtual_functions` it is also
+  offered while they are off, and cut when a claim gets one;
+- a function that pci-stub or the like holds, for no user or for a program without VFIO.
 
-Health: what every PCI function tells (topobus.devicekit.pci) and the link (link_health). An
+Health is that of every PCI function (topobus.devicekit.pci) and of the link (link_health). An
 interface that is not visible (moved into a pod's network namespace) or switched off is no fault:
 allocated and idle cards look like that. A virtual function is as healthy as its physical one
 (topobus.devicekit.pci_parent) and that one's link.
@@ -92,27 +90,30 @@ from topobus.values.request import OwnerKind
 
 __all__ = ["PciNetdevDriver"]
 
-# The upper byte of the class code: network controllers (Ethernet 0x0200,
-# InfiniBand 0x0207, wireless 0x0280 …).
+# The upper byte of the class code: network controllers (Ethernet 0x0200, InfiniBand 0x0207,
+# wireless 0x0280 …).
 _NETWORK_CLASS = 0x02
-# The connection manager's node: one for the machine, needed beside any verbs
-# device (Documentation/infiniband).
+# The connection manager's node: one for the machine, needed beside any verbs device
+# (Documentation/infiniband).
 _RDMA_CM = "infiniband/rdma_cm"
-# A step in a device's record: what its RDMA devices were before they went into a pod.
+# A step in a device's record: its RDMA devices as they were before they moved into a pod.
 _RDMA_NODES = "rdma-nodes"
 
 
 class PciNetdevDriver(AttachesInterfaces):
     """Finds and watches PCI network functions.
 
-    Keeps the error counters and best link speeds that it saw, and nothing else.
+    It keeps the error counters and best link speeds that it saw, and nothing else.
     """
 
     name = "pci-netdev"
     device_class = "nic"
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Make one; `now`: the time, for tests."""
+        """Make a driver.
+
+        Shapes: now — the time; tests give their own.
+        """
         super().__init__()
         self._pci_health = PciHealth(is_speed_steady=True)
         self._parents = ParentHealth(is_speed_steady=True)
@@ -129,7 +130,7 @@ class PciNetdevDriver(AttachesInterfaces):
         return self._on_demand
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """List the network functions that may be handed out, by address."""
+        """List the network functions that may be allocated, by address."""
         tree = tree.for_scan()
         routed = default_route_interfaces(tree)
         functions = select_functions(tree, machine, accept=lambda device: _is_network(tree, device))
@@ -150,7 +151,9 @@ class PciNetdevDriver(AttachesInterfaces):
     def _plan(
         self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut
     ) -> Mapping[PciAddress, PciDevice]:
-        """Find the virtual functions of cards that are cut on demand, there or not."""
+        """Find the virtual functions of cards that are cut on demand, whether they exist now or
+        not.
+        """
         on_demand = self._on_demand
         on_demand.begin_look()
         planned: dict[PciAddress, PciDevice] = {}
@@ -175,9 +178,9 @@ class PciNetdevDriver(AttachesInterfaces):
         return planned
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at presence, PCIe errors and link of each function.
+        """Observe presence, PCIe errors and link of each function.
 
-        One that cannot be read leaves the others alone.
+        An unreadable function does not affect the others.
         """
         tree = tree.for_scan()
         addresses = {
@@ -196,8 +199,8 @@ class PciNetdevDriver(AttachesInterfaces):
         return seen
 
     def _begun_anew(self, tree: Tree, addresses: Iterable[PciAddress]) -> frozenset[PciAddress]:
-        """Name the physical functions, and with them their virtual ones, whose links begin anew: a
-        change of the number of virtual functions takes them down.
+        """Name the physical functions, and with them their virtual ones, whose links are coming up
+        again: a change of the number of virtual functions takes them down.
         """
         parents: dict[PciAddress, PciAddress] = {}
         counts: dict[PciAddress, int | None] = {}
@@ -207,7 +210,7 @@ class PciNetdevDriver(AttachesInterfaces):
                 if parent not in counts:
                     counts[parent] = tree.read_int(f"{pci_folder(parent)}/sriov_numvfs")
             except HardwareError:
-                # `_observe_one` tells which file is unreadable.
+                # `_observe_one` reports the unreadable file.
                 parents[address] = address
         before, self._function_counts = self._function_counts, counts
         changing = {parent for parent in set(parents.values()) if self._on_demand.cuts.locks.is_changing(parent)}
@@ -217,7 +220,7 @@ class PciNetdevDriver(AttachesInterfaces):
     def check(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
         """Refuse a configuration that these devices cannot have.
 
-        Of a virtual function that is yet to be made, once it is there.
+        A virtual function that is yet to be made is checked once it exists.
         """
         there = [device for device in devices if device.pci is None or not self._on_demand.is_absent(tree, device.pci)]
         return super().check(tree, there, context) if there else None
@@ -232,14 +235,16 @@ class PciNetdevDriver(AttachesInterfaces):
         return self._on_demand.prepare(tree, devices, context, partial(self._edits, tree, devices, context))
 
     def only_reads(self, devices: Sequence[Device]) -> bool:
-        """Say that nothing changes, unless one of them is of a card that is cut on demand."""
+        """Return whether preparing changes nothing: none of the devices is of a card that is cut on
+        demand.
+        """
         return not self._on_demand.has_any(devices)
 
     def _edits(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in
-        variables.
+        """Give RDMA nodes (or the VFIO group), and variables with addresses, interfaces and RDMA
+        devices.
 
         The kit adds `TOPOBUS_NIC_DEVICES`.
         """
@@ -281,7 +286,7 @@ class PciNetdevDriver(AttachesInterfaces):
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Forget what was noted.
 
-        Of a card that is cut on demand the last owner may take the virtual functions away.
+        With the last owner of a card that is cut on demand, the virtual functions may be removed.
         """
         for device in devices:
             context.records.get(device.name, DeviceRecord()).undone(_RDMA_NODES)
@@ -291,12 +296,12 @@ class PciNetdevDriver(AttachesInterfaces):
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Refusal | None:
         """Refuse claims whose pods would start without the interface that they want: the inventory
-        does not tell it, or tells another one.
+        has none, or another one.
         """
         reasons: list[Reason] = []
         for device in devices if self._hands is not None and context.owner.kind is OwnerKind.CLAIM else ():
             config = read_config(device, context)
-            # What cannot be read was refused by `check`.
+            # A configuration that cannot be read was refused by `check`.
             if (
                 device.pci is None
                 or device.name in context.attached
@@ -310,9 +315,9 @@ class PciNetdevDriver(AttachesInterfaces):
     def _rdma_of(
         self, tree: Tree, device: Device, address: PciAddress, context: PrepareContext
     ) -> tuple[list[str], list[str]]:
-        """Give names and nodes of a function's RDMA devices.
+        """Return names and nodes of a function's RDMA devices.
 
-        Of those that go along into the pod, as they were before they did.
+        For those that move into the pod with the interface, they are those from before the move.
         """
         record = context.records.get(device.name)
         noted = record.step(_RDMA_NODES) if record is not None else None
@@ -323,10 +328,10 @@ class PciNetdevDriver(AttachesInterfaces):
         names = [rdma_device.name for rdma_device in rdma_devices]
         nodes = [node for rdma_device in rdma_devices for node in rdma_device.nodes]
         if record is not None and noted is not None:
-            # Of another boot: their nodes have other numbers by now.
+            # It is of another boot, in which the nodes had other numbers.
             record.undone(_RDMA_NODES)
         if record is not None and names and self.takes_rdma_along(device, context):
-            # In a pod's namespace they are out of sight, and kubelet asks again for pods that run.
+            # In a pod's namespace they are invisible, and kubelet asks again for pods that run.
             record.intend(_RDMA_NODES, {"boot": boot, "names": names, "nodes": nodes})
             record.done(_RDMA_NODES)
         return names, nodes
@@ -368,8 +373,8 @@ class PciNetdevDriver(AttachesInterfaces):
             role, why = function_role(tree, function.address)
             group = _vfio_group(tree, function.address) if role is DeviceRole.PASSTHROUGH else None
         except HardwareError:
-            # Still a device: `observe` tells which file is unreadable, and
-            # its neighbours are not touched.
+            # The device is listed all the same: `observe` reports the unreadable file, and other
+            # devices are not affected.
             return self._device(function, {})
         shared = [interface.name for interface in interfaces if self._settings.shared(interface.name)]
         if shared:
@@ -430,7 +435,7 @@ class PciNetdevDriver(AttachesInterfaces):
             errors = judge_errors(tree, interfaces, self._counters)
         except HardwareError as err:
             return [unreadable(err)]
-        # The driver of a function that is new comes a moment after it, as a link does.
+        # The driver of a new function binds a moment later, as a link comes up later.
         driver_path = f"{pci_folder(address)}/driver"
         links = (
             (driver_path, not driverless),
@@ -453,7 +458,7 @@ class PciNetdevDriver(AttachesInterfaces):
         ]
 
     def _observe_parent_link(self, tree: Tree, address: PciAddress, anew: Collection[PciAddress]) -> Observation | None:
-        """Look at the carrier of a virtual function's physical one.
+        """Observe the carrier of a virtual function's physical one.
 
         None for a function that is no virtual one.
         """
@@ -468,8 +473,8 @@ class PciNetdevDriver(AttachesInterfaces):
 
 
 def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-    """Refuse functions that are for something else by now than when they were offered: who wants an
-    interface gets no VFIO group, and the other way round.
+    """Refuse functions whose role has changed since they were offered: a claim for an interface
+    must not get a VFIO group, and the reverse.
     """
     changed: dict[str, str] = {}
     for device in devices:
@@ -486,9 +491,9 @@ def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None
 
 
 def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_asked: bool) -> tuple[Reason, ...]:
-    """Say why a function has no interface to hand over, or not the one that the inventory tells.
+    """Return why a function has no interface to hand over, or not the one in the inventory.
 
-    Nothing for a function that is none without a claim's asking for it.
+    Empty for a function without an interface when the claim asks for none.
     """
     interface = interface_of(device)
     ports = function_ports(tree, address, only_link=True)
@@ -535,14 +540,14 @@ def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_as
 
 
 def _is_of_others(tree: Tree, port: RdmaPort, own: FunctionPorts) -> bool:
-    """Say whether an RDMA port is a representor's: in switchdev mode the physical function's device
-    has a port for each.
+    """Return whether an RDMA port is a representor's: in switchdev mode the physical function's
+    device has a port for each.
     """
     return bool(own.others) and tree.read(f"{port.path}/gid_attrs/ndevs/0") in own.others
 
 
 def _with_aggregated(tree: Tree, ports: Sequence[NetInterface]) -> tuple[NetInterface, ...]:
-    """Give a card's ports, and with one in a bond the bond's other ports of the same switch: in
+    """Return a card's ports, and with one in a bond the bond's other ports of the same switch: in
     switchdev mode they carry each other's virtual functions.
 
     Source: Documentation/networking/switchdev.rst (phys_switch_id); sysfs-class-net (master),
@@ -559,8 +564,10 @@ def _with_aggregated(tree: Tree, ports: Sequence[NetInterface]) -> tuple[NetInte
 
 
 def _port_of(tree: Tree, physical: FunctionPorts, own: FunctionPorts) -> NetInterface | str:
-    """Find the port of a physical function that a virtual one hangs on, or say why nobody can:
-    where there are several, the one that tells the same port.
+    """Find the port of a physical function that a virtual one belongs to, or return why it is not
+    known.
+
+    Of several ports it is the one with the same port id or number.
 
     Source: phys_port_id, dev_port in Documentation/ABI/testing/sysfs-class-net.
     """
@@ -590,9 +597,9 @@ def _is_network(tree: Tree, function: PciDevice) -> bool:
 
 
 def _interface_facts(ports: FunctionPorts) -> dict[str, AttributeValue]:
-    """Tell the interface's name, address and speed.
+    """Return the interface's name, address and speed as attributes.
 
-    A function with several ports (rare) is told by its first.
+    A function with several ports (rare) has those of its first.
     """
     first = ports.first
     if first is None:
@@ -606,8 +613,9 @@ def _interface_facts(ports: FunctionPorts) -> dict[str, AttributeValue]:
 
 
 def _vfio_group(tree: Tree, address: PciAddress) -> str | None:
-    """Name the IOMMU group of a function that vfio-pci or a maker's variant of it holds, read anew
-    each time: the number changes over reboots.
+    """Name the IOMMU group of a function that vfio-pci or a maker's variant of it holds.
+
+    It is read each time, because the number changes over reboots.
     """
     folder = pci_folder(address)
     group = tree.link_name(f"{folder}/iommu_group")

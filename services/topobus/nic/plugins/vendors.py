@@ -1,5 +1,6 @@
-"""Names of NIC vendors and models by PCI id; a model that the table lacks is named by its number.
+"""Names of NIC vendors and models by PCI id.
 
+A vendor that the table lacks is named by its number.
 Source: the PCI ID repository (pci.ids).
 """
 
@@ -75,5 +76,5 @@ def vendor_name(vendor: int) -> str:
 
 
 def model_name(vendor: int, device: int) -> str:
-    """Name a model; empty when the table lacks it."""
+    """Name a model, or return "" when the table lacks it."""
     return _MODELS.get((vendor, device), "")

@@ -1,9 +1,8 @@
 """Moves the RDMA devices of a NIC into a pod's network namespace and back, beside the interface:
 `rdma.mode: exclusive`.
 
-Flows in: names of RDMA devices, the sandbox's namespace, the device's record. Flows out: the
-devices there, or a Refusal. The kernel must be in exclusive mode for that, which holds for the
-whole node: nothing here sets it. A device whose namespace ended is back by the kernel's own doing.
+The kernel must be in exclusive mode for that. The mode holds for the whole node and is not set
+here. The kernel itself returns a device whose namespace ended.
 
 NOT CHECKED on a kernel with RDMA: none was at hand.
 """
@@ -66,12 +65,12 @@ def hand_over_rdma(places: Places, names: Sequence[str], namespace: str, record:
 
 
 def take_back_rdma(places: Places, namespace: str, record: DeviceRecord, *, is_lost: bool = False) -> None:
-    """Move RDMA devices back to the host, those that are still in the namespace.
+    """Move RDMA devices that are still in the namespace back to the host.
 
     Shapes: is_lost — their card has left, and they with it. In another boot their names may be
-    others', and all of them began on the host.
-    Errors: raises HardwareError when one is neither there nor here: the
-    kernel has not returned it yet.
+    those of others, and all of them began on the host.
+    Errors: raises HardwareError when one is neither there nor here, because the kernel has not
+    returned it yet.
     """
     step = record.step(RDMA_STEP)
     if step is None:

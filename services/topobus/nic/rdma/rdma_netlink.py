@@ -1,13 +1,12 @@
-"""Speaks the kernel's RDMA netlink: which namespace mode is set, which RDMA devices there are, and
-moving one into a network namespace.
+"""A client of the kernel's RDMA netlink: reads the namespace mode and the RDMA devices, and moves a
+device into a network namespace.
 
-Flows in: names and open namespaces. Flows out: requests over one netlink socket, and their answers
-as values. It moves nothing else, and waits for each answer. In shared mode (the kernel's default)
-every namespace sees every RDMA device, and none can be moved; `rdma system set netns exclusive`
-changes that for the whole node. A device whose namespace ends returns to the first one by itself.
+It waits for each answer. In shared mode (the kernel's default) every namespace sees every RDMA
+device, and none can be moved. `rdma system set netns exclusive` changes that for the whole node. A
+device whose namespace ends returns to the first namespace by itself.
 
-Source: include/uapi/rdma/rdma_netlink.h, drivers/infiniband/core/nldev.c
-of the Linux kernel; netlink(7).
+Source: include/uapi/rdma/rdma_netlink.h, drivers/infiniband/core/nldev.c of the Linux kernel;
+netlink(7).
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ __all__ = [
 
 # NETLINK_RDMA of linux/netlink.h.
 _PROTOCOL = 20
-# RDMA_NL_NLDEV << 10 is the client's part of a message's type; the
-# operations of enum rdma_nldev_command.
+# RDMA_NL_NLDEV << 10 is the client's part of a message's type. The operations are those of enum
+# rdma_nldev_command.
 _CLIENT = 5 << 10
 _GET, _SET, _SYSTEM_GET = 1, 2, 6
 # enum rdma_nldev_attr.
@@ -48,7 +47,7 @@ _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _READ_BYTES = 64 * 1024
-# The kernel answers at once; a node without an answer after this has a stuck RDMA driver.
+# The kernel answers at once. A longer silence means a stuck RDMA driver.
 _LIMIT_S = 3.0
 
 
@@ -60,7 +59,7 @@ class RdmaLink(Struct, frozen=True, kw_only=True):
 
 
 class NetlinkSocket(Protocol):
-    """What is used of a netlink socket."""
+    """The part of a netlink socket that is used."""
 
     def send(self, data: bytes, /) -> int: ...
     def recv(self, size: int, /) -> bytes: ...
@@ -84,7 +83,7 @@ def open_socket() -> NetlinkSocket:
 
 
 def encode_get_mode(sequence: int) -> bytes:
-    """Ask for the namespace mode.
+    """Encode the question for the namespace mode.
 
     >>> encode_get_mode(7).hex()
     '10000000061401000700000000000000'
@@ -93,19 +92,19 @@ def encode_get_mode(sequence: int) -> bytes:
 
 
 def encode_get_links(sequence: int) -> bytes:
-    """Ask for all RDMA devices of the socket's namespace."""
+    """Encode the question for all RDMA devices of the socket's namespace."""
     return _message(_GET, _REQUEST | _DUMP, sequence)
 
 
 def encode_set_namespace(index: int, namespace_fd: int, sequence: int) -> bytes:
-    """Ask for a device to be moved into an open namespace; the kernel acknowledges it."""
+    """Encode the request to move a device into an open namespace. The kernel acknowledges it."""
     return _message(_SET, _REQUEST | _ACK, sequence, _u32(_DEVICE_INDEX, index), _u32(_NAMESPACE_FD, namespace_fd))
 
 
 def decode_mode(payloads: Sequence[bytes]) -> str:
     """Read the mode: `shared` or `exclusive`.
 
-    Kernels before 5.2 tell none, and know the shared one alone.
+    Kernels before 5.2 do not report it, and have the shared one alone.
     """
     for payload in payloads:
         for kind, value in _attributes(payload):
@@ -128,7 +127,7 @@ def decode_links(payloads: Sequence[bytes]) -> tuple[RdmaLink, ...]:
 
 
 class RdmaNetlink:
-    """One conversation with the kernel; close it."""
+    """A connection to the kernel, closed at the end of a `with` block."""
 
     def __init__(self, opened: NetlinkSocket) -> None:
         self._socket = opened
@@ -141,17 +140,24 @@ class RdmaNetlink:
         self._socket.close()
 
     def mode(self) -> str:
-        """Give the namespace mode."""
+        """Ask for the namespace mode.
+
+        Errors: raises HardwareError when the kernel refuses or does not answer.
+        """
         return decode_mode(self._ask(encode_get_mode(self._next())))
 
     def links(self) -> tuple[RdmaLink, ...]:
-        """Give the devices of this namespace."""
+        """Ask for the devices of this namespace.
+
+        Errors: raises HardwareError when the kernel refuses or does not answer.
+        """
         return decode_links(self._ask(encode_get_links(self._next()), is_dump=True))
 
     def move(self, name: str, namespace_fd: int) -> None:
         """Move a device into an open namespace.
 
-        Errors: raises HardwareError with the kernel's reason; for a device that is not here, too.
+        Errors: raises HardwareError with the kernel's reason, and for a device that is not in this
+        namespace.
         """
         link = next((link for link in self.links() if link.name == name), None)
         if link is None:
@@ -227,8 +233,8 @@ def _raise_error(payload: bytes) -> None:
     code = -int(struct.unpack_from("=i", payload)[0]) if len(payload) >= 4 else errno.EPROTO
     if code == 0:
         return
-    # The kernel says so of a node that shares its devices, and of a driver that cannot take one
-    # from who has it open (rdma_rxe).
+    # The kernel returns this error on a node that shares its devices, and for a driver that cannot
+    # move a device which a process has open (rdma_rxe).
     next_step = (
         "`rdma system set netns exclusive` where the node shares them; else leave rdma.mode out"
         if code == errno.EOPNOTSUPP

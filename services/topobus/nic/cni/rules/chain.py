@@ -1,9 +1,9 @@
 """Reads CNI configuration lists: which plugins run, in which order, and which versions the list may
 be run in.
 
-Flows in: a decoded JSON document of an operator or a claim. Flows out: a Chain, or a Refusal that
-names the field. Nothing is run and no file is read here. A list of one plugin may be written as the
-plugin's configuration alone (`type` at the top level), as 0.3.x and 0.4.0 allow.
+A document comes decoded from an operator or a claim, and a Refusal names the wrong field. Nothing
+is run and no file is read here. A list of one plugin may be written as the plugin's configuration
+alone (`type` at the top level), as 0.3.x and 0.4.0 allow.
 
 Source: CNI specification 1.1.0, section 1 (network configuration format).
 """
@@ -24,20 +24,20 @@ __all__ = ["VERSIONS", "Chain", "Plugin", "is_at_least", "parse_chain"]
 VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
 """The versions that this runner speaks, newest first. 0.3.0 has the results of 0.3.1."""
 _WANTED = f"one of {', '.join(VERSIONS)}"
-# Before 0.3.0 a result names no interface (ip4, ip6), so nothing can be said of what a plugin made.
+# Before 0.3.0 a result names no interface (ip4, ip6), so it does not show what a plugin made.
 # Source: CNI specification 0.2.0, "Result"; libcni takes "" for 0.1.0.
 _TOO_OLD = f"{_WANTED} (a list without it is of 0.1.0, and before 0.3.0 a result names no interface)"
-# Section 1: a network's name begins alphanumeric; the same characters as of an attachment's
-# container id. 63: it becomes part of a file's name.
+# Section 1: a network's name begins with a letter or digit, and has the same characters as an
+# attachment's container id. 63: it becomes part of a file's name.
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 # A plugin's type is the name of a file in one of the folders of plugins, so never a path. The
-# specification forbids slashes, and we dots in front.
+# specification forbids slashes. Leading dots are forbidden here.
 _TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-# A chain of real use has three to six; each costs a process.
+# A chain in real use has three to six plugins, and each costs a process.
 _MOST_PLUGINS = 16
 
-# Keys that say what is run, and those that the runner alone writes. Plugins in Go take them in any
-# case (encoding/json), and would run what nobody checked.
+# Keys that decide what is run, and those that only the runner writes. Plugins in Go accept them in
+# any case (encoding/json), and would run what was not checked.
 _OWN = {
     key.casefold(): key for key in ("type", "ipam", "capabilities", "cniVersion", "name", "prevResult", "runtimeConfig")
 }
@@ -69,7 +69,9 @@ class Chain(Struct, frozen=True, kw_only=True):
 
     @property
     def types(self) -> tuple[tuple[str, str], ...]:
-        """Every plugin that will be run and the field that names it, address plugins included."""
+        """List every plugin that will be run and the field that names it, address plugins
+        included.
+        """
         named: list[tuple[str, str]] = []
         for position, plugin in enumerate(self.plugins):
             named.append((plugin.type, f"plugins[{position}].type"))
@@ -81,7 +83,7 @@ class Chain(Struct, frozen=True, kw_only=True):
 def parse_chain(document: object, where: str) -> Chain | Refusal:
     """Read a configuration list.
 
-    Errors: Refusal `cni-config-invalid` with the field.
+    Errors: returns Refusal `cni-config-invalid` with the field.
     >>> parse_chain({"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}, "net.conflist").types
     (('loopback', 'plugins[0].type'),)
     >>> parse_chain({"cniVersion": "9", "name": "lo", "plugins": [{"type": "loopback"}]}, "net.conflist").reasons[0].facts["field"]
@@ -99,7 +101,7 @@ def parse_chain(document: object, where: str) -> Chain | Refusal:
     flags: dict[str, bool] = {}
     for field in ("disableCheck", "disableGC"):
         flag = document.get(field, False)
-        # libcni takes both as text, too: lists that say "true" are in use.
+        # libcni accepts both as text as well: lists that have "true" are in use.
         if flag not in (True, False, "true", "false"):
             return config_invalid(where, field, "true or false", flag)
         flags[field] = flag in (True, "true")
@@ -132,7 +134,9 @@ def is_at_least(version: str, least: str) -> bool:
 
 
 def _versions(document: Mapping[str, Any], where: str) -> tuple[str, ...] | Refusal:
-    """Collect what the list may be run in: `cniVersion`, and since 1.1 `cniVersions`."""
+    """Collect the versions that the list may be run in: `cniVersion`, and since 1.1
+    `cniVersions`.
+    """
     single, several = document.get("cniVersion"), document.get("cniVersions", [])
     if single is not None and not isinstance(single, str):
         return config_invalid(where, "cniVersion", _WANTED, single)
@@ -173,5 +177,5 @@ def _plugin(entry: object, field: str, where: str) -> Plugin | Refusal:
 
 
 def _misspelt(entry: Mapping[Any, Any], keys: Mapping[str, str]) -> str | None:
-    """Find a key that is one of ours in another case; None when there is none."""
+    """Find a key that is one of the known ones in another case, or return None."""
     return next((str(key) for key in entry if keys.get(str(key).casefold(), key) != key), None)

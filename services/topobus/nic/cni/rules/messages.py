@@ -1,10 +1,8 @@
-"""Writes what a CNI plugin is given and reads what it answers; nothing here runs one.
+"""Writes the input and environment of a CNI plugin, and reads its results, errors and versions. It
+runs no plugin.
 
-Flows in: a chain, an attachment, the result before, the bytes that a plugin wrote. Flows out: bytes
-for its input, its environment, results, errors, versions.
-
-Source: CNI specification 1.1.0, sections 2 (environment), 3 (execution
-configuration) and 5 (result types).
+Source: CNI specification 1.1.0, sections 2 (environment), 3 (execution configuration) and 5 (result
+types).
 """
 
 from __future__ import annotations
@@ -35,23 +33,21 @@ __all__ = [
     "read_versions",
 ]
 
-# The same rule for container ids as for network names; 64 hexadecimal digits are what runtimes
-# give. 128: it becomes part of a file's name.
+# Container ids follow the same rule as network names. Runtimes give 64 hexadecimal digits. 128: it
+# becomes part of a file's name.
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-# IFNAMSIZ is 16 bytes with the closing NUL; the specification forbids '/', ':' and white space, the
-# kernel '.' and '..' alone. ASCII only.
+# IFNAMSIZ is 16 bytes with the closing NUL. The specification forbids '/', ':' and white space, the
+# kernel only '.' and '..'. ASCII only.
 _INTERFACE = re.compile(r"[!-.0-9;-~]{1,15}")
 _ARGUMENT = re.compile(r"[^;=\s]+")
-# Keys of one plugin's configuration that the runner itself sets or takes away.
+# Keys of one plugin's configuration that the runner itself sets or removes.
 _RUNNERS_OWN = ("capabilities", "cniVersion", "name", "prevResult", "runtimeConfig")
 # A result of hundreds of interfaces is no result of one attachment.
 _MOST_ENTRIES = 256
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """One attachment: which sandbox, which interface in it, and what the
-    runtime knows of the pod.
-    """
+    """One attachment: which sandbox, which interface in it, and the runtime's values of the pod."""
 
     container_id: str
     interface: str
@@ -65,7 +61,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class Interface(Struct, frozen=True, kw_only=True):
-    """An interface of a result. `sandbox` empty: it is on the host."""
+    """An interface of a result. With an empty `sandbox` it is on the host."""
 
     name: str
     mac: str = ""
@@ -74,8 +70,8 @@ class Interface(Struct, frozen=True, kw_only=True):
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """An address of a result and the position of its interface, None
-    where the plugin tells none.
+    """An address of a result and the position of its interface, None where the plugin gives
+    none.
     """
 
     address: str
@@ -83,7 +79,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
 
 class CniResult(Struct, frozen=True, kw_only=True):
-    """What ADD gave, read; `document` is handed on to the next plugin as it is."""
+    """The result of ADD. The next plugin gets `document` unchanged."""
 
     document: dict[str, Any]
     interfaces: tuple[Interface, ...] = ()
@@ -99,8 +95,8 @@ class CniError(Struct, frozen=True, kw_only=True):
 
 
 def check_target(target: Target, where: str) -> Refusal | None:
-    """Refuse names that the kernel or the specification does not take,
-    before a plugin sees them.
+    """Refuse names that the kernel or the specification does not allow, before a plugin gets
+    them.
     """
     if _CONTAINER.fullmatch(target.container_id) is None:
         return config_invalid(
@@ -117,10 +113,10 @@ def check_target(target: Target, where: str) -> Refusal | None:
 
 
 def environment(command: str, target: Target | None, plugin_path: Sequence[str], program_path: str) -> dict[str, str]:
-    """Build a plugin's whole environment: nothing of ours is inherited.
+    """Build a plugin's whole environment. Nothing of this process's environment is inherited.
 
-    Shapes: plugin_path — the folders of plugins; program_path — PATH, where plugins
-    look for iptables and the like.
+    Shapes: plugin_path — the folders of plugins; program_path — PATH, where plugins look for
+    iptables and the like.
     """
     variables = {"CNI_COMMAND": command, "CNI_PATH": ":".join(plugin_path), "PATH": program_path}
     if target is not None:
@@ -142,15 +138,16 @@ def plugin_input(
 ) -> dict[str, Any]:
     """Build the configuration that one plugin gets on its input.
 
-    Shapes: previous — the result before, None where the command has none; extra — keys of the command itself (GC's list of attachments).
+    Shapes: previous — the previous result, None where the command has none; extra — keys of the
+    command itself (GC's list of attachments).
     >>> plugin = Plugin(type="portmap", capabilities=("portMappings",), configuration={"type": "portmap", "snat": True})
     >>> target = Target(container_id="c", interface="net1", runtime_values={"portMappings": [], "mac": "02:00:00:00:00:01"})
     >>> plugin_input(Chain(name="n", versions=("1.0.0",), plugins=(plugin,)), plugin, "1.0.0", target, previous=None, extra={})
     {'type': 'portmap', 'snat': True, 'cniVersion': '1.0.0', 'name': 'n', 'runtimeConfig': {'portMappings': []}}
     """  # noqa: E501
     document = {key: value for key, value in plugin.configuration.items() if key not in _RUNNERS_OWN}
-    # Within `plugins` of 1.1, the list's own keys belong to the runner; a plugin that is
-    # a list by itself has them, too.
+    # Within `plugins` of 1.1, the list's own keys belong to the runner. A plugin that is a list by
+    # itself has them as well.
     for key in ("plugins", "disableCheck", "disableGC", "cniVersions"):
         document.pop(key, None)
     document |= {"cniVersion": version, "name": chain.name}
@@ -165,11 +162,13 @@ def plugin_input(
 
 
 def read_result(content: bytes, plugin: str, command: str, version: str) -> CniResult | Refusal:
-    """Read what ADD wrote.
+    """Read the result of ADD.
 
-    Errors: Refusal `cni-plugin-nonsense` for what is no result, `cni-version-answered` for
-    another version. A result without cniVersion counts as in the version asked, which
-    several plugins in use rely on.
+    A result without cniVersion counts as in the version asked for, which several plugins in use
+    rely on.
+
+    Errors: returns Refusal `cni-plugin-nonsense` for output that is no result,
+    `cni-version-answered` for another version.
     """
     document = _decoded(content)
     if not isinstance(document, dict):
@@ -200,7 +199,7 @@ def read_result(content: bytes, plugin: str, command: str, version: str) -> CniR
 
 
 def read_error(content: bytes) -> CniError | None:
-    """Read a plugin's error object; None for what is none."""
+    """Read a plugin's error object, or return None for output that is no error."""
     document = _decoded(content)
     if not isinstance(document, dict) or not isinstance(code := document.get("code"), int) or isinstance(code, bool):
         return None
@@ -208,7 +207,10 @@ def read_error(content: bytes) -> CniError | None:
 
 
 def read_versions(content: bytes, plugin: str) -> tuple[str, ...] | Refusal:
-    """Read what a plugin answered to VERSION: the versions that it speaks."""
+    """Read a plugin's answer to VERSION: the versions that it supports.
+
+    Errors: returns Refusal `cni-plugin-nonsense` for output without them.
+    """
     document = _decoded(content)
     supported = document.get("supportedVersions") if isinstance(document, dict) else None
     if not isinstance(supported, list) or not supported or not all(isinstance(version, str) for version in supported):
@@ -230,7 +232,7 @@ def _interface(entry: object) -> Interface:
 def _address(entry: object, interfaces: int) -> Address:
     if not isinstance(entry, dict):
         raise TypeError("an entry of ips is no object")
-    # Raises ValueError that names the text.
+    # Raises ValueError with the text when it is no address.
     address = ipaddress.ip_interface(str(entry.get("address")))
     position = entry.get("interface")
     if position is not None and (not isinstance(position, int) or not 0 <= position < interfaces):

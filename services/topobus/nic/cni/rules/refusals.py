@@ -1,8 +1,7 @@
-"""Makes the refusals of the CNI room: one code a cause, with the plugin, the command and what to do
-next.
+"""Makes the refusals of the CNI room: one code for each cause, with the plugin, the command and the
+next step. Pure.
 
-Pure. Every message says what was found, where, and the next step; docs/reference/cni-errors.md
-is the operator's page of them.
+docs/reference/cni-errors.md is the operator's page of them.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ __all__ = [
 # CNI specification, section "Error": 11 is "try again later", 50 and 51 are STATUS's
 # "not available" and "limited".
 _TRY_AGAIN = 11
-# A plugin's own words go into events and claims: this much of them.
+# A plugin's own message goes into events and claims: this much of it.
 _MESSAGE_CHARACTERS = 400
 
 
 def config_invalid(where: str, field: str, wanted: str, got: object) -> Refusal:
-    """Refuse a configuration list: its field, what may stand there, what stands there."""
+    """Refuse a configuration list, with the field, the value wanted there and the value found."""
     shown = _shown(got)
     return _refusal(
         Reason(
@@ -50,7 +49,7 @@ def config_invalid(where: str, field: str, wanted: str, got: object) -> Refusal:
 
 
 def plugin_missing(where: str, plugin: str, field: str, looked_in: Sequence[str]) -> Refusal:
-    """Refuse a chain one of whose binaries is nowhere."""
+    """Refuse a chain with a plugin whose binary is in no folder."""
     return _refusal(
         Reason(
             code="cni-plugin-missing",
@@ -79,8 +78,8 @@ def plugin_forbidden(where: str, plugin: str, field: str, allowed: Sequence[str]
 
 
 def chain_forbidden(where: str) -> Refusal:
-    """Refuse a claim that brings its own configuration list where only the operator's networks may
-    be named.
+    """Refuse a claim with its own configuration list where only the operator's networks are
+    allowed.
     """
     return _refusal(
         Reason(
@@ -108,8 +107,8 @@ def network_unknown(where: str, network: str, names: Sequence[str]) -> Refusal:
 
 
 def version_unsupported(where: str, wanted: Sequence[str], plugin: str, supported: Sequence[str]) -> Refusal:
-    """Refuse a chain whose versions one of its plugins does not speak, by the plugin's own answer
-    to VERSION.
+    """Refuse a chain when one of its plugins, by its own answer to VERSION, supports none of its
+    versions.
     """
     return _refusal(
         Reason(
@@ -125,7 +124,7 @@ def version_unsupported(where: str, wanted: Sequence[str], plugin: str, supporte
 
 
 def version_answered(plugin: str, command: str, wanted: str, answered: str) -> Refusal:
-    """Refuse a result of another version than the one that the plugin was asked in."""
+    """Refuse a result of another version than the plugin was asked for."""
     return _refusal(
         Reason(
             code="cni-version-answered",
@@ -137,7 +136,9 @@ def version_answered(plugin: str, command: str, wanted: str, answered: str) -> R
 
 
 def plugin_timeout(plugin: str, command: str, limit_s: float) -> Refusal:
-    """Refuse what a plugin did not finish in time; it was killed with all it started."""
+    """Refuse the work of a plugin that did not end in time, and was killed with all that it
+    started.
+    """
     return _refusal(
         Reason(
             code="cni-plugin-timeout",
@@ -151,7 +152,7 @@ def plugin_timeout(plugin: str, command: str, limit_s: float) -> Refusal:
 
 
 def plugin_killed(plugin: str, command: str, signal: str, said: str) -> Refusal:
-    """Refuse what a plugin did not finish because it died by a signal."""
+    """Refuse the work of a plugin that died by a signal."""
     return _refusal(
         Reason(
             code="cni-plugin-killed",
@@ -162,7 +163,7 @@ def plugin_killed(plugin: str, command: str, signal: str, said: str) -> Refusal:
 
 
 def plugin_nonsense(plugin: str, command: str, problem: str, said: str) -> Refusal:
-    """Refuse an answer that is not what the specification says."""
+    """Refuse an answer that does not follow the specification."""
     return _refusal(
         Reason(
             code="cni-plugin-nonsense",
@@ -185,7 +186,7 @@ def output_too_large(plugin: str, command: str, limit_bytes: int) -> Refusal:
 
 
 def plugin_failed(plugin: str, command: str, error_code: int, message: str, details: str) -> Refusal:
-    """Hand on a plugin's own error: its number, its message, its details."""
+    """Return a plugin's own error as a Refusal: its number, its message, its details."""
     text = f"the CNI plugin {plugin} answered error {error_code} to {command}: {_cut(message) or 'no message'}"
     if details:
         text += f" ({_cut(details)})"
@@ -200,7 +201,7 @@ def plugin_failed(plugin: str, command: str, error_code: int, message: str, deta
 
 
 def plugin_unusable(plugin: str, path: str, problem: str) -> Refusal:
-    """Refuse a binary that is there and cannot be started, or must not be."""
+    """Refuse a binary that exists but cannot or must not be started."""
     return _refusal(
         Reason(
             code="cni-plugin-unusable",
@@ -211,7 +212,7 @@ def plugin_unusable(plugin: str, path: str, problem: str) -> Refusal:
 
 
 def check_unsupported(network: str, version: str) -> Refusal:
-    """Refuse to say that an attachment is well where nobody can be asked."""
+    """Refuse to check an attachment where no plugin has CHECK."""
     return _refusal(
         Reason(
             code="cni-check-unsupported",
@@ -238,7 +239,7 @@ def interface_missing(network: str, interface: str, got: Sequence[str]) -> Refus
 
 
 def state_unreadable(path: str, problem: str) -> Refusal:
-    """Refuse to guess what an unreadable or unwritable record of an attachment said."""
+    """Refuse to go by a record of an attachment that cannot be read or written."""
     return _refusal(
         Reason(
             code="cni-state-unreadable",

@@ -1,1 +1,1 @@
-"""The pure part of interfaces: values in, values out."""
+"""The pure part of interfaces: functions of values, without a kernel."""

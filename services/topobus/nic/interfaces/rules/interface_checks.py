@@ -1,9 +1,9 @@
-"""Hold a configuration against the interface that is to have it: what this device cannot do is
-refused before anything is changed.
+"""Compares a configuration with the interface that is to have it, so that what this device cannot
+do is refused before anything is changed.
 
-Flows in: the merged configuration and the interface as it is on the host. Flows out: a Refusal that
-names each field, what was wanted and what the device has. Never asks the kernel; what only the
-pod's namespace can tell (a name that is taken there) is checked when the interface is handed over.
+A Refusal names each field, the value wanted and what the device has. The kernel is never asked.
+What only the pod's namespace can show (a name that is taken there) is checked when the interface is
+handed over.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from topobus.values.outcome import Refusal
 
 __all__ = ["addresses_in_pod", "check_interface_config", "name_in_pod"]
 
-# RFC 8200 section 5: on a link with less the kernel switches IPv6 off.
+# RFC 8200 section 5: on a link with a smaller MTU the kernel switches IPv6 off.
 _LEAST_IPV6_MTU = 1280
-# What the kernel never moves into another namespace (netns_immutable of struct net_device); asked
-# to, it refuses only when the interface is off already.
+# The kernel never moves these into another namespace (netns_immutable of struct net_device), and
+# refuses only after the interface was switched off.
 _IMMOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch", "batadv"})
 
 
 def name_in_pod(config: InterfaceConfig, state: InterfaceState) -> str:
-    """Give the name that the pod will see."""
+    """Return the name that the pod will see."""
     return config.interface.name or state.name
 
 
 def addresses_in_pod(config: InterfaceConfig, state: InterfaceState) -> tuple[str, ...]:
-    """Give the addresses that the interface will be given by us: those written, else those it has
-    on the host, unless others bring theirs.
+    """Return the addresses that Topobus gives the interface: those configured, else those it has on
+    the host, unless a CNI chain or a share brings its own.
     """
     if config.interface.addresses is not None:
         return config.interface.addresses
@@ -46,7 +46,8 @@ def addresses_in_pod(config: InterfaceConfig, state: InterfaceState) -> tuple[st
 def check_interface_config(
     config: InterfaceConfig, state: InterfaceState, *, is_virtual_function: bool = False
 ) -> Refusal | None:
-    """Say what of a configuration this interface cannot have; None when it can have all.
+    """Refuse the part of a configuration that this interface cannot have, or return None when it
+    can have all.
 
     Shapes: state — the device on the host; with `share`, the parent. is_virtual_function — whether
     there is a physical function to configure it.
@@ -62,8 +63,7 @@ def check_interface_config(
         faults.wrong("mode", config.mode or "the pod's, by default", wanted)
     mtu = config.interface.mtu
     if mtu is not None:
-        # A child carries no more than its parent (macvlan and ipvlan take the
-        # parent's MTU as their largest).
+        # A child's MTU is at most its parent's (macvlan and ipvlan).
         largest = state.mtu if config.share is not None else min(state.largest_mtu or LARGEST_MTU, LARGEST_MTU)
         least = max(68, state.least_mtu)
         if not least <= mtu <= largest:
@@ -89,10 +89,10 @@ def check_interface_config(
 
 
 def _check_routes(routes: Sequence[Route], addresses: Sequence[Interface], faults: Faults) -> None:
-    """Check that each gateway is a neighbour: in a network of an address, or of a route without a
-    gateway before it.
+    """Check that each gateway is a neighbour: in a network of an address, or of an earlier route
+    without a gateway.
 
-    The kernel refuses others, too late.
+    The kernel refuses others as well, but only when it is too late.
     """
     networks = [address.network for address in addresses]
     for index, route in enumerate(routes):

@@ -1,10 +1,10 @@
 """The opaque configuration of a network interface in a claim or class: its values, as users write
 them and as a driver reads them.
 
-Flows in: nothing; these are values alone. `topobus.nic.interfaces.rules.interface_reading` reads
-them from a claim, `topobus.nic.interfaces.rules.interface_checks` holds them against a device. A
-field that is None was not written: the interface keeps what it has. Names on the wire are
-camelCase, and docs/reference/nic-configuration.md lists them.
+`topobus.nic.interfaces.rules.interface_reading` reads them from a claim, and
+`topobus.nic.interfaces.rules.interface_checks` compares them with a device. A field that is None
+was not written, and the interface keeps what it has. Names in JSON are camelCase, and
+docs/reference/nic-configuration.md lists them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONFIG_KIND = "Interface"
 
 
 class _Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Camel-case names, and nothing written that says nothing."""
+    """Camel-case names in JSON. Fields with their default are left out."""
 
 
 class InterfaceFields(_Wire, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class RdmaFields(_Wire, frozen=True, kw_only=True):
 
 
 class ShareFields(_Wire, frozen=True, kw_only=True):
-    """A child of the device is handed over, and the device stays on the host for others."""
+    """The pod gets a child of the device, and the device stays on the host for others."""
 
     mode: str
     """`macvlan` or `ipvlan`."""
@@ -133,7 +133,7 @@ class ShareFields(_Wire, frozen=True, kw_only=True):
 
 
 class InterfaceConfig(_Wire, frozen=True, kw_only=True):
-    """All that classes and claims say of one interface, merged."""
+    """The merged configuration of one interface, of all classes and claims."""
 
     mode: str | None = None
     """`pod`: the interface is handed over (None means this). `host`: it stays on the host, and
@@ -153,15 +153,15 @@ class InterfaceConfig(_Wire, frozen=True, kw_only=True):
 
     @property
     def stays_on_host(self) -> bool:
-        """Say whether the interface is not handed over."""
+        """Whether the interface is not handed over."""
         return self.mode == "host"
 
     @property
     def is_rdma_exclusive(self) -> bool:
-        """Say whether the RDMA device leaves the host with the interface."""
+        """Whether the RDMA device leaves the host with the interface."""
         return self.rdma is not None and self.rdma.mode == "exclusive"
 
     @property
     def has_own_addressing(self) -> bool:
-        """Say whether addresses come from elsewhere when the interface is attached."""
+        """Whether addresses come from a CNI chain when the interface is attached."""
         return self.cni is not None

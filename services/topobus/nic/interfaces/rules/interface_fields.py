@@ -1,9 +1,9 @@
-"""Checks of single fields of an interface's configuration: addresses, names, numbers and words,
-each with what was wanted.
+"""Checks single fields of an interface's configuration: addresses, names, numbers and words.
 
-Flows in: a text or number as a user wrote it, and the path of its field. Flows out: the canonical
-value, and a Fault for each that is wrong. Sources: net/core/dev.c dev_valid_name;
-include/uapi/linux/if_link.h; RFC 791 section 3.1 and RFC 8200 section 5 for the least MTUs.
+Each check returns the canonical value, and notes a fault with the field, the value and what was
+wanted.
+Sources: net/core/dev.c dev_valid_name; include/uapi/linux/if_link.h; RFC 791 section 3.1 and RFC
+8200 section 5 for the least MTUs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Network = IPv4Network | IPv6Network
 # IFNAMSIZ is 16 with the final zero (include/uapi/linux/if.h).
 _NAME_BYTES = 15
 _MAC = re.compile(r"[0-9a-fA-F]{2}([:-])(?:[0-9a-fA-F]{2}\1){4}[0-9a-fA-F]{2}")
-# 68: every IPv4 network carries as much. The kernel keeps an MTU in 32 bits, and devices say what
-# they take; this is what an IP packet can have at all.
+# 68: every IPv4 network carries as much. 65535: the largest IP packet. The kernel keeps an MTU in
+# 32 bits, and devices have their own limits.
 _LEAST_MTU, LARGEST_MTU = 68, 65535
 _SHOWN = 80
 
@@ -69,13 +69,13 @@ Documentation/networking/ip-sysctl.rst."""
 
 
 def is_interface_name(name: str) -> bool:
-    """Say whether the kernel takes this as an interface's name and nobody else has a use for it.
+    """Return whether the kernel takes this as an interface's name and it has no other meaning.
 
     >>> [is_interface_name(name) for name in ("net1", "a/b", "sixteen-bytes-xx", "eth%d", "lo")]
     [True, False, False, False, False]
     """
-    # % asks the kernel for a number; lo is in every namespace; the last
-    # ones are folders of net.ipv4.conf.
+    # % asks the kernel for a number, lo is in every namespace, and the last ones are folders of
+    # net.ipv4.conf.
     return (
         0 < len(name.encode(errors="replace")) <= _NAME_BYTES
         and not any(character in "/:%" or character.isspace() or not character.isprintable() for character in name)
@@ -93,7 +93,7 @@ class Faults:
     reasons: list[Reason] = field(default_factory=list)
 
     def refusal(self) -> Refusal | None:
-        """Give all of it, in order of the fields; None when nothing is wrong."""
+        """Return all faults in the order of the fields, or None when there are none."""
         return Refusal(reasons=tuple(self.reasons)) if self.reasons else None
 
     def wrong(self, where: str, got: object, wanted: str) -> None:
@@ -125,7 +125,7 @@ class Faults:
         return self.number(where, value, _LEAST_MTU, LARGEST_MTU, " bytes")
 
     def word(self, where: str, value: str, words: Sequence[str]) -> str | None:
-        """Check a word against those that there are; capitals do not matter."""
+        """Check a word against the known ones. Capitals do not matter."""
         for known_word in words:
             if value.lower() == known_word.lower():
                 return known_word
@@ -166,7 +166,7 @@ class Faults:
         return address
 
     def host(self, where: str, value: str) -> str | None:
-        """Check an address without a length; give its canonical form."""
+        """Check an address without a length, and return its canonical form."""
         try:
             address = ip_address(value)
         except ValueError:

@@ -1,15 +1,13 @@
-"""Read the opaque configurations of classes and claims as one InterfaceConfig, or say which field
-is wrong and what was wanted.
+"""Reads the opaque configurations of classes and claims as one InterfaceConfig.
 
-Flows in: the dicts of `PrepareContext.config_of(device)`, classes before claims. Flows out: frozen
-values in canonical form, or a Refusal with one reason for each wrong field. Nothing here knows a
-device: `topobus.nic.interfaces.rules.interface_checks` does.
+Configurations come in the order of `PrepareContext.config_of(device)`, classes before claims. The
+result is in canonical form, and a Refusal has one reason for each wrong field. Nothing here depends
+on a device: `topobus.nic.interfaces.rules.interface_checks` compares with one.
 
-Precedence: of two configurations that write one field, the later one counts, so a claim
-refines its class. Lists (addresses, routes, rules, neighbours) and `cni` are replaced as a
-whole; `sysctls` by name. What decides who may reach whom is fixed by the first that writes it:
-`mode`, `vf` and `share`. An administrator's class that sets a VLAN keeps it, and a claim that
-writes another one is refused.
+Precedence: of two configurations that write one field, the later one counts, so a claim refines its
+class. Lists (addresses, routes, rules, neighbours) and `cni` are replaced as a whole, `sysctls` by
+name. The fields that decide who may reach whom (`mode`, `vf`, `share`) keep their first value. An
+administrator's class that sets a VLAN keeps it, and a claim that writes another one is refused.
 """
 
 from __future__ import annotations
@@ -52,8 +50,8 @@ _SUBMODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l
 # 12 bits, of which 4095 is reserved (IEEE 802.1Q).
 _LARGEST_VLAN = 4094
 _LARGEST_U32 = 2**32 - 1
-# A claim's configuration has 10 KiB at most (resource.k8s.io), so this is only what keeps one
-# netlink round within its time.
+# A claim's configuration has 10 KiB at most (resource.k8s.io), so this limit only keeps one netlink
+# round within its time.
 _MOST_ENTRIES = 256
 # The rules of every namespace: local at 0, main at 32766, default at 32767.
 _LARGEST_PRIORITY = 32765
@@ -62,9 +60,11 @@ _LARGEST_PRIORITY = 32765
 def read_interface_config(entries: Sequence[Mapping[str, Any]]) -> InterfaceConfig | Refusal:
     """Read and merge all entries of kind Interface.
 
-    Shapes:  entries — classes before claims; of kind Interface, or SharingParameters, which others read. result — canonical: lower-case hardware addresses,
-             networks without bits of a host; the default when there is no entry.
-    Errors:  raises nothing; a Refusal names each wrong field as `config[1].interface.mtu`.
+    Shapes: entries — classes before claims; of kind Interface, or SharingParameters, which are read
+    elsewhere. result — canonical: lower-case hardware addresses, networks without bits of a host;
+    the default when there is no entry.
+    Errors: raises nothing; returns a Refusal that names each wrong field as
+    `config[1].interface.mtu`.
     >>> read_interface_config([{"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"mtu": 67}}]).reasons[0].message
     'config[0].interface.mtu is 67, wanted 68 to 65535 bytes'
     """  # noqa: E501
@@ -81,7 +81,7 @@ def read_interface_config(entries: Sequence[Mapping[str, Any]]) -> InterfaceConf
 
 
 def render_interface_config(config: InterfaceConfig) -> dict[str, Any]:
-    """Write a configuration as a user could have; reading it gives an equal one."""
+    """Write a configuration in a user's form. Reading it gives an equal one."""
     fields: dict[str, Any] = msgspec.to_builtins(config)
     return {
         "apiVersion": CONFIG_VERSION,
@@ -141,7 +141,7 @@ def _note(problems: Sequence[Problem], faults: Faults) -> None:
 
 
 class _Entry:
-    """Checks each field of one entry by itself, and gives it in canonical form."""
+    """Checks each field of one entry by itself, and returns it in canonical form."""
 
     def __init__(self, where: str, faults: Faults) -> None:
         self._where, self._faults = where, faults
@@ -250,8 +250,8 @@ class _Entry:
         for name, value in sorted(sysctls.items()):
             where = f"{self._where}.sysctls[{name}]"
             if name not in SYSCTLS:
-                # Of a name that is no interface's at all, the nearest
-                # would be something else entirely.
+                # For a name that is no interface setting at all, the nearest one would be a wrong
+                # suggestion.
                 nearest = (
                     did_you_mean(name, sorted(SYSCTLS))
                     if ".conf." in name
@@ -382,8 +382,8 @@ def _check_together(config: InterfaceConfig, faults: Faults) -> None:
 
 
 def _check_beside_chain(config: InterfaceConfig, faults: Faults) -> None:
-    """Refuse what a chain of plugins would not do: what is written is done or refused, and a
-    class's VLAN is not left by naming a chain.
+    """Refuse fields that a chain of plugins would not apply: a field is applied or refused, and a
+    claim cannot escape a class's VLAN by naming a chain.
     """
     interface = config.interface
     written = {

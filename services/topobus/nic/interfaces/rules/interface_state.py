@@ -1,9 +1,9 @@
-"""What one network interface is at a moment: everything that a hand-over changes or loses, so that
-it can be put back.
+"""The state of one network interface at a moment: everything that a hand-over changes or loses, so
+that it can be restored.
 
-Flows in: what netlink and /proc/sys say (`topobus.nic.netlink.reading`). Flows out: values that go
-through a device's journal as JSON and come back equal. Not here, and not put back: queueing
-disciplines, filters, attached BPF programs, offloads and channels of ethtool.
+States are read from netlink and /proc/sys (`topobus.nic.netlink.reading`). They pass through a
+device's journal as JSON and come back equal. Queueing disciplines, filters, attached BPF programs,
+and the offloads and channels of ethtool are not part of it, and are not restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["HeldAddress", "HeldRoute", "InterfaceState", "state_from_journal", "
 
 
 class HeldAddress(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One address of an interface, as the kernel holds it."""
+    """One address of an interface, as the kernel has it."""
 
     address: str
     """`10.1.2.3/24`."""
@@ -35,8 +35,8 @@ class HeldAddress(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HeldRoute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One route over an interface, of those that somebody set: what the kernel derives from
-    addresses comes back with them.
+    """One route over an interface that was set explicitly. Routes that the kernel derives from
+    addresses come back with them.
     """
 
     destination: str
@@ -110,8 +110,8 @@ def state_to_journal(state: InterfaceState) -> dict[str, Any]:
 
 
 def state_from_journal(fields: object) -> InterfaceState:
-    """Read a state that a journal kept.
+    """Read a state from a journal.
 
-    Errors: raises msgspec.ValidationError for what is none.
+    Errors: raises msgspec.ValidationError for fields that are no state.
     """
     return msgspec.convert(fields, type=InterfaceState)
