@@ -1,3 +1,1 @@
-"""The rules of the ledger: what may be written, what an owner holds, and what stands in the way of
-a change.
-"""
+"""The rules of the ledger: what may be written, what an owner holds, and what prevents a change."""

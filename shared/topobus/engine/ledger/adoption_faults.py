@@ -1,8 +1,5 @@
-"""What stands in the way of an adoption besides the ledger: devices that nobody offers, and
-counters that are short beside what others hold.
-
-Flows in: the node's view with nothing held, the ledger, the request. Flows out: a Refusal, or the
-devices that are held by share.
+"""Why an adoption is refused for reasons besides the ledger's holdings: devices that no service
+offers, and counters or capacities that are short beside those that others hold.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ __all__ = ["fault_of_adoption", "shares_of"]
 
 
 def fault_of_adoption(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> Refusal | None:
-    """Refuse what no inventory lists (CPUs are checked against the machine), and what does not fit
-    beside what others hold.
+    """Refuse devices that no inventory lists (CPUs are checked against the machine), and devices
+    that do not fit beside those that others hold.
 
     Admin access takes nothing of a counter.
     """
@@ -41,15 +38,17 @@ def fault_of_adoption(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> Re
 
 
 def shares_of(view: NodeView, asked: AdoptRequest) -> dict[str, tuple[str, ...]]:
-    """List what is held by share: of a device that its driver does not share there is none,
-    whatever the claim says, so it is held whole.
+    """List the devices that are held by share.
+
+    A device that its driver does not share is not listed, whatever the claim asks for, so it is
+    held whole.
     """
     if not asked.shared:
         return {}
     able = {
         name: {device.name for device in devices if device.allows_multiple} for name, devices in view.devices.items()
     }
-    # CPUs are no devices of a view: what of them is shared is not told here.
+    # CPUs are no devices of a view, so it does not show which of them are shared.
     return {
         name: kept
         for name, names in asked.shared.items()
@@ -58,10 +57,11 @@ def shares_of(view: NodeView, asked: AdoptRequest) -> dict[str, tuple[str, ...]]
 
 
 def _short_shares(view: NodeView, ledger: Ledger, asked: AdoptRequest) -> list[Reason]:
-    """List the shared devices of which others have so much that what is asked for is not left.
+    """List the shared devices of which the others hold so much that the amount asked for is not
+    left.
 
-    What an older allocation of kubelet's would lose to this one (its replica
-    is given anew) is not counted.
+    Amounts that an older allocation of kubelet's would lose to this one (its replica is allocated
+    again) are not counted.
     """
     shared = shares_of(view, asked)
     wanted: dict[str, dict[str, HeldShare]] = {

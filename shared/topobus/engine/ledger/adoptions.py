@@ -1,10 +1,8 @@
 """What an adoption takes: the devices that it names, and CPUs that are chosen here for shares of
 groups of CPUs.
 
-Flows in: an adoption, the ledger, the node as a plan sees it, the cpu inventory. Flows out:
-devices by class with all CPUs by name, and which of them are of which group; or a Refusal. The
-policy is kubelet's static one with the node's options. What an owner has of a group it keeps:
-asked again, it gets the same CPUs.
+The policy is kubelet's static one with the node's options. An owner keeps the CPUs that it has of a
+group: when it asks again, it gets the same CPUs.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ class Taken(Struct, frozen=True, kw_only=True):
 def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Iterable[Device]) -> Taken | Refusal:
     """Choose the CPUs of the groups that an adoption names.
 
-    Shapes: view — of the node with nothing held; cpus — the devices of
-    class `cpu`, groups among them.
-    Order: groups by name; each leaves the others what it did not take.
-    Errors: raises nothing; Refusal codes not-enough-cpus, smt-alignment,
-    and those of `fault_of_adoption`.
+    Shapes: view — of the node with nothing held; cpus — the devices of class `cpu`, groups among
+            them.
+    Order: groups by name. Each group chooses from the CPUs that those before it left.
+    Errors: raises nothing; Refusal codes not-enough-cpus, smt-alignment, and those of
+            `fault_of_adoption`.
     """
     asked = structs.replace(asked, shared=shares_of(view, asked))
     if not asked.group_cpus:
@@ -98,8 +96,8 @@ def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Ite
 
 
 def adopted_cpus(asked: AdoptRequest, ledger: Ledger, record: OperationRecord) -> dict[str, CpuSet] | Refusal:
-    """Give the answer to an adoption from what the ledger says now: which CPUs the owner has of
-    each group, or why it has not what it asked for.
+    """Answer an adoption again from the present ledger: which CPUs the owner has of each group, or
+    why it does not hold what it asked for.
     """
     # Admin access holds nothing, so nothing of it can be lost.
     held = {} if asked.is_shared else asked.devices
@@ -139,7 +137,7 @@ def _groups_of(ledger: Ledger, owner_key: str) -> dict[str, CpuSet]:
 
 
 def _kept(asked: AdoptRequest, ledger: Ledger, groups: Mapping[str, Device], free: CpuSet) -> dict[str, CpuSet]:
-    """List what the owner has of groups already and may go on having."""
+    """List the CPUs of groups that the owner has already and may keep."""
     return {
         name: cpus
         for name, cpus in _groups_of(ledger, asked.owner.key).items()

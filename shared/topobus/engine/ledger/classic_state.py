@@ -1,11 +1,10 @@
 """The node allocation state of classic DRA drivers: allocatable, allocated and prepared devices of
 one node, as one object.
 
-Flows in: the node's inventories and its ledger. Flows out: a NodeAllocationState. It is a view that
-is computed whenever it is asked for and never stored: each of its parts has its one writer already
-(device services publish what is allocatable, `topology` writes what is allocated and, by the
-gateway's word, prepared), and a stored copy would be a second one. The shape follows the objects of
-that name that classic drivers kept (nas.gpu.resource.nvidia.com/v1alpha1).
+It is computed whenever it is requested and never stored: each of its parts has its one writer
+already (device services publish what is allocatable, `topology` writes what is allocated and, as
+the gateway reports it, prepared), and a stored copy would be a second one. The shape follows the
+objects of that name that classic drivers kept (nas.gpu.resource.nvidia.com/v1alpha1).
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ KIND = "NodeAllocationState"
 def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: Ledger | None) -> dict[str, Any]:
     """Show one node.
 
-    Shapes: allocatedClaims and preparedClaims — claim uid to namespace, name and
-    devices by class; what pods and device plugins hold stands beside them in
-    otherHolders, for it is taken from claims, too.
+    Shapes: allocatedClaims and preparedClaims — claim uid to namespace, name and devices by class;
+            otherHolders — the holdings of pods and device plugins, which claims cannot have either.
     Order: devices by class and name, claims by uid.
     """
     own = sorted(

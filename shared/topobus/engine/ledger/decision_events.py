@@ -31,7 +31,7 @@ def decision_id(ledger: Ledger, op_id: str, *, is_dry_run: bool = False) -> str:
 def event_of(node: str, op_id: str, record: OperationRecord) -> DecisionEvent | None:
     """Make the event of a stored operation.
 
-    None when its particulars are gone (it was announced).
+    None when it was announced and its inputs are dropped.
     """
     pending = record.pending
     if pending is None:
@@ -61,7 +61,7 @@ def request_of_devices(
     *,
     is_shared: bool = False,
 ) -> PodRequest:
-    """Write an adoption as a request, so that its event says what was adopted: whole devices, and
+    """Write an adoption as a request, so that its event shows the adopted devices: whole ones, and
     how much of shared ones.
     """
     wanted: list[DeviceRequest] = []

@@ -1,5 +1,5 @@
-"""Who has which device of a class, from a ledger; and which devices one shares its fate with when
-it is reset.
+"""The owners of each device of a class, read from a ledger, and the devices that a reset affects
+together.
 
 Pure.
 """
@@ -16,9 +16,9 @@ __all__ = ["owners_of_devices", "pods_of_devices", "reset_together"]
 
 
 def owners_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
-    """Turn a ledger into device name -> who holds it.
+    """Turn a ledger into device name -> its holders.
 
-    CPUs stand as ids in the ledger and are devices named `cpu-<id>`.
+    The ledger has CPUs as ids. Here they are devices named `cpu-<id>`.
     """
     return _by_device(ledger, device_class, lambda allocation: (allocation.shown,))
 
@@ -54,7 +54,8 @@ def _by_device(
 
 
 def reset_together(device: Device, devices: Iterable[Device]) -> tuple[Device, ...]:
-    """List what a reset of a device touches: itself, its parts, and what is the same PCI function.
+    """List the devices that a reset of a device affects: itself, its parts, and those that are the
+    same PCI function.
 
     Order: by name.
     """

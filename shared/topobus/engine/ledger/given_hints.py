@@ -1,9 +1,7 @@
-"""The hint lists that topology gave for a decision by kubelet's rules, as notices: one for each
-class.
+"""The hint lists that topology made for a decision by kubelet's rules, as notices (`hints`): one
+for each class.
 
-Flows in: the event of a placement or of its refusal. Flows out: what is sent as the
-notice `hints`. Lists of a class whose device service has hints of its own are left out:
-that service says them itself.
+A device service with hints of its own publishes them itself, so lists of its class are left out.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ _MOST_LISTS = 16
 
 
 def given_hints(event: DecisionEvent) -> tuple[HintsEvent, ...]:
-    """Give the hints behind a decision, a notice for each class, sorted by class.
+    """Return the hints behind a decision, a notice for each class, sorted by class.
 
     Shapes: of a placement the lists of all containers; of a refusal those of the container that
-    could not be placed. Nothing for decisions that merge no hints.
+            could not be placed. Nothing for decisions that merge no hints.
     Cost: of a refusal one plan by kubelet's order.
     """
     view = event.view
@@ -63,9 +61,9 @@ def given_hints(event: DecisionEvent) -> tuple[HintsEvent, ...]:
 
 
 def _lists(event: DecisionEvent, view: NodeView) -> Iterator[tuple[str, HintList]]:
-    """Give each list with its container.
+    """Return each list with its container.
 
-    Where the whole pod has one merge, without a name, and once.
+    Where the whole pod has one merge, the list comes once and without a name.
     """
     if event.request is None:
         return
@@ -84,9 +82,9 @@ def _lists(event: DecisionEvent, view: NodeView) -> Iterator[tuple[str, HintList
 
 
 def _class_of(view: NodeView, resource: str) -> str:
-    """Name the class in whose subject a resource's hints are said.
+    """Name the class under whose subject a resource's hints are published.
 
-    Empty for what nothing on this node has.
+    Empty for a resource that nothing on this node has.
     """
     if resource == _MEMORY or resource.startswith("hugepages-"):
         return _MEMORY

@@ -1,8 +1,7 @@
-"""Counts held devices by class, from the count of the ledger before and what has changed since.
+"""Counts held devices by class, from the count of the previous ledger and what has changed since.
 
-Flows in: counts, the ledger that they are of, the next one. Flows out: the next one's
-counts. A ledger of a node's pods is written for each of them, and counting all anew was more
-than half of what follows a write.
+The ledger is written for each pod of a node, and counting everything each time was more than half
+of the work that follows a write.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ __all__ = ["next_counts"]
 
 
 def next_counts(counts: Mapping[str, int], before: Holders, after: Holders) -> dict[str, int]:
-    """Count what is held by a ledger.
+    """Count the devices that a ledger holds.
 
     Shapes: counts — of `before`, class to devices; result — the same of `after`, without classes of
-    which nothing is held. A device with two sharers counts twice.
+            which nothing is held. A device with two sharers counts twice.
     Cost: O(owners) for finding those that changed, and O(what these hold).
     """
     changed = Counter(counts)

@@ -1,8 +1,7 @@
-"""What owners hold, as sets: what two holdings have in common, what one lacks of another, what is
-left of one.
+"""Holdings as sets: what two of them have in common, what one lacks of another, what is left of
+one.
 
-Flows in: holdings and allocations, and devices by class, in which a CPU is a device `cpu-<id>`.
-Flows out: holdings and sorted names.
+In devices by class a CPU is a device `cpu-<id>`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ def holding_of(
 ) -> Holding | Refusal:
     """Read devices by class as one holding without a container's name.
 
-    A CPU whose name is none refuses. `shared` names those of `devices` that are held by share,
-    `shares` says how much; of what is not in `shared` it says nothing.
+    Shapes: shared — those of `devices` that are held by share; shares — how much of them. Shares of
+            devices that are not in `shared` are ignored.
+    Errors: raises nothing; Refusal code unknown-device for a CPU whose name is not `cpu-<id>`.
     """
     kept: dict[str, tuple[str, ...]] = {}
     cpus: list[int] = []
@@ -68,9 +68,9 @@ def holding_of(
 
 
 def placed_holdings(request: PodRequest, placement: Placement) -> tuple[Holding, ...]:
-    """Read a placement as what its containers hold from now on.
+    """Read a placement as the holdings of its containers.
 
-    What is only looked at is not held.
+    Devices with admin access are not held.
     """
     shared = {
         (container.name, device.device_class, name)
@@ -119,8 +119,9 @@ def placed_holdings(request: PodRequest, placement: Placement) -> tuple[Holding,
 
 
 def common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
-    """Names of what an allocation holds and a holding wants, too, without those of which both have
-    no more than a share, and not the same replica.
+    """Name the devices that an allocation holds and a holding also wants.
+
+    Left out are those of which both have only a share, and not the same replica.
     """
     common_names: set[str] = set()
     for holding in allocation.holdings:
@@ -133,7 +134,7 @@ def common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
 
 
 def missing(allocation: Allocation | None, wanted: Holding) -> tuple[str, ...]:
-    """Names of what a holding wants and an allocation lacks."""
+    """Name the devices that a holding wants and an allocation lacks."""
     for held in allocation.holdings if allocation is not None else ():
         wanted = without(wanted, held)
     return tuple(
@@ -142,9 +143,9 @@ def missing(allocation: Allocation | None, wanted: Holding) -> tuple[str, ...]:
 
 
 def without(holding: Holding, taken: Holding) -> Holding:
-    """Give what is left of a holding when another one takes its own out of it.
+    """Return what is left of a holding when another one takes its own out of it.
 
-    Of a shared device the replicas that the other does not name.
+    Of a shared device the replicas are left that the other does not name.
     """
     shares: dict[str, dict[str, HeldShare]] = {}
     for device_class, held in holding.shares.items():
@@ -177,7 +178,7 @@ def without(holding: Holding, taken: Holding) -> Holding:
 
 
 def holds_any(holding: Holding) -> bool:
-    """Say whether there is a device or a CPU in it."""
+    """Say whether it contains a device or a CPU."""
     return bool(holding.devices or holding.cpus)
 
 
@@ -199,7 +200,8 @@ def names_of(allocation: Allocation) -> dict[str, tuple[str, ...]]:
     """List all that an allocation holds.
 
     Shapes: result — class to the devices' names, without repetition; CPUs are devices of class
-    `cpu`. Order: classes and names sorted, CPUs by their numbers.
+            `cpu`.
+    Order: classes and names sorted, CPUs by their numbers.
     """
     devices: dict[str, set[str]] = {}
     for holding in allocation.holdings:

@@ -1,11 +1,10 @@
 """Decides whether to accept a ledger from the bucket that this process did not write.
 
-Flows in: the ledger that this process holds and the one that the bucket has now. Flows out: the
-stored ledger when its operation records explain every difference; else the ledger to write back,
-with the reason (`Discrepancy`). Another instance of this service (a roll-over, a second one started
-by mistake) writes a record with each change, and changes only what the record names. A ledger that
-was forged, assembled from old parts or moved to another epoch fails this check. Records are not
-signatures: somebody who also forges the records passes.
+The stored ledger is accepted when its operation records explain every difference. Otherwise the
+result is the ledger to write back, with the reason (`Discrepancy`). Another instance of this
+service (a roll-over, a second one started by mistake) writes a record with each change, and changes
+only what the record names. A ledger that was forged, assembled from old parts or moved to another
+epoch fails this check. Records are not signatures: an attacker who also forges the records passes.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from topobus.values.outcome import Refusal
 __all__ = ["CheckedLedger", "Discrepancy", "check_stored_ledger", "is_plausible"]
 
 # How far an epoch and a sequence may be ahead of what is known: a store is lost a few times in a
-# node's life, and nobody makes a million decisions before this process reads again. One write must
+# node's life, and a million decisions are not made before this process reads again. One write must
 # not bring them near 2**53, where they end.
 _EPOCHS_AHEAD = 1024
 _SEQUENCES_AHEAD = 2**20
-# The highest that is taken from a bucket by a process that knows nothing yet; a node that makes a
+# The highest number that a process without a ledger accepts from a bucket. A node that makes a
 # thousand decisions a second reaches it in 34 years.
 _HIGHEST = 2**40
-# A ledger keeps at least so many of its newest records, whatever it drops to
-# become smaller (transitions.shed).
+# A ledger keeps at least this many of its newest records, whatever it drops to become smaller
+# (transitions.shed).
 _RECORDS_SURE = 16
 
 
@@ -51,9 +50,9 @@ class Discrepancy(StrEnum):
 
 
 class CheckedLedger(Struct, frozen=True, kw_only=True):
-    """The ledger to hold from now on. `discrepancy` says why it is not the stored one.
+    """The ledger to hold from now on.
 
-    None when it is.
+    `discrepancy` is the reason why it is not the stored one, and None when it is.
     """
 
     ledger: Ledger
@@ -61,7 +60,7 @@ class CheckedLedger(Struct, frozen=True, kw_only=True):
 
 
 def _is_sound(ledger: Ledger) -> bool:
-    """Say whether a ledger contradicts itself nowhere."""
+    """Say whether a ledger is free of contradictions."""
     try:
         check_holders(ledger)
     except InvariantError:
@@ -70,8 +69,8 @@ def _is_sound(ledger: Ledger) -> bool:
 
 
 def is_plausible(ledger: Ledger) -> bool:
-    """Say whether a process that knows nothing yet may begin with a ledger: sound, and its numbers
-    are none that only a forger reaches.
+    """Say whether a process without a ledger may start with this one: it is sound, and its numbers
+    are not so high that only a forger reaches them.
     """
     return ledger.epoch <= _HIGHEST and ledger.sequence <= _HIGHEST and _is_sound(ledger)
 
@@ -79,12 +78,12 @@ def is_plausible(ledger: Ledger) -> bool:
 def check_stored_ledger(cached: Ledger, stored: Ledger, *, is_next: bool) -> CheckedLedger:
     """Decide whether the stored ledger replaces the one that this process holds.
 
-    Shapes: cached — the ledger in this process; stored — what the bucket has now; is_next —
-    nothing was written between the two, so `stored` is at most one operation further. Result:
-    `stored` itself without a doubt; else `cached` with the newer operations of `stored` that
-    are explained, as a newer epoch.
-    Order: deterministic; where both hold the same device, `cached` wins.
-    Errors: none; a ledger that is refused gives a `Discrepancy`.
+    Shapes: cached — the ledger in this process; stored — what the bucket has now; is_next — nothing
+            was written between the two, so `stored` is at most one operation further; result —
+            `stored` itself where there is no doubt, else `cached` with the newer operations of
+            `stored` that are explained, as a newer epoch.
+    Order: deterministic. Where both hold the same device, `cached` wins.
+    Errors: raises nothing. A ledger that is refused gives a `Discrepancy`.
     Cost: O(allocations + operations).
     """
     discrepancy = _numbers(cached, stored, is_next=is_next)
@@ -114,13 +113,13 @@ def _numbers(ledger: Ledger, stored: Ledger, *, is_next: bool) -> Discrepancy | 
     ahead = stored.sequence - ledger.sequence
     if stored.epoch - ledger.epoch > _EPOCHS_AHEAD or ahead > _SEQUENCES_AHEAD:
         return Discrepancy.JUMPED
-    # A write-back (another epoch) may stand anywhere; within an epoch each write is
-    # one operation, or marks alone.
+    # A write-back (another epoch) may have any sequence. Within an epoch each write is one
+    # operation, or marks alone.
     return Discrepancy.JUMPED if is_next and stored.epoch == ledger.epoch and ahead > 1 else None
 
 
 def _newer_records(ledger: Ledger, stored: Ledger) -> dict[str, list[tuple[str, OperationRecord]]]:
-    """Give for each owner the records that name it and that are not known yet, oldest first, each
+    """Return for each owner the records that name it and that are not known yet, oldest first, each
     with its operation id.
     """
     newer = sorted(
@@ -138,10 +137,10 @@ def _newer_records(ledger: Ledger, stored: Ledger) -> dict[str, list[tuple[str, 
 def _is_explained(
     ledger: Ledger, stored: Ledger, key: str, words: Mapping[str, list[tuple[str, OperationRecord]]]
 ) -> bool:
-    """Say whether what an owner holds is as it was, or as the newest record about it says.
+    """Say whether an owner's holding is unchanged, or as the newest record about it leaves it.
 
-    Between the two ledgers the owner may have been given something by one operation and have lost a
-    part of it by the next: the newest record speaks of the loss alone.
+    Between the two ledgers the owner may have got a device by one operation and have lost a part of
+    it by the next. The newest record then covers only the loss.
     """
     before, after = ledger.allocations.get(key), stored.allocations.get(key)
     if before == after:
@@ -160,13 +159,13 @@ def _is_explained(
 
 
 def _is_only_unprepared(before: Allocation | None, after: Allocation) -> bool:
-    """Say whether a release let go of the preparation alone."""
+    """Say whether a release ended the preparation alone."""
     return before is None or structs.replace(before, is_prepared=False) == after
 
 
 def _keeps_answers(ledger: Ledger, stored: Ledger) -> bool:
     """Say whether the records that both ledgers have are about the same operations, and `stored`
-    has all of its newest records.
+    has all of its own newest records.
     """
     for op_id in ledger.operations.keys() & stored.operations.keys():
         own_operation, other_operation = ledger.operations[op_id], stored.operations[op_id]
@@ -184,8 +183,8 @@ def _keeps_answers(ledger: Ledger, stored: Ledger) -> bool:
 def _mended(
     ledger: Ledger, stored: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]
 ) -> Ledger:
-    """Put back what was known, and keep what another instance has decided meanwhile and can
-    explain, unless it stands in the way.
+    """Restore what was known, and keep the explained decisions of another instance, unless they
+    contradict it.
     """
     explained = {key for key in last if key not in strange}
     allocations = {key: allocation for key, allocation in ledger.allocations.items() if key not in explained}

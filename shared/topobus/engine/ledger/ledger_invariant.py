@@ -1,9 +1,8 @@
-"""What holds of every ledger: no device and no CPU is held by two owners, except by share, and no
-replica of a shared device by two.
+"""The invariant of every ledger: no device and no CPU is held by two owners, except by share, and
+no replica of a shared device by two.
 
-Flows in: a ledger. Flows out: nothing, or an error that names the device and both owners. Each
-transition that takes something asks here before its ledger can be stored, and so does whoever reads
-a ledger that may be somebody else's.
+Each transition that takes something calls it before its ledger can be stored, and so does the
+reader of a ledger that another process may have written.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ __all__ = ["check_holders"]
 def check_holders(ledger: Ledger) -> None:
     """Make sure that nothing is held twice, except by share.
 
-    Errors: raises InvariantError that names the device and both owners; this
-    is our own bug, never a user's.
+    Errors: raises InvariantError that names the device and both owners. This is our own bug, never
+            a user's.
     """
     holders: dict[tuple[str, str], tuple[str, bool]] = {}
     replicas: dict[tuple[str, str, int], str] = {}

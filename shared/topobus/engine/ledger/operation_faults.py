@@ -1,10 +1,8 @@
-"""What stands in the way of an operator's work on a device, as far as the node's ledger and
-inventories tell.
+"""What prevents an operator's operation on a device, as far as the node's ledger and inventories
+show.
 
-Pure.
-
-Flows in: the operation, the inventory of its class, the ledger. Flows out: a Refusal, or None. The
-device service looks once more before it resets anything: what it has prepared it knows best.
+Pure. The device service checks again before it resets a device, because only it knows for certain
+what it has prepared.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["complaint_of_operation_text", "fault_of_operation"]
 
-# A sentence or two; it stands in the inventory, which all services of the node read.
+# A sentence or two. The inventory carries it, and all services of the node read that.
 _WHY_CHARACTERS = 512
 _WHO_CHARACTERS = 253
 
 
 def complaint_of_operation_text(operation: DeviceOperation) -> str:
-    """Say what is out of bounds in an operation's own words; empty when nothing is."""
+    """Explain which of an operation's texts is out of bounds. Empty when none is."""
     for key, text, most in (("why", operation.why, _WHY_CHARACTERS), ("who", operation.who, _WHO_CHARACTERS)):
         if len(text) > most:
             return f"{key} has {len(text)} characters, wanted at most {most}"
@@ -39,10 +37,11 @@ def complaint_of_operation_text(operation: DeviceOperation) -> str:
 
 
 def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, ledger: Ledger) -> Refusal | None:
-    """Refuse what cannot be done with a device.
+    """Refuse an operation that cannot be done with a device.
 
-    Errors: raises nothing; Refusal codes unknown-class, not-ours, unknown-device, device-held. A
-    device that is gone may be returned: its name stands for it.
+    A device that is gone may be returned by its name.
+
+    Errors: raises nothing; Refusal codes unknown-class, not-ours, unknown-device, device-held.
     """
     device_class, name = operation.device_class, operation.device
     if inventory is None:

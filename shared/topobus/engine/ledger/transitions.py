@@ -1,10 +1,8 @@
-"""The ledger's algebra: every change is a pure function from a ledger to a ledger, or to a Refusal
-that says who stands in the way.
+"""The ledger's algebra: every change is a pure function from a ledger and an operation id to a
+`Step` with the new ledger and the answer, or to a Refusal that names the owner in the way.
 
-Flows in: a ledger, an operation id, what is to change. Flows out: a `Step` with the new
-ledger and the answer. An operation id that is known already gets its stored answer and
-changes nothing. Invariant: no device and no CPU is held by two owners (shared looks
-hold nothing; `ledger_invariant`).
+An operation id that is known already gets its stored answer and changes nothing. Invariant: no
+device and no CPU is held by two owners. Admin access holds nothing (`ledger_invariant`).
 """
 
 from __future__ import annotations
@@ -62,9 +60,9 @@ _MEMORY = "memory"
 OPERATIONS_KEPT = 256
 """Answers kept for askers that ask again; an asker gives up long before so many others came."""
 
-# Of these, answers about allocations of kubelet's own that are kept: such an operation has an id of
-# its own for each call, and nobody asks it again. A node makes one for each container, so they
-# would be most of a ledger that every service of the node reads.
+# Of these, answers about allocations of kubelet's own that are kept: each such call has an
+# operation id of its own and is never repeated. A node makes one for each container, so they would
+# be most of a ledger that every service of the node reads.
 _PLUGIN_OPERATIONS = 32
 _PLUGIN_KEYS = f"{OwnerKind.DEVICE_PLUGIN}/"
 
@@ -75,7 +73,7 @@ _FULL_OPERATIONS = 16
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One transition: the ledger afterwards, the stored answer, whether or not anything changed."""
+    """One transition: the ledger afterwards, and the stored answer, changed or not."""
 
     ledger: Ledger
     record: OperationRecord
@@ -84,11 +82,10 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
-    """The answer of a `place`, given again as long as it is true: an old one as the allocation
-    tells it (without the reasons).
+    """Return the answer of a `place` again, as long as it is true.
 
-    What was let go since is told so, however new the answer is: its devices
-    may be somebody else's by now.
+    An old answer is rebuilt from the allocation, without the reasons. A placement that was released
+    since gets a refusal, however new the answer is: its devices may belong to another owner by now.
     """
     if isinstance(record.outcome, Refusal):
         return record.outcome
@@ -106,10 +103,10 @@ def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
 
 
 def adopted_by(ledger: Ledger, record: OperationRecord, devices: Mapping[str, Iterable[str]]) -> Refusal | None:
-    """The refusal of an `adopt` (None: it went well), given again as long as it is true.
+    """Return the refusal of an `adopt` again (None: it went well), as long as it is true.
 
-    An owner that no longer holds what it asks for, because it was released since or asks for other
-    devices under the same operation, is told so.
+    An owner that no longer holds what it asks for gets a refusal, because it was released since or
+    asks for other devices under the same operation.
     """
     if isinstance(record.outcome, Refusal):
         return record.outcome
@@ -144,10 +141,10 @@ def reserve(
     phase: AllocationPhase = AllocationPhase.COMMITTED,
     pending: PendingDecision | None = None,
 ) -> Step:
-    """Write a placement down for its owner; with phase RESERVED it waits for `commit` or `release`.
+    """Write a placement for its owner. With phase RESERVED it waits for `commit` or `release`.
 
-    Errors: raises InvariantError when the placement takes what another owner holds (it
-    was planned on another ledger).
+    Errors: raises InvariantError when the placement takes what another owner holds (it was planned
+            on another ledger).
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
@@ -165,7 +162,10 @@ def reserve(
 def commit(
     ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None
 ) -> Step | Refusal:
-    """Make a reservation final; refused when the owner has none. A committed one stays as it is."""
+    """Make a reservation final. A committed one stays as it is.
+
+    Errors: raises nothing; Refusal code no-reservation when the owner has none.
+    """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
         return _repeat(ledger, operation_record)
@@ -189,11 +189,11 @@ def release(
     only: str = "",
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
-    """Let go of all that an owner holds (also: abort a reservation).
+    """Release all that an owner holds, or abort its reservation.
 
-    An owner that holds nothing is no error, and no decision to be told. What is prepared may be in
-    use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and
-    stays held. `keeps_devices` lets go of the preparation alone. `only` is the decision whose
+    An owner that holds nothing is no error, and no decision to be published. Prepared devices may
+    be in use by a container, even when their claim is gone: without `is_undone` they are refused
+    and stay held. `keeps_devices` ends the preparation alone. `only` names the decision whose
     holding is meant: a later one of the same owner stays as it is.
     """
     operation_record = recorded_operation(ledger, op_id)
@@ -226,17 +226,17 @@ def adopt(
     groups: Mapping[str, CpuSet] = MappingProxyType({}),
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
-    """Write down what kubelet or a claim has decided.
+    """Write a decision of kubelet or of a claim into the ledger.
 
-    Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device
-    out again only when it is free for it, and the device-plugin API has no "deallocate". So an
-    older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it),
-    but to another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources
-    have nothing to do with each other, so a device that was put into another pool while a container
-    has it is no more free than one that a claim wants. What kubelet's CPU manager gave is the same:
-    the newer CONTAINER owner is right. Any other live holding refuses, naming it. Shares do not
-    clash with each other, only with the whole, and a replica with itself. `groups` says which CPUs
-    among the devices were chosen out of which group.
+    Of kubelet's own allocations of one resource the newer one is right: kubelet allocates a device
+    again only when it is free for kubelet, and the device-plugin API has no "deallocate". So an
+    older DEVICE_PLUGIN owner loses the devices in common (all, when nothing is left to it), but
+    only to another DEVICE_PLUGIN owner of the same resource (`name`). kubelet treats two resources
+    as unrelated, so a device that was moved to another pool while a container has it is not free.
+    The same holds for CPUs of kubelet's CPU manager: the newer CONTAINER owner is right. Any other
+    live holding refuses the adoption and is named. Shares do not conflict with each other, only
+    with the whole, and a replica with itself. `groups` names the CPUs among the devices that were
+    chosen out of each group.
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
@@ -260,7 +260,7 @@ def adopt(
         else:
             del left[clash.owner.key]
     before = ledger.allocations.get(owner.key)
-    # Once prepared it stays so until that is undone, whatever is adopted besides.
+    # Once prepared it stays so until that is undone, whatever else is adopted.
     is_prepared = adoption.is_prepared or (before is not None and before.is_prepared)
     wanted = structs.replace(
         wanted,
@@ -280,8 +280,9 @@ def adopt(
 
 
 def name_pods(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pods: tuple[Owner, ...]) -> Step:
-    """Say which pods use what an owner holds by a decision: nothing is decided, and a later holding
-    stays as it is.
+    """Record which pods use the devices that an owner holds by a decision.
+
+    This decides nothing, and a later holding of the owner stays as it is.
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
@@ -295,7 +296,7 @@ def name_pods(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pod
 
 
 def gives_way(old: Owner, new: Owner) -> bool:
-    """Say whether both are kubelet's own word about one thing, of which the newer is right."""
+    """Say whether both are kubelet's own report of one thing, of which the newer is right."""
     if old.kind is new.kind is OwnerKind.CONTAINER:
         return True
     return old.kind is new.kind is OwnerKind.DEVICE_PLUGIN and old.name == new.name
@@ -311,9 +312,9 @@ def record_refusal(
     refusal: Refusal | None,
     pending: PendingDecision | None = None,
 ) -> Step:
-    """Store a refusal, so that asking again gives the same answer.
+    """Store a refusal, so that a repeated request gets the same answer.
 
-    None: a decision by which nobody holds anything (an operator's, about a device).
+    None: a decision that gives no owner anything (an operator's, about a device).
     """
     operation_record = recorded_operation(ledger, op_id)
     if operation_record is not None:
@@ -325,8 +326,8 @@ def record_refusal(
 def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
     """Mark operations as announced, and drop the events that waited with them.
 
-    It does not count as a change: the sequence stays, so no reader takes it for news. Ids that the
-    ledger has not, or no more, are passed by.
+    It does not count as a change: the sequence stays, so readers see nothing new. Ids that the
+    ledger does not have, or has dropped, are ignored.
     """
     done = set(op_ids)
     operations = {
@@ -339,20 +340,20 @@ def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
 
 
 def unannounced(ledger: Ledger) -> tuple[tuple[str, OperationRecord], ...]:
-    """List the operations whose decision event is not known to be out, with their ids.
+    """List the operations whose decision event is not known to be published, with their ids.
 
     Order: oldest first, by their numbers, which is the order in which they were decided. After a
-    crash some of them may be out: their ids make that harmless.
+            crash some of them may be published: their ids make that harmless.
     """
     waiting = [(key, operation) for key, operation in ledger.operations.items() if not operation.is_announced]
     return tuple(sorted(waiting, key=lambda pair: pair[1].number))
 
 
 def shed(ledger: Ledger) -> Ledger:
-    """Drop what only explains, when a ledger has grown too large to be stored: holdings stay,
-    answers without their reasons for the newest operations.
+    """Drop explanations when a ledger has grown too large to be stored: holdings stay, and the
+    answers of the newest operations stay without their reasons.
 
-    What is not announced yet stays to be announced, without its inputs.
+    An operation that is not announced yet remains to be announced, without its inputs.
     """
     newest = set(sorted(ledger.operations, key=lambda key: ledger.operations[key].number)[-_FULL_OPERATIONS:])
     operations = {
@@ -371,7 +372,7 @@ def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapp
     # By number: a stored ledger comes back with its keys sorted by name.
     ages = sorted(operations, key=lambda key: operations[key].number)
     plugins = [key for key in ages if operations[key].owner_key.startswith(_PLUGIN_KEYS)]
-    # What is not announced yet waits for its event.
+    # An operation that is not announced yet waits for its event.
     over = [key for key in plugins[: max(0, len(plugins) - _PLUGIN_OPERATIONS)] if operations[key].is_announced]
     for key in {*ages[: max(0, len(ages) - OPERATIONS_KEPT)], *over}:
         del operations[key]
@@ -383,7 +384,7 @@ def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapp
 
 
 def _slim(record: OperationRecord) -> OperationRecord:
-    """Keep what was decided in the fewest bytes.
+    """Keep the decision in the fewest bytes.
 
     The decision event has all of it, and the allocation has what was placed.
     """
@@ -413,7 +414,7 @@ def _released_since(record: OperationRecord, message: str) -> Refusal:
 
 
 def _held_by(holders: Iterable[Allocation], wanted: Holding) -> Refusal:
-    """Say who holds what is wanted."""
+    """Refuse with the holders of what is wanted."""
     reasons = tuple(
         Reason(
             code="device-held",

@@ -1,8 +1,8 @@
-"""What an asker may write into the ledger: names and counts within bounds, so that no single
-request can fill the ledger for everybody.
+"""What a request may write into the ledger: names and counts within bounds, so that no single
+request can fill the ledger for all.
 
 The ledger is one value of limited size that every service of the node reads. Kubernetes' own limits
-are far below these, so an honest asker never meets them.
+are far below these, so an honest request never reaches them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = [
     "complaint_of_shares",
 ]
 
-# A DNS subdomain (RFC 1123), the longest name that Kubernetes takes for anything.
+# A DNS subdomain (RFC 1123), the longest name that Kubernetes accepts for anything.
 _NAME_CHARACTERS = 253
 # A DNS label: containers and device classes.
 _LABEL_CHARACTERS = 63
 # A qualified name: a DNS subdomain, a slash, and 63 characters.
 _RESOURCE_CHARACTERS = _NAME_CHARACTERS + 1 + _LABEL_CHARACTERS
-# etcd takes 1.5 MiB an object, and a container with an image and a request has 100 bytes and more;
-# nobody has been seen with more than tens.
+# etcd takes 1.5 MiB per object, and a container with an image and a request has 100 bytes and more.
+# No pod with more than tens of containers is known.
 _CONTAINERS = 256
 _DEVICE_REQUESTS = 64
 # As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
@@ -52,7 +52,7 @@ _COUNT = 2**53
 
 
 def complaint_of_operation(op_id: str, owner: Owner) -> str:
-    """Say what is wrong with an operation's id or its owner; empty when nothing is."""
+    """Explain what is wrong with an operation's id or its owner. Empty when nothing is."""
     if not op_id:
         return "op_id is empty: every change needs an operation id, the same on every retry"
     wrong = _wrong_text(op_id, _NAME_CHARACTERS)
@@ -60,12 +60,12 @@ def complaint_of_operation(op_id: str, owner: Owner) -> str:
 
 
 def complaint_of_owner(owner: Owner, field: str) -> str:
-    """Say what is wrong with an owner that stands in a field; empty when nothing is."""
+    """Explain what is wrong with the owner in a field. Empty when nothing is."""
     for key, text in (("namespace", owner.namespace), ("name", owner.name), ("uid", owner.uid)):
         wrong = _wrong_text(text, _NAME_CHARACTERS)
         if wrong:
             return f"{field}.{key} {wrong}"
-    # Namespace and uid stand around the name in the owner's key: without a slash in
+    # The owner's key has the namespace before the name and the uid after it: without a slash in
     # them no two owners share a key.
     for key, text in (("namespace", owner.namespace), ("uid", owner.uid)):
         if "/" in text:
@@ -74,7 +74,7 @@ def complaint_of_owner(owner: Owner, field: str) -> str:
 
 
 def complaint_of_pods(pods: Sequence[Owner]) -> str:
-    """Say what is wrong with the pods that use a claim; empty when nothing is."""
+    """Explain what is wrong with the pods that use a claim. Empty when nothing is."""
     if len(pods) > _PODS:
         return f"the request names {len(pods)} pods, wanted at most {_PODS}"
     strange = next((pod for pod in pods if pod.kind is not OwnerKind.POD), None)
@@ -84,9 +84,9 @@ def complaint_of_pods(pods: Sequence[Owner]) -> str:
 
 
 def complaint_of_pod(pod: PodRequest) -> str:
-    """Say what is out of bounds in a pod's request; empty when nothing is.
+    """Explain what is out of bounds in a pod's request. Empty when nothing is.
 
-    What merely cannot be had is refused later, with reasons.
+    A request that merely cannot be met is refused later, with reasons.
     """
     if len(pod.containers) > _CONTAINERS:
         return f"the request has {len(pod.containers)} containers, wanted at most {_CONTAINERS}"
@@ -122,12 +122,12 @@ def complaint_of_pod(pod: PodRequest) -> str:
 
 
 def complaint_of_devices(devices: Mapping[str, tuple[str, ...]]) -> str:
-    """Say what is out of bounds in device names by class; empty when nothing is."""
+    """Explain what is out of bounds in device names by class. Empty when nothing is."""
     return _complaint_of_names(devices.items())
 
 
 def complaint_of_shares(shares: Mapping[str, Mapping[str, HeldShare]]) -> str:
-    """Say what is out of bounds in shares by class and device; empty when nothing is."""
+    """Explain what is out of bounds in shares by class and device. Empty when nothing is."""
     for device_class, devices in shares.items():
         wrong = _complaint_of_names([(device_class, tuple(devices))])
         if wrong:
@@ -159,7 +159,7 @@ def _complaint_of_names(devices: Iterable[tuple[str, tuple[str, ...]]]) -> str:
 
 
 def complaint_of_memory(blocks: Sequence[MemoryBlock]) -> str:
-    """Say what is out of bounds in memory blocks; empty when nothing is."""
+    """Explain what is out of bounds in memory blocks. Empty when nothing is."""
     if len(blocks) > _MEMORY_BLOCKS:
         return f"{len(blocks)} memory blocks are named, wanted at most {_MEMORY_BLOCKS}"
     for block in blocks:
