@@ -1,3 +1,3 @@
-"""How a device's health changes, and how what drivers report becomes the
-list of a class's devices.
+"""How a device's health changes, and how the drivers' reports become the list of a class's
+devices.
 """

@@ -1,13 +1,10 @@
 """The health machine: how a device's health changes from one poll to the next. Pure.
 
-Flows in: the health so far, what a driver saw now (or that it said nothing), the time and the
-settings. Flows out: the health now.
-
-Each dimension (memory, link, presence …) is a machine of its own; the worst decides. Rules that
-everything else relies on: evidence makes Unhealthy, silence never does; Unhealthy becomes
-Healthy only through Recovering, after `hold_s` without evidence, longer with each relapse; a
-sticky fault stays until an operator forgives it. Unhealthy also does not become Degraded (which
-may be handed out) without Recovering.
+Each dimension (memory, link, presence …) is a machine of its own, and the worst decides. Rules that
+all other code relies on: evidence makes a device Unhealthy, silence never does. Unhealthy becomes
+Healthy only through Recovering, after `hold_s` without evidence, longer with each relapse. A sticky
+fault stays until an operator forgives it. Unhealthy also does not become Degraded (which may be
+allocated) without Recovering.
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["SILENT_REASONS", "HealthSettings", "clear_sticky_faults", "is_same_to_readers", "next_health", "silence"]
 
-# Worst first. Unknown stands before Recovering: a device that nobody
-# can see is not known to recover.
+# Worst first. Unknown is worse than Recovering: a device that cannot be observed is not known to
+# recover.
 _SEVERITY = (
     HealthState.UNHEALTHY,
     HealthState.UNKNOWN,
@@ -39,7 +36,7 @@ SILENT_REASONS = frozenset({"driver-hung", "driver-failed", "driver-not-loaded",
 
 
 class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a device's health moves between two looks."""
+    """How a device's health changes between two polls."""
 
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
     """Seconds between two looks at all devices. 1 s: some files a device; a fault is known before a
@@ -61,7 +58,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def silence(reason: str, message: str) -> Observation:
     """Make the observation for a driver that gave no answer: all its devices become Unknown.
 
-    Shapes: reason — one of SILENT_REASONS, by which readers tell "no answer" from "a fault".
+    Shapes: reason — one of SILENT_REASONS, which distinguish "no answer" from "a fault" for
+            readers.
     """
     return Observation(
         dimension=Dimension.DRIVER,
@@ -75,12 +73,12 @@ def silence(reason: str, message: str) -> Observation:
 def next_health(
     previous: DeviceHealth | None, observations: Iterable[Observation], *, now: datetime, settings: HealthSettings
 ) -> DeviceHealth:
-    """Give the health after one look.
+    """Compute the health after one poll.
 
-    Shapes: previous — None for a device never seen; observations — all of this look; a single
-    `silence` when the driver said nothing.
-    Order: of observations does not matter; of two in one dimension the worse counts,
-    then the reason that sorts first.
+    Shapes: previous — None for a device never seen; observations — all of this poll, or a single
+            `silence` when the driver did not answer.
+    Order: of observations does not matter. Of two in one dimension the worse counts, then the
+            reason that sorts first.
     Errors: raises nothing.
     """
     before = previous or DeviceHealth()
@@ -95,7 +93,7 @@ def next_health(
     for dimension in Dimension:
         was = old.get(dimension)
         if is_silent and dimension not in worst:
-            # Nobody looked: what was known stays as it was.
+            # Not observed: keep what was known.
             moved = was
         elif was_silent and was is not None and was.state is HealthState.RECOVERING and dimension not in worst:
             # The time of silence does not count as time without evidence.
@@ -110,14 +108,14 @@ def next_health(
 
 
 def clear_sticky_faults(health: DeviceHealth) -> DeviceHealth:
-    """Lift the stickiness of all conditions: from here they heal as ordinary ones do."""
+    """Remove the stickiness of all conditions, so that they heal as ordinary ones do."""
     return msgspec.structs.replace(
         health, conditions=tuple(msgspec.structs.replace(condition, is_sticky=False) for condition in health.conditions)
     )
 
 
 def is_same_to_readers(first: DeviceHealth, second: DeviceHealth) -> bool:
-    """Say whether two healths differ in nothing that a subscriber must be told of (state, reason,
+    """Say whether two healths differ in nothing that subscribers need to receive (state, reason,
     action, since).
     """
     return first.state is second.state and [_facts(part) for part in first.conditions] == [
@@ -162,8 +160,8 @@ def _move(
         return _recovering(was, now=now, settings=settings)
     if was is not None and was.state is HealthState.RECOVERING:
         if _is_silence(seen):
-            # Nobody sees how it goes on. A count above zero keeps in mind
-            # that the hold must begin again.
+            # The recovery can no longer be observed. A count above zero records that the hold must
+            # begin again.
             return msgspec.structs.replace(
                 _begin(seen, now=now), is_sticky=was.is_sticky, relapses=max(1, was.relapses)
             )
@@ -201,7 +199,7 @@ def _sick(was: Condition | None, seen: Observation, *, now: datetime) -> Conditi
         if was.reason == seen.reason and was.is_sticky == is_sticky:
             return was
         if was.is_sticky and not seen.is_sticky:
-            # A sticky reason tells the operator what to do; a passing one must not hide it.
+            # A sticky reason asks the operator to act, and a passing one must not hide it.
             return was
         return msgspec.structs.replace(
             _begin(seen, now=now), since=was.since, is_sticky=is_sticky, relapses=was.relapses
@@ -211,7 +209,7 @@ def _sick(was: Condition | None, seen: Observation, *, now: datetime) -> Conditi
 
 
 def _is_interrupted(was: Condition) -> bool:
-    """Say whether silence fell in the middle of a recovery."""
+    """Say whether silence began in the middle of a recovery."""
     return was.state is HealthState.UNKNOWN and was.relapses > 0
 
 
@@ -243,8 +241,8 @@ def _is_held_long_enough(was: Condition, *, now: datetime, settings: HealthSetti
     try:
         since = datetime.fromisoformat(was.since)
     except ValueError:
-        # A stored time that nobody can read: the hold has to begin somewhere, and a
-        # device must not be stuck for ever.
+        # A stored time that cannot be parsed: treat the hold as over, so that the device is not
+        # stuck forever.
         return True
     if since.tzinfo is None:
         since = since.replace(tzinfo=now.tzinfo)

@@ -1,15 +1,14 @@
-"""Merges what the drivers report into the list of a class's devices: what is listed, each device's
-health, and what is removed. Pure.
+"""Merges the drivers' reports into the list of a class's devices: which devices are listed, each
+device's health, and which are removed. Pure.
 
-Flows in: the devices of the previous poll, one `DriverView` for each driver, who holds what, the
-time. Flows out: the devices to publish, and those removed. A device is never removed because its
-driver stopped answering, nor while somebody holds it: a vanished device stays listed as Unhealthy.
+A device is never removed because its driver stopped answering, nor while an owner holds it: a
+vanished device stays listed as Unhealthy.
 
-A device that sits in a pod's sandbox (its record says so) is out of the driver's sight, wholly or
-in part: it keeps the attributes that it had before, so that a hand-over changes no slice, and its
-absence is no fault. The same goes for the parts of a card that a virtual machine has. Virtual
-functions that could be made, and cannot any more (the host uses their card), are taken off the
-list: nothing is wrong with what was never there.
+A device that was moved into a pod's sandbox (its record shows it) is invisible to the driver,
+wholly or in part. It keeps the attributes that it had before, so that a hand-over changes no slice,
+and its absence is no fault. The same applies to the parts of a card that a virtual machine has.
+Virtual functions that could have been made, and cannot any more (the host uses their card), are
+removed from the list: they never existed, so nothing is wrong with them.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _SHOWN_LOST = 4
 class DriverView:
     """The last answer of one driver.
 
-    `devices` is None until its first answer. `silence` is set while it does not answer; its
-    earlier devices then stay listed.
+    `devices` is None until its first answer. `silence` is set while it does not answer. Its earlier
+    devices then stay listed.
     """
 
     devices: tuple[Device, ...] | None = None
@@ -95,13 +94,14 @@ def advance_inventory(
     now: datetime,
     settings: HealthSettings,
 ) -> MergedInventory:
-    """Take one step: merge what the drivers see into what is known.
+    """Take one step: merge the drivers' views into what is known.
 
-    Shapes: counter_sets — those of the step before; said_before — the inventory of the life before,
-    for drivers that have not looked yet; views — driver name to its view, one for every driver that
-    is loaded; held — device names in the ledger, None while it is unknown (then nothing leaves).
-    Order: independent of the order of drivers and devices; of two drivers that claim one name
-    the one that sorts first gets it.
+    Shapes: counter_sets — those of the previous step; said_before — the inventory that the service
+            published before it was restarted, for drivers that have not polled yet; views — driver
+            name to its view, one for every driver that is loaded; held — device names in the
+            ledger, None while it is unknown (then nothing is removed).
+    Order: independent of the order of drivers and devices. Of two drivers that claim one name the
+            one that sorts first gets it.
     """
     before = {each_device.name: each_device for each_device in devices}
     warnings: list[str] = []
@@ -140,14 +140,14 @@ def advance_inventory(
         device = found_devices.get(name) or present[name]
         view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
         if _has_not_looked(view) and name not in found_devices:
-            # The driver has not looked yet: what is known stands.
+            # The driver has not polled yet: keep what is known.
             listed.append(device)
             continue
         is_found = name in found_devices
         whole = device if name in away else away.get(device.partition_of)
         is_away = whole is not None and not is_found and view.silence is None and _has_place(whole, view, machine)
         if is_away and not view.observations.get(name):
-            # Nobody can look at it where it is: what was known of its health stands.
+            # It cannot be observed inside the sandbox: keep what was known of its health.
             listed.append(device)
             continue
         is_uncut = device.partition_of in view.uncut and not is_found and whole is None and view.silence is None
@@ -156,7 +156,7 @@ def advance_inventory(
             continue
         health = next_health(
             was.health if was else None,
-            # What the host itself says of it (it cannot be brought back) counts all the same.
+            # The host's own observations of it (it cannot be brought back) count even then.
             view.observations[name] if is_away else _observations(device, view, is_found=is_found, machine=machine),
             now=now,
             settings=settings,
@@ -185,8 +185,8 @@ def _has_not_looked(view: DriverView) -> bool:
 
 
 def _said_before(driver: str, before: Inventory | None) -> list[str]:
-    """Give what a driver that has not looked yet said in the life before, and that it has not: its
-    devices are those of then, or none.
+    """Return the earlier warnings of a driver that has not polled yet, and a warning that it has
+    not: its devices are those that were known at the restart, or none.
     """
     waits = f"{driver}: it has not looked for its devices yet since the service was started"
     warnings = [
@@ -213,11 +213,11 @@ def _cut_cards(
     held: Collection[str] | None,
     away: Collection[str],
 ) -> frozenset[str]:
-    """Find the cards that are gone since they were cut, and that nobody holds: they are sick, so
-    nobody will, and exclude none of their parts.
+    """Find the cards that are gone since they were partitioned, and that have no holder.
 
-    Else kubelet's device plugin, which counts nothing, would have no part of the card until the
-    card is forgotten. A card that has counters of its driver's goes on to count.
+    They are unhealthy, so no new owner gets them, and they need not exclude their parts. Otherwise
+    kubelet's device plugin, which counts nothing, would offer no part of the card until the card is
+    removed from the list. A card that uses counters of its driver still counts.
     """
     if held is None:
         return frozenset()
@@ -246,12 +246,12 @@ def _count(
     *,
     uncounted: Collection[str],
 ) -> tuple[CounterSet, ...]:
-    """Work out what the devices take from each other, in both maps.
+    """Compute what the devices take from each other, in both maps.
 
-    A device whose counters make no sense is not found, with a warning. A vanished device goes on
-    to count: somebody may hold it, and what it takes must not be handed out beside it. So the
-    sets of the step before stay as long as a device uses them. `uncounted`: cards of which it is
-    known that they exclude nothing.
+    A device whose counters make no sense is dropped, with a warning. A vanished device still
+    counts: an owner may hold it, and the devices that it excludes must not be allocated beside it.
+    So the sets of the previous step stay as long as a device uses them. `uncounted`: cards that are
+    known to exclude nothing.
     """
     by_driver: dict[str, list[Device]] = {}
     for device in {
@@ -306,8 +306,8 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
 
 
 def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:
-    """Say whether a device can be where it was: it has no PCI function, or the function is on the
-    bus.
+    """Say whether a device can still be where it was: it has no PCI function, or the function is on
+    the bus.
     """
     if device.pci is None or device.pci in view.seen:
         return True
@@ -317,11 +317,11 @@ def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:
 
 
 def _with_absent_parts(device: Device, before: Device | None) -> Device:
-    """Give a device that sits in a sandbox the attributes that it had before, also while it is
-    still in sight, or again: it is set up for the pod then.
+    """Give a device that is in a sandbox the attributes that it had before, even while it is still
+    visible, or visible again: it is set up for the pod then.
 
-    What the driver did not see before (it was renewed meanwhile) is added. One that several may
-    hold stays on the host, and what it shows counts.
+    Attributes that are new (its record was renewed meanwhile) are added. A device that several
+    owners may hold stays on the host, and its own attributes count.
     """
     if before is None or device.allows_multiple:
         return device
@@ -329,11 +329,11 @@ def _with_absent_parts(device: Device, before: Device | None) -> Device:
 
 
 def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: NodeSet) -> list[str]:
-    """Forget NUMA nodes that the machine lacks, as discovery does for PCI functions: a device said
-    to be there could be near nothing, and would be refused for ever.
+    """Drop NUMA nodes that the machine lacks, as discovery does for PCI functions: a device on such
+    a node could be near nothing, and would always be refused.
 
-    It is decided anew with each machine, so a device that came with a new node is there as soon as
-    discovery tells of the node. A machine without nodes tells nothing.
+    It is decided again with each machine, so a device on a new node gets its place as soon as
+    discovery reports the node. A machine without nodes decides nothing.
     """
     lost: dict[str, list[str]] = {}
     for name, device in found_devices.items() if nodes else ():

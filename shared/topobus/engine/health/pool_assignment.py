@@ -1,8 +1,4 @@
-"""Assigns devices of a class to the operator's pools, for the inventory. Pure.
-
-Flows in: devices, pools. Flows out: the same devices with their pool, and warnings about pools
-that get no device on this node.
-"""
+"""Assigns devices of a class to the operator's pools, for the inventory. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ __all__ = ["check_pools", "odd_pools", "with_pools"]
 
 
 def check_pools(device_class: str, pools: Sequence[Pool]) -> None:
-    """Refuse pools that cannot stand beside each other.
+    """Refuse pools that conflict with each other.
 
     Errors: raises ConfigError that names the pool.
     """
@@ -38,9 +34,9 @@ def with_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[Device
 
 
 def odd_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[str, ...]:
-    """Tell of pools that have nothing on this node though it has devices of the class.
+    """Report pools that have nothing on this node though it has devices of the class.
 
-    On another kind of node that is as it should be.
+    On another kind of node that is normal.
     """
     odd: list[str] = []
     for pool in pools if devices else ():

@@ -1,12 +1,12 @@
 """When a device service counts as silent, and what its devices are then: Unknown, never Unhealthy,
-and never let go.
+and never released.
 
-Flows in: whether the service answered, look by look. Flows out: heard, or silent since when; and an
-inventory in which a silent service's devices are Unknown. Nobody publishes such an inventory: each
-reader judges for itself, and the service's own word stands again with its first answer.
+Each reader makes the inventory of a silent service itself. It is not published, and the service's
+own inventory applies again with its first answer.
 
-Who only reads asks nobody: a node's topology says on the bus which device services do not answer,
-and says so anew now and then; when that ends, topology itself is silent (`Words`).
+A mere reader polls no service: a node's topology announces on the bus which device services do not
+answer, and repeats that at intervals. When the announcements end, topology itself is silent
+(`Words`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ SAID_EVERY_S = 30.0
 """How often topology says a node's alignment anew. Who misses some of these knows that it is
 silent. A thousand nodes say it 33 times a second at the hub; nothing is decided by it, so it may
 take minutes."""
-# So many words may be missed: a store that is busy or away for a moment is no silence.
+# This many announcements may be missed: a store that is busy or unreachable for a moment is no
+# silence.
 _MISSED_WORDS = 3
 _SLACK_S = 10.0
 
@@ -103,12 +104,14 @@ class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def longest_gap_s(self) -> float:
-        """Looks farther apart are no row: it was we who stood still."""
+        """Polls farther apart do not count as consecutive: it was this process that stopped
+        polling.
+        """
         return 3 * (self.every_s + self.timeout_s)
 
 
 class Silence(Struct, frozen=True, kw_only=True):
-    """What is known of one service's silence. Times are seconds of the looker's monotonic clock."""
+    """What is known of one service's silence. Times are seconds of the poller's monotonic clock."""
 
     is_silent: bool = False
     since: float | None = None
@@ -122,10 +125,10 @@ class Silence(Struct, frozen=True, kw_only=True):
 
 
 def next_silence(before: Silence, answer: Answered | Silent, *, at: float, settings: SilenceSettings) -> Silence:
-    """Judge after one more look.
+    """Compute the silence after one more poll.
 
-    One answer ends a silence; only an unbroken row of looks without any begins one. While NATS is
-    away nothing is judged: what was so stays so.
+    One answer ends a silence. Only an unbroken row of polls without an answer begins one. While
+    NATS is unreachable nothing changes.
 
     >>> nobody = Silent(because=SilentBecause.NOBODY)
     >>> heard = next_silence(Silence(), Answered(), at=0.0, settings=SilenceSettings())
@@ -142,8 +145,8 @@ def next_silence(before: Silence, answer: Answered | Silent, *, at: float, setti
     nobody_since: float | None = None
     if answer.because is SilentBecause.NOBODY:
         nobody_since = before.nobody_since if before.nobody_since is not None and is_row else at
-    # After NATS was away everybody comes back in his own time, and so do
-    # services that start together with us.
+    # After NATS was unreachable, services reconnect at different times, and so do services that
+    # start together with this one.
     gone_s = settings.gone_s if before.was_heard else max(settings.gone_s, settings.hung_s)
     is_gone = nobody_since is not None and at - nobody_since >= gone_s
     return Silence(
@@ -156,7 +159,7 @@ def next_silence(before: Silence, answer: Answered | Silent, *, at: float, setti
 
 
 class Words:
-    """What each node's topology said last, and when it was heard.
+    """The last announcement of each node's topology, and when it was received.
 
     Times are seconds of one monotonic clock.
 
@@ -171,7 +174,10 @@ class Words:
         self._heard_at: dict[str, float] = {}
 
     def note(self, node: str, alignment: NodeAlignment, *, at: float, said_at: str) -> None:
-        """Take in a word; `said_at` is when it was stored, RFC 3339."""
+        """Record an announcement.
+
+        Shapes: said_at — when it was stored, RFC 3339.
+        """
         self._words[node] = (alignment, said_at)
         self._heard_at[node] = at
 
@@ -181,18 +187,18 @@ class Words:
         self._heard_at.pop(node, None)
 
     def excuse(self, at: float) -> None:
-        """Say that until now nobody could be heard: whoever is silent, is so from now on."""
+        """Restart all waiting times: until now no announcement could be received."""
         self._heard_at = dict.fromkeys(self._heard_at, at)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Whose words are known, sorted."""
+        """The nodes with a known announcement, sorted."""
         return tuple(sorted(self._words))
 
     def silent(self, node: str, now: float) -> dict[str, str]:
-        """Name the silent: classes and TOPOLOGY, with the time since when, RFC 3339.
+        """Name the silent services: classes and TOPOLOGY, with the time since when, RFC 3339.
 
-        Empty when all speak, or nothing is known.
+        Empty when all answer, or nothing is known.
         """
         if node not in self._words:
             return {}
@@ -202,10 +208,10 @@ class Words:
 
 
 def unheard(inventory: Inventory, *, since: str = "") -> Inventory:
-    """The inventory as it is to be read while its service is silent: every device Unknown, and
-    Unhealthy ones still that.
+    """Return the inventory as it is to be read while its service is silent: every device Unknown,
+    and Unhealthy ones still that.
 
-    `since`: RFC 3339, UTC; empty when it is not known.
+    Shapes: since — RFC 3339, UTC; empty when it is not known.
     """
     condition = Condition(
         dimension=Dimension.DRIVER,
@@ -220,7 +226,7 @@ def unheard(inventory: Inventory, *, since: str = "") -> Inventory:
 
 def _unheard(device: Device, condition: Condition) -> Device:
     before = device.health
-    # Evidence of a fault outlives the voice that told it.
+    # Evidence of a fault stays valid while its reporter is silent.
     is_sick = before.state is HealthState.UNHEALTHY
     health = DeviceHealth(
         state=before.state if is_sick else HealthState.UNKNOWN,

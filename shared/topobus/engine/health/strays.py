@@ -1,12 +1,11 @@
-"""Devices on NUMA nodes that their machine does not have: named, and not handed out.
+"""Devices on NUMA nodes that their machine does not have: they are listed, but not allocated.
 
-Flows in: an inventory and the machine of its node, each told by a service of its own. Flows out:
-the inventory as it is to be read. A device that says such a thing is of a faulty driver, of
-somebody else, or newer than our copy of the machine; in none of these cases is its place known. The
-other devices of the inventory go on: one plugin of a class may be faulty beside others, and an
-inventory refused as a whole would take healthy devices with it, or freeze their health at what it
-was. It is decided anew whenever machine or inventory changes, so a device that came with a new node
-is back as soon as discovery tells of the node.
+Inventory and machine come from two services. A device on a missing node comes from a faulty driver
+or from another program, or is newer than our copy of the machine. In none of these cases is its
+place known. The other devices of the inventory are unaffected: one plugin of a class may be faulty
+beside others, and an inventory refused as a whole would take healthy devices with it, or freeze
+their health. It is decided again whenever machine or inventory changes, so a device that came with
+a new node is back as soon as discovery reports the node.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ NODE_MISSING = "node-missing"
 def stray_devices(inventory: Inventory, machine: Machine) -> tuple[Device, ...]:
     """List the devices that name a NUMA node which the machine lacks.
 
-    Order: the inventory's. Empty while the machine tells no nodes at all: then
-    nobody knows which are missing.
+    Order: the inventory's. Empty while the machine reports no nodes at all: then it is unknown
+            which are missing.
     """
     nodes = machine.node_set
     return (
@@ -38,11 +37,11 @@ def stray_devices(inventory: Inventory, machine: Machine) -> tuple[Device, ...]:
 
 
 def without_strays(inventory: Inventory, machine: Machine) -> Inventory:
-    """Read an inventory with its strays Unknown, so that nobody gets them.
+    """Return an inventory with its strays Unknown, so that they are not allocated.
 
-    They stay listed, for they may be held.
+    They stay listed, because they may be held.
 
-    Cost: O(devices); the same value when there is no stray.
+    Cost: O(devices). The same value when there is no stray.
     """
     strays = {device.name for device in stray_devices(inventory, machine)}
     if not strays:
