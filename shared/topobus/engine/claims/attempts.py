@@ -1,11 +1,9 @@
-"""Allocation attempts: what is about to be allocated to a claim, written into the claim before a
-node is asked.
+"""Allocation attempts: the allocation that is about to be made for a claim, written into the claim
+before a node is asked.
 
 After a crash any replica reads the attempt, continues, and repeats the same operation. The attempt
 is an annotation, because the status belongs to Kubernetes. In a cluster it names the pod that it is
-for, and stays in the claim as a record of the allocation until another attempt replaces it.
-
-Flows in: a stored claim. Flows out: its attempt, and the claim's next version. The
+for, and stays in the claim as a record of the allocation until another attempt replaces it. The
 reconcilers write it by compare-and-set.
 """
 
@@ -74,16 +72,16 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     in which they were tried."""
 
     def op_id(self, claim_uid: str) -> str:
-        """Name the operation at the node: whoever goes on with the
-        attempt repeats the very same.
+        """Name the operation at the node, so that a replica that continues the attempt repeats the
+        same operation.
         """
         return f"allocate-{claim_uid}-{self.number}"
 
     def lengthened(self, result: AllocationResult) -> AllocationResult:
-        """Give the allocation with its configuration.
+        """Return the allocation with its configuration.
 
-        Shapes: result — what a search found for the claim when it might choose
-        among the attempt's devices only.
+        Shapes: result — what a search found for the claim when it might choose among the attempt's
+                devices only.
         """
         if not self.is_short:
             return self.allocation
@@ -93,9 +91,9 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def attempt_of(claim: ApiObject) -> Attempt | None:
-    """Find the attempt under way.
+    """Find the attempt in progress.
 
-    Errors: raises ContractError when somebody wrote something else there.
+    Errors: raises ContractError when another program wrote something else there.
     """
     text = metadata_of(claim).annotations.get(ATTEMPT_ANNOTATION)
     if text is None:
@@ -119,7 +117,7 @@ def was_attempted(claim: ApiObject) -> bool:
 
 
 def allocation_of(claim: ApiObject) -> AllocationResult | None:
-    """Find what a claim has been allocated, or is about to be.
+    """Find the allocation that a claim has, or is about to get.
 
     Errors: raises ContractError.
     """
@@ -128,7 +126,7 @@ def allocation_of(claim: ApiObject) -> AllocationResult | None:
 
 
 def holds_what_was_attempted(claim: ApiObject, attempt: Attempt) -> bool:
-    """Say whether a claim's status has the very devices of an attempt.
+    """Say whether a claim's status has exactly the devices of an attempt.
 
     The rest of an allocation comes back from a server with its defaults filled in.
     """
@@ -147,7 +145,7 @@ def holds_what_was_attempted(claim: ApiObject, attempt: Attempt) -> bool:
 
 
 def with_attempt(claim: ApiObject, attempt: Attempt) -> ApiObject:
-    """Write down an attempt and protect the claim from being deleted."""
+    """Add an attempt, and protect the claim from being deleted."""
     stored = _without_copies(claim, attempt)
     if attempt.pod:
         stored = _shortened(stored)
@@ -158,7 +156,7 @@ def with_attempt(claim: ApiObject, attempt: Attempt) -> ApiObject:
 
 
 def without_attempt(claim: ApiObject) -> ApiObject:
-    """Drop a failed attempt; its number stays, so the next operation has another id.
+    """Drop a failed attempt. Its number stays, so the next operation has another id.
 
     A claim that holds nothing loses its finalizer.
     """
@@ -169,7 +167,7 @@ def without_attempt(claim: ApiObject) -> ApiObject:
 def is_current(claim: ApiObject, uid: str, attempt: Attempt) -> bool:
     """Say whether an attempt is still the claim's newest and has led to nothing.
 
-    A claim that was made anew under the same name counts its attempts anew.
+    A claim that was deleted and created again under the same name counts its attempts from zero.
     """
     if owner_of(claim).uid != uid or claim.status.get("allocation"):
         return False
@@ -181,14 +179,14 @@ def is_current(claim: ApiObject, uid: str, attempt: Attempt) -> bool:
 
 
 def _shortened(attempt: Attempt) -> Attempt:
-    """Leave the configuration out of a note that would not fit into an object's annotations."""
+    """Leave the configuration out of an attempt that would not fit into an object's annotations."""
     if len(encode(attempt)) <= _MAX_NOTE:
         return attempt
     return structs.replace(_with_configuration(attempt, ()), copies={}, is_short=True)
 
 
 def _without_copies(claim: ApiObject, attempt: Attempt) -> Attempt:
-    """Leave out of an attempt the configuration that stands in the claim's spec: a claim may have
+    """Leave out of an attempt the configuration that is also in the claim's spec: a claim may have
     32 of 10 KiB, and an object must not have them three times.
     """
     own = _own_configuration(claim) if attempt.allocation.devices.config else ()
@@ -203,7 +201,7 @@ def _without_copies(claim: ApiObject, attempt: Attempt) -> Attempt:
 
 
 def _with_copies(claim: ApiObject, attempt: Attempt, where: str) -> Attempt:
-    """Put the configuration of the claim's spec back to where it stood.
+    """Put the configuration of the claim's spec back in its place.
 
     Errors: raises ContractError when the spec has no such configuration any more.
     """

@@ -1,14 +1,11 @@
 """Binding conditions: devices that are usable only after a step such as attaching them to the node
 over a fabric.
 
-A device names binding conditions, which its driver reports in the claim's
-`status.devices`. A pod waits until all are True. A binding failure condition that is True,
-or a time-out, deallocates the devices.
-
-Flows in: a claim's status and the time. Flows out: ready, waiting with the missing
-conditions, or failed with the reason.
-Source: KEP-5007; k8s.io/kubernetes
-pkg/scheduler/framework/plugins/dynamicresources (PreBind), 1.36.
+A device names binding conditions, which its driver reports in the claim's `status.devices`. A pod
+waits until all are True. A binding failure condition that is True, or a time-out, deallocates the
+devices.
+Source: KEP-5007; k8s.io/kubernetes pkg/scheduler/framework/plugins/dynamicresources (PreBind),
+1.36.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ class BindingWaits:
 
 @dataclass(frozen=True)
 class BindingFailed:
-    """The devices have to be given back."""
+    """The devices must be deallocated."""
 
     why: str
 
@@ -47,7 +44,9 @@ BindingState = BindingReady | BindingWaits | BindingFailed
 
 
 def binding_state(status: ClaimStatus, *, now: datetime, timeout_s: float) -> BindingState:
-    """Judge the devices of an allocated claim; one without binding conditions is ready."""
+    """Compute the binding state of an allocated claim. A claim without binding conditions is
+    ready.
+    """
     results = status.allocation.devices.results if status.allocation is not None else ()
     waiting = [granted_device for granted_device in results if granted_device.binding_conditions]
     if not waiting:

@@ -1,7 +1,5 @@
 """The checks of an API server on claims and on allocations, for both homes and for dry runs: made
 before a search and after it.
-
-Flows in: claims with their specs, allocations. Flows out: a Fault, or None.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ LabelsOf = Callable[[str], Mapping[str, str]]
 
 
 def objection_to_claims(wanted: Sequence[Wanted], labels_of: LabelsOf, compiler: SelectorCompiler) -> Fault | None:
-    """Say what an API server would have refused of these claims: admin access outside of a
+    """Find what an API server would have refused of these claims: admin access outside of a
     namespace for it, a selector that may cost too much.
     """
     for claim, spec in wanted:
@@ -40,7 +38,7 @@ def objection_to_claims(wanted: Sequence[Wanted], labels_of: LabelsOf, compiler:
 def objection_to_results(
     node: str, wanted: Sequence[Wanted], results: Sequence[AllocationResult], *, steps: int = 0
 ) -> Fault | None:
-    """Say which limit of the API what was found would break; None when it can be stored."""
+    """Find the limit of the API that the results would break. None when they can be stored."""
     for (claim, spec), result in zip(wanted, results, strict=True):
         problems = limits.check_allocation(result, spec)
         if problems:

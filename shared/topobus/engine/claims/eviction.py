@@ -1,8 +1,7 @@
 """Decides whether, when and why an allocated claim is evicted because of its devices' taints.
 
-Flows in: an allocation, the evicting taints of its devices, and since when each exists. Flows out:
-the earliest eviction that is not tolerated. The tolerations are those copied into the allocation:
-later edits of the claim's class or slices do not change a granted allocation.
+The tolerations are those copied into the allocation: later edits of the claim's class or slices do
+not change an allocation.
 Source: k8s.io/kubernetes pkg/controller/devicetainteviction, 1.36.
 """
 
@@ -23,7 +22,7 @@ __all__ = ["Eviction", "next_eviction", "reason_of", "rule_condition"]
 
 @dataclass(frozen=True)
 class Eviction:
-    """A claim has to go."""
+    """A claim that must be evicted, and when."""
 
     device: DeviceId
     taint: Taint
@@ -37,7 +36,8 @@ def next_eviction(
     taints_of: Callable[[DeviceId], Sequence[RuleTaint]],
     since: Callable[[DeviceId, Taint], datetime],
 ) -> Eviction | None:
-    """Find the earliest eviction of a claim; None when it tolerates everything for ever.
+    """Find the earliest eviction of a claim. None when it tolerates all taints without a time
+    limit.
 
     Order: the earliest, among equals the first device and its first taint.
     """
@@ -55,8 +55,8 @@ def next_eviction(
 
 
 def _tolerated_for(granted: GrantedDevice, taint: Taint) -> timedelta | None:
-    """Say for how long a device's user bears a taint: not at all (zero), the shortest time that a
-    toleration names, or for ever (None).
+    """Compute for how long a device's user tolerates a taint: not at all (zero), the shortest time
+    that a toleration names, or without limit (None).
     """
     bearing = [
         toleration
@@ -66,14 +66,14 @@ def _tolerated_for(granted: GrantedDevice, taint: Taint) -> timedelta | None:
     if not bearing:
         return timedelta(0)
     limited = [toleration.toleration_seconds for toleration in bearing if toleration.toleration_seconds is not None]
-    # A time of zero or less means at once; a very long one is no date that Python
-    # knows, and means for ever as well.
+    # A time of zero or less means at once. A very long one is no date that Python can represent,
+    # and means no limit as well.
     shortest = min(limited, default=None)
     return None if shortest is None or shortest > 10**10 else timedelta(seconds=max(shortest, 0))
 
 
 def reason_of(eviction: Eviction, claim: str, pods: Sequence[str]) -> Reason:
-    """Tell why a claim is evicted, and whose it was."""
+    """Explain why a claim is evicted, and which pods used it."""
     taint = (
         f"{eviction.taint.key}={eviction.taint.value}:{eviction.taint.effect}"
         if eviction.taint.value
@@ -98,11 +98,11 @@ def reason_of(eviction: Eviction, claim: str, pods: Sequence[str]) -> Reason:
 def rule_condition(
     rule: TaintRule, *, published: int, pending: int, allocations: Sequence[tuple[AllocationResult, Sequence[str]]]
 ) -> tuple[bool, str, str]:
-    """Say how far a rule's evictions are, or what they would be: is it in progress, a reason, and a
-    message.
+    """Describe how far a rule's evictions are, or what they would be: whether it is in progress, a
+    reason, and a message.
 
-    Shapes: allocations — of all claims, each with the pods that use it; pending — claims that are
-    to go because of the rule and are still there.
+    Shapes: allocations — of all claims, each with the pods that use it; pending — claims that must
+            go because of the rule and are still there.
     """
     devices: set[DeviceId] = set()
     pods: set[str] = set()

@@ -1,10 +1,9 @@
 """Extended resources served by claims: a container asks for `example.com/gpu: 2`, a DeviceClass
 names that resource, the pod gets one claim.
 
-Flows in: a pod and the classes. Flows out: the claim's spec, and the request that serves each
-container. A class is found by `spec.extendedResourceName` (of several the newest, then the first by
-name), or by the implicit name `deviceclass.resource.kubernetes.io/CLASS`. Init containers end
-before the others start, so they use the same devices.
+A class is found by `spec.extendedResourceName` (of several the newest, then the first by name), or
+by the implicit name `deviceclass.resource.kubernetes.io/CLASS`. Init containers end before the
+others start, so they use the same devices.
 Source: KEP-5004; k8s.io/kubernetes
 pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, 1.36.
 """
@@ -45,7 +44,7 @@ EXTENDED_CLAIM = "resource.kubernetes.io/extended-resource-claim"
 
 
 class ClassName(NamedTuple):
-    """What matters of a class here."""
+    """The fields of a class that matter here."""
 
     name: str
     resource: str
@@ -55,7 +54,7 @@ class ClassName(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """Which request of the claim serves a container's resource."""
+    """The request of the claim that serves a container's resource."""
 
     container: str
     resource: str
@@ -63,7 +62,7 @@ class Mapped(NamedTuple):
 
 
 class ExtendedClaim(NamedTuple):
-    """What a pod's extended resources want of the API."""
+    """The claim for a pod's extended resources."""
 
     spec: dict[str, Any]
     mappings: tuple[Mapped, ...]
@@ -94,12 +93,11 @@ def class_for(resource: str, classes: Sequence[ClassName]) -> str | None:
 
 
 def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClaim | None:
-    """Work out the special claim of a pod; None when no class serves any of its resources.
+    """Compute the special claim of a pod. None when no class serves any of its resources.
 
-    Order: requests by name, as upstream has them; resources by name, long-lived
-    containers first in the mappings.
-    Errors: raises ContractError for a pod that nobody can read, or
-    that asks for a part of a device.
+    Order: requests by name, as upstream has them; resources by name, long-lived containers first in
+            the mappings.
+    Errors: raises ContractError for a pod that cannot be read, or that asks for a part of a device.
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     containers = (*spec.init_containers, *spec.containers)
@@ -141,8 +139,8 @@ def _serve(
     asked: Sequence[Mapping[str, int]],
     is_short: Sequence[bool],
 ) -> tuple[list[_Request], list[Mapped]]:
-    """Make the requests for one resource: one a long-lived container, and one for the init
-    container that wants most beyond what is there anyway.
+    """Make the requests for one resource: one for each long-lived container, and one for the init
+    container that wants most beyond what those have.
     """
     lasting: dict[int, _Request] = {}
     mappings: list[Mapped] = []
@@ -157,7 +155,7 @@ def _serve(
         count = asked[index].get(resource, 0)
         if not count or not is_short[index]:
             continue
-        # What containers that start later hold is free while this one runs.
+        # Devices that containers hold which start later are free while this one runs.
         for later in sorted(place for place in lasting if place >= index):
             if count > 0:
                 mappings.append(Mapped(container.name, resource, lasting[later].name))
@@ -179,8 +177,10 @@ def _request_name(index: int, asked: Mapping[str, int], resource: str) -> str:
 
 
 def _asked(container: Container, where: str) -> dict[str, int]:
-    """List the amounts that a container asks for, by name; devices come whole."""
-    # Kubernetes takes a limit for a request where there is none.
+    """List the amounts that a container asks for, by name. A device amount must be whole, and any
+    other resource counts 0.
+    """
+    # Kubernetes uses a limit as the request where there is none.
     amounts = {**container.resources.limits, **container.resources.requests}
     units: dict[str, int] = {}
     for name, value in amounts.items():
@@ -198,7 +198,7 @@ def _asked(container: Container, where: str) -> dict[str, int]:
 
 
 def extended_claim_name(pod: ApiObject) -> str:
-    """Name the special claim that a pod's status speaks of; empty before there is one."""
+    """Name the special claim in a pod's status. Empty before there is one."""
     status = pod.status.get("extendedResourceClaimStatus")
     name = status.get("resourceClaimName") if isinstance(status, dict) else None
     return name if isinstance(name, str) else ""

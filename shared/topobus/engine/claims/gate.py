@@ -1,9 +1,7 @@
 """The scheduling gate with which a pod asks for allocation by this controller, and the state of
 gated pods.
 
-Flows in: stored pods and claims. Flows out: whether a pod waits behind the gate, whether it
-has ended, which of two versions is later, and the pod's next version: with a condition about
-its claims, or without the gate.
+A pod's next version has a condition about its claims, or no gate any more.
 """
 
 from __future__ import annotations
@@ -59,8 +57,8 @@ def version_of(api_object: ApiObject) -> int:
 
 
 def version_number(metadata: Mapping[str, Any]) -> int:
-    """Read the resource version out of the metadata of an object as
-    served, as `version_of` does.
+    """Read the resource version out of the metadata of an object as served, as `version_of`
+    does.
     """
     text = str(metadata.get("resourceVersion") or "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
@@ -80,15 +78,15 @@ def has_gate(pod: ApiObject) -> bool:
 
 
 def is_over(pod: ApiObject) -> bool:
-    """Say whether a pod has ended, or was asked to before it had a node: its claims are nobody's
-    then.
+    """Say whether a pod has ended, or its deletion was requested before it had a node: it no longer
+    uses its claims.
     """
     is_ending = bool(pod.metadata.get("deletionTimestamp")) and not pod.spec.get("nodeName")
     return pod.status.get("phase") in ("Succeeded", "Failed") or is_ending
 
 
 def without_gate(pod: ApiObject) -> ApiObject:
-    """Take our gate off; others' stay."""
+    """Remove our gate. Others' gates stay."""
     gates = pod.spec.get("schedulingGates")
     kept = [
         gate
@@ -108,7 +106,7 @@ def has_allocated_condition(pod: ApiObject) -> bool:
 
 
 def allocated_reason(pod: ApiObject) -> str:
-    """Give the reason of the condition about its claims; empty when it has none."""
+    """Return the reason of the condition about its claims. Empty when it has none."""
     conditions = pod.status.get("conditions")
     reasons = (
         condition.get("reason")
@@ -119,14 +117,15 @@ def allocated_reason(pod: ApiObject) -> str:
 
 
 def with_allocated_condition(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> ApiObject:
-    """Tell in the pod's status how its claims stand; the same object when that is there already.
+    """Write the state of its claims into the pod's status. Return the same object when it is there
+    already.
 
     The time changes only when the status does.
     """
     shown = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
     if has_condition(pod, is_true=is_true, reason=reason, message=shown, kind=ALLOCATED_CONDITION):
         return pod
-    # Servers before 1.34 know no generation in a pod's condition.
+    # Servers before 1.34 have no generation in a pod's condition.
     return with_condition(
         pod, is_true=is_true, reason=reason, message=shown, now=now, kind=ALLOCATED_CONDITION, is_generation_told=False
     )

@@ -1,11 +1,9 @@
 """The lifecycle of a claim as a value: reads a claim and makes its next version.
 
 An allocation takes three writes: first the attempt (with the finalizer), then the node's ledger,
-then the status; so any replica can read how far it came after a crash, continue, and repeat the
-same operation. The attempts are in `attempts`.
-
-Flows in: a stored ResourceClaim. Flows out: its next version. The
-reconcilers write it by compare-and-set.
+then the status. So after a crash any replica can read how far it came, continue, and repeat the
+same operation. The attempts are in `attempts`. The reconcilers write the next version by
+compare-and-set.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ def status_of(api_object: ApiObject) -> ClaimStatus:
 
 
 def owner_of(claim: ApiObject) -> Owner:
-    """Give the claim's owner value, as ledgers have it."""
+    """Return the claim's owner value, as ledgers have it."""
     metadata = metadata_of(claim)
     return Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
 
@@ -126,8 +124,9 @@ def placement_request(
 ) -> PodRequest | None:
     """Convert an allocation to a placement request to the node's topology service.
 
-    None when no device of it is of a Topobus driver. The devices were chosen already, so the node's
-    own alignment policy has no say: policy none, unless the claim itself wishes for one.
+    None when none of its devices belongs to a Topobus driver. The devices were chosen already, so
+    the node's own alignment policy does not apply: policy none, unless the claim itself requests
+    one.
     """
     groups: dict[tuple[str, bool, bool], list[str]] = {}
     amounts: dict[str, dict[str, dict[str, int]]] = {}
@@ -169,7 +168,7 @@ def placement_request(
 
 
 def with_annotations(api_object: ApiObject, changes: Mapping[str, str | None]) -> ApiObject:
-    """Set annotations, and take those off that are None."""
+    """Set annotations, and remove those that are None."""
     annotations_before = api_object.metadata.get("annotations")
     kept = (
         {key: value for key, value in annotations_before.items() if key not in changes}
@@ -183,7 +182,7 @@ def with_annotations(api_object: ApiObject, changes: Mapping[str, str | None]) -
 def with_finalizer(api_object: ApiObject, name: str) -> ApiObject:
     """Add a finalizer, so that the object stays until what it holds is released.
 
-    The same object when it has it already.
+    Return the same object when it has it already.
     """
     finalizers = metadata_of(api_object).finalizers
     return (
@@ -194,14 +193,14 @@ def with_finalizer(api_object: ApiObject, name: str) -> ApiObject:
 
 
 def without_finalizer(api_object: ApiObject, name: str) -> ApiObject:
-    """Take a finalizer off."""
+    """Remove a finalizer."""
     finalizers = [finalizer for finalizer in metadata_of(api_object).finalizers if finalizer != name]
     metadata = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
     return _replace(api_object, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
 
 
 def without_protection(claim: ApiObject) -> ApiObject:
-    """Take our finalizer off a claim."""
+    """Remove our finalizer from a claim."""
     return without_finalizer(claim, DELETE_PROTECTION)
 
 
@@ -228,9 +227,9 @@ def with_result(claim: ApiObject, allocation: AllocationResult, *, now: str) -> 
 def with_allocation(
     claim: ApiObject, allocation: AllocationResult, *, now: str, spanned: NodeSet = _NOWHERE
 ) -> ApiObject:
-    """Write an allocation and its condition; that ends the attempt.
+    """Write an allocation and its condition, which ends the attempt.
 
-    Shapes: spanned — the NUMA nodes that the devices lie on, where that is more than one.
+    Shapes: spanned — the NUMA nodes of the devices, where they are more than one.
     """
     done = with_annotations(with_result(claim, allocation, now=now), {ATTEMPT_ANNOTATION: None})
     devices = len(allocation.devices.results)
@@ -254,10 +253,10 @@ def _on_nodes(spanned: NodeSet) -> str:
 
 
 def without_result(claim: ApiObject) -> ApiObject:
-    """Clear the allocation and who has reserved it.
+    """Clear the allocation and its reservations.
 
-    What drivers said of the devices stays, for in a cluster the server drops that, and
-    writing it takes another right.
+    The drivers' device statuses stay, because in a cluster the server drops them, and writing them
+    takes another right.
     """
     return _replace(
         claim, status={key: value for key, value in claim.status.items() if key not in ("reservedFor", "allocation")}
@@ -274,9 +273,9 @@ def with_condition(
     kind: str = ALLOCATED,
     is_generation_told: bool = True,
 ) -> ApiObject:
-    """Write the claim's condition; its time changes only when its status does.
+    """Write the claim's condition. Its time changes only when its status does.
 
-    Shapes: is_generation_told — say of which generation of the object this is told, too.
+    Shapes: is_generation_told — also write the object's generation that the condition is about.
     """
     status = "True" if is_true else "False"
     known_conditions = _conditions(api_object)
@@ -297,9 +296,9 @@ def with_condition(
 
 
 def with_advice(api_object: ApiObject, *, message: str, now: str) -> ApiObject:
-    """Say beside why a claim waits what comes nearest and what would fit.
+    """Write, beside the reason why a claim waits, the nearest misses and what would fit.
 
-    An empty message takes that away again.
+    An empty message removes that again.
     """
     if message:
         return with_condition(api_object, is_true=True, reason="NearestMiss", message=message, now=now, kind=ADVICE)
@@ -320,13 +319,13 @@ def has_condition(
 
 
 def is_finished(api_object: ApiObject) -> bool:
-    """Say whether there is nothing left to hold a deleted object."""
+    """Say whether nothing prevents the removal of a deleted object."""
     return not metadata_of(api_object).finalizers
 
 
 def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult:
-    """Give each share its id: a UUID made of the claim's, so that a repeated computation gives the
-    same.
+    """Give each share its id: a UUID made from the claim's, so that a repeated computation gives
+    the same.
     """
     results = tuple(
         msgspec.structs.replace(
@@ -340,13 +339,13 @@ def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult
 
 
 def _conditions(api_object: ApiObject) -> list[dict[str, Any]]:
-    """List the conditions that are ones; anybody may have stored anything."""
+    """List the entries that are conditions. Any client may have stored other values there."""
     conditions = api_object.status.get("conditions")
     return [old for old in conditions if isinstance(old, dict)] if isinstance(conditions, list) else []
 
 
 def _wire(value: Struct) -> dict[str, Any]:
-    """Give a value the very shape that it has when it is read again: lists, not tuples."""
+    """Give a value the same shape that it has when it is read again: lists, not tuples."""
     return decode(encode(value), dict[str, Any], where="status")
 
 

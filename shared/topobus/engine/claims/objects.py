@@ -1,11 +1,10 @@
 """Claims and pods as the controller reads them: each part of a stored version is parsed once, at
 its first use.
 
-Flows in: objects in Kubernetes' wire shape, from either store. Flows out: their parts as values. A
-part that cannot be parsed is a value, too (`Unreadable`): reading it raises a ContractError that
-names the object, while all other parts stay readable. A next version is made of `object`, so that
-unknown fields stay. Classes, slices, taint rules and nodes are parsed when they enter the state
-(`read_class`, `read_slice`, `read_rule`, `node_facts`).
+The objects come from either store. A part that cannot be parsed is also a value (`Unreadable`):
+reading it raises a ContractError that names the object, while all other parts stay readable. A next
+version is made from `object`, so that unknown fields stay. Classes, slices, taint rules and nodes
+are parsed when they enter the state (`read_class`, `read_slice`, `read_rule`, `node_facts`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class ReadObject:
-    """What every kind of object has."""
+    """The parts that every kind of object has."""
 
     object: ApiObject
     """As stored."""
@@ -50,8 +49,8 @@ class ReadObject:
     def metadata(self) -> Metadata:
         """The metadata.
 
-        What does not fit counts as absent, for an object must be
-        nameable even when it is malformed.
+        A field with a wrong type counts as absent, because even a malformed object needs a name in
+        messages.
         """
         return metadata_of(self.object)
 
@@ -62,20 +61,20 @@ class ReadObject:
 
     @property
     def uid(self) -> str:
-        """The uid; empty when it has none."""
+        """The uid. Empty when it has none."""
         return self.metadata.uid
 
     @property
     def is_deleting(self) -> bool:
-        """Whether its end was asked for."""
+        """Whether its deletion was requested."""
         return bool(self.metadata.deletion_timestamp)
 
 
 class Claim(ReadObject):
     """A claim of structured parameters.
 
-    Errors: spec, status, allocation, attempt, consumers and mode raise ContractError where
-    somebody wrote something else there.
+    Errors: spec, status, allocation, attempt, consumers and mode raise ContractError where another
+            program wrote something else there.
     """
 
     @cached_property
@@ -97,7 +96,7 @@ class Claim(ReadObject):
         return _readable(self._status)
 
     def check_status(self) -> None:
-        """Make sure that the status, and who has reserved the claim, can be read.
+        """Make sure that the status, and the claim's reservations, can be read.
 
         Errors: raises ContractError.
         """
@@ -106,12 +105,12 @@ class Claim(ReadObject):
 
     @property
     def allocation(self) -> AllocationResult | None:
-        """What the claim's status gives it."""
+        """The allocation in the claim's status."""
         return self.status.allocation
 
     @property
     def attempt(self) -> Attempt | None:
-        """The attempt under way."""
+        """The attempt in progress."""
         return _readable(self._attempt)
 
     @property
@@ -126,23 +125,23 @@ class Claim(ReadObject):
 
     @property
     def held(self) -> AllocationResult | None:
-        """What the claim has been allocated, or is about to be."""
+        """The allocation that the claim has, or is about to get."""
         attempt = self.attempt
         return self.allocation or (attempt.allocation if attempt is not None else None)
 
     @property
     def consumers(self) -> tuple[Consumer, ...]:
-        """Who has reserved the claim."""
+        """The consumers that have reserved the claim."""
         return _readable(self._consumers)
 
     @property
     def mode(self) -> AllocationMode | None:
-        """When the claim wants to be allocated; None when it does not say."""
+        """When the claim wants to be allocated. None when it has no mode."""
         return reservations.mode_of(self.object)
 
     @property
     def deallocation(self) -> str:
-        """Why the claim's allocation is being taken back; empty when it is not."""
+        """Why the claim is being deallocated. Empty when it is not."""
         return self.metadata.annotations.get(DEALLOCATION_ANNOTATION, "")
 
     @cached_property
@@ -165,8 +164,8 @@ class Claim(ReadObject):
 class Pod(ReadObject):
     """A pod.
 
-    Errors: spec, request, uses and claim_names raise ContractError where
-    somebody wrote something else there.
+    Errors: spec, request, uses and claim_names raise ContractError where another program wrote
+            something else there.
     """
 
     @cached_property
@@ -181,14 +180,14 @@ class Pod(ReadObject):
 
     @property
     def request(self) -> PodRequest:
-        """What it asks of its node, and wishes of its alignment."""
+        """Its request to a node, with its alignment wishes."""
         return _readable(self._request)
 
     @property
     def uses(self) -> tuple[ClaimUse, ...]:
         """The claims of the pod in the order of its spec.
 
-        An entry whose status says that it needs none is left out.
+        An entry that needs none, by the pod's status, is left out.
         """
         return _readable(self._uses)
 
@@ -201,7 +200,7 @@ class Pod(ReadObject):
 
     @property
     def node(self) -> str:
-        """The node that it was bound to, or that its user named; empty before."""
+        """The node that it was bound to, or that its user named. Empty before."""
         return reservations.node_of_pod(self.object)
 
     @cached_property
@@ -211,14 +210,14 @@ class Pod(ReadObject):
 
     @cached_property
     def is_over(self) -> bool:
-        """Whether it has ended, or was asked to before it had a node: its
-        claims are nobody's then.
+        """Whether it has ended, or its deletion was requested before it had a node: it no longer
+        uses its claims.
         """
         return gate.is_over(self.object)
 
     @cached_property
     def is_bound(self) -> bool:
-        """Whether the scheduler said that it has its node."""
+        """Whether the scheduler has recorded its node."""
         return reservations.is_bound(self.object)
 
     @cached_property
@@ -246,9 +245,9 @@ def _read(reader: Callable[[ApiObject], T], api_object: ApiObject) -> T | Unread
 
 
 def _readable(part: T | Unreadable) -> T:
-    """Give what was read.
+    """Return the part that was read.
 
-    Errors: raises ContractError when nobody can read it.
+    Errors: raises ContractError when it cannot be read.
     """
     if isinstance(part, Unreadable):
         raise ContractError(part.why)

@@ -1,10 +1,10 @@
 """What scheduling reads in a pod and its claims, and their next versions: reservations,
 deallocation, a pod's node and condition.
 
-Flows in: stored objects of either home (the KV bucket or an API server). Flows out: their next
-versions; the reconcilers write them by compare-and-set. The decisions are in `scheduling`.
-Source: k8s.io/dynamic-resource-allocation/resourceclaim (IsForPod,
-IsReservedForPod, CanBeReserved), 1.36.
+The objects come from either store (the KV bucket or an API server), and the reconcilers write the
+next versions by compare-and-set. The decisions are in `scheduling`.
+Source: k8s.io/dynamic-resource-allocation/resourceclaim (IsForPod, IsReservedForPod,
+CanBeReserved), 1.36.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def pod_ref(pod: ApiObject) -> PodRef:
 def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
     """List the claims of a pod in the order of its spec.
 
-    An entry whose status says that it needs none is left out.
+    An entry that needs none, by the pod's status, is left out.
 
-    Errors: raises ContractError for a pod that nobody can read.
+    Errors: raises ContractError for a pod that cannot be read.
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     statuses = _claim_statuses(pod)
@@ -160,7 +160,7 @@ def is_made_for(claim: ApiObject, pod: PodRef) -> bool:
 
 
 def mode_of(claim: ApiObject) -> AllocationMode | None:
-    """Read the claim's allocation mode; None when it has none.
+    """Read the claim's allocation mode. None when it has none.
 
     Errors: raises ContractError for anything but the two modes.
     """
@@ -177,15 +177,15 @@ def mode_of(claim: ApiObject) -> AllocationMode | None:
 
 
 def node_of_pod(pod: ApiObject) -> str:
-    """Name the node that a pod was bound to; empty before."""
+    """Name the node that a pod was bound to. Empty before."""
     node = pod.spec.get("nodeName")
     return node if isinstance(node, str) else ""
 
 
 def is_bound(pod: ApiObject) -> bool:
-    """Say whether a pod has its node: the scheduler said so.
+    """Say whether the scheduler has recorded the pod's node.
 
-    A node that its user named is where it may go, not yet where it is.
+    A node that the user named is where the pod may go, not yet where it is.
     """
     conditions = pod.status.get("conditions")
     known_conditions = (
@@ -199,7 +199,7 @@ def is_bound(pod: ApiObject) -> bool:
 def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
     """Reserve a claim for a pod.
 
-    The same object when it is reserved already, a Reason when it is full.
+    Return the same object when it is reserved already, a Reason when it is full.
     """
     consumers = consumers_of(claim)
     if any(consumer.uid == pod.uid for consumer in consumers):
@@ -211,7 +211,7 @@ def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
 
 
 def full_reason(claim: ApiObject, count: int) -> Reason:
-    """Give the reason why a claim takes no more users."""
+    """Return the reason why a claim takes no more users."""
     message = f"{name_of(claim)} is reserved for {count} users already, at most {MAX_CONSUMERS} may share it"
     return Reason(code="claim-full", message=message, facts={"claim": metadata_of(claim).name, "reserved_for": count})
 
@@ -219,16 +219,16 @@ def full_reason(claim: ApiObject, count: int) -> Reason:
 def with_bound_allocation(
     claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str
 ) -> ApiObject | Reason:
-    """Write an allocation and the reservation in one go, as kube-scheduler's PreBind does: one that
-    nobody has reserved would be anybody's to take back.
+    """Write an allocation and the reservation in one write, as kube-scheduler's PreBind does: an
+    allocation without a reservation could be deallocated by any replica.
 
-    A Reason when the claim is full.
+    Return a Reason when the claim is full.
     """
     return with_reservation(with_result(claim, allocation, now=now), pod)
 
 
 def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
-    """Take users off a claim; the same object when none of them was there."""
+    """Remove users from a claim. Return the same object when none of them was there."""
     gone = frozenset(uids)
     reserved_for = claim.status.get("reservedFor")
     kept = (
@@ -243,9 +243,9 @@ def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
 
 
 def without_allocation(claim: ApiObject, *, why: str, now: str) -> ApiObject:
-    """Take an allocation back: nobody's reservation, no devices, no finalizer.
+    """Deallocate a claim: remove its reservations, devices and finalizer.
 
-    The node must have let go of the devices before this is written.
+    The node must have released the devices before this is written.
     """
     cleared = without_result(claim)
     freed = without_attempt(
@@ -260,8 +260,8 @@ def with_pod_condition(pod: ApiObject, *, is_true: bool, reason: str, message: s
 
 
 def with_retreat(pod: ApiObject) -> ApiObject:
-    """Count one more retreat of a pod: written before its claims are taken from it, so that no
-    other replica binds it to what it is about to lose.
+    """Count one more retreat of a pod: written before its claims are deallocated, so that no other
+    replica binds it to claims that it is about to lose.
     """
     annotations = pod.metadata.get("annotations")
     text = annotations.get(RETREATS_ANNOTATION) if isinstance(annotations, dict) else None
@@ -276,7 +276,7 @@ def with_node(pod: ApiObject, node: str, *, now: str) -> ApiObject:
 
 
 def _claim_statuses(pod: ApiObject) -> Mapping[str, str | None]:
-    """Read which claims were made for a pod; None stands for an entry that needs none."""
+    """Read which claims were made for a pod. None means that an entry needs none."""
     resource_claim_statuses = pod.status.get("resourceClaimStatuses")
     entries = (
         [status for status in resource_claim_statuses if isinstance(status, dict)]

@@ -1,5 +1,5 @@
-"""An object of a store: its key, the revision at which it was read, and
-its content, parsed once.
+"""An object of a store: its key, the revision at which it was read, and its content, parsed
+once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class Stored:
     """As stored: the next version is made of it."""
 
     def unread(self) -> Stored:
-        """Give the same object with nothing read in it yet.
+        """Return the same object with no part parsed yet.
 
-        What is read stays as long as the object does. Who reads it once, as it arrives, reads
-        another: most claims are never asked for again, and to keep the parts of all of them costs
-        the garbage collector a fifth of the rate of allocations (bench allocate, fill).
+        Parsed parts stay as long as the object does. A caller that reads an object only once, as it
+        arrives, reads such a copy: most claims are never needed again, and keeping the parts of all
+        of them costs the garbage collector a fifth of the rate of allocations (bench allocate,
+        fill).
         """
         return Stored(self.revision, self.value)
 
@@ -47,15 +48,15 @@ class Stored:
 
     @cached_property
     def structured(self) -> Claim:
-        """The object as a claim of structured parameters, also where it is one of classic DRA."""
+        """The object as a claim of structured parameters, even where it is one of classic DRA."""
         value = as_structured(self.value)
         return self.claim if value is self.value else Claim(value)
 
     @property
     def known_consumers(self) -> tuple[Consumer, ...]:
-        """Those who have reserved a claim, one of classic DRA too.
+        """The consumers that have reserved a claim, also one of classic DRA.
 
-        A claim that nobody can read is reserved for nobody.
+        A claim that cannot be read has none.
         """
         try:
             return self.structured.consumers
@@ -64,7 +65,7 @@ class Stored:
 
     @property
     def known_attempt(self) -> Attempt | None:
-        """The attempt under way of a claim; None for one that nobody can read, too."""
+        """The attempt in progress of a claim. None also for a claim that cannot be read."""
         try:
             return self.claim.attempt
         except ContractError:
@@ -72,7 +73,7 @@ class Stored:
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata; what does not fit counts as absent."""
+        """The metadata. A field with a wrong type counts as absent."""
         return self._read.metadata
 
     @property
@@ -82,7 +83,7 @@ class Stored:
 
     @property
     def uid(self) -> str:
-        """The uid; empty when it has none."""
+        """The uid. Empty when it has none."""
         return self._read.metadata.uid
 
     @cached_property

@@ -1,8 +1,7 @@
 """Claims made from templates for pods, and claims of deleted pods.
 
-Flows in: a stored Pod and templates. Flows out: the claims to create and the pod's next version.
 Names and uids follow from the pod's, so two replicas make the same claim once. Source: Kubernetes'
-resourceclaim controller (pkg/controller/resourceclaim); its generated names are random.
+resourceclaim controller (pkg/controller/resourceclaim), whose generated names are random.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class WantedClaim(NamedTuple):
 def wanted_claims(pod: ApiObject) -> tuple[WantedClaim, ...]:
     """List the claims to be made for a pod.
 
-    Errors: raises ContractError for a pod that nobody can read.
+    Errors: raises ContractError for a pod that cannot be read.
     """
     metadata = metadata_of(pod)
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
@@ -67,7 +66,7 @@ def claim_names(pod: ApiObject) -> tuple[str, ...]:
     """List all claims of a pod: those that it names, and those made for it, the one for its
     extended resources last.
 
-    Errors: raises ContractError for a pod that nobody can read.
+    Errors: raises ContractError for a pod that cannot be read.
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     made = {wanted_claim.entry: wanted_claim.name for wanted_claim in wanted_claims(pod)}
@@ -78,7 +77,7 @@ def claim_names(pod: ApiObject) -> tuple[str, ...]:
 def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject, *, now: str) -> ApiObject:
     """Make the claim: the template's spec, labels and annotations, owned by the pod.
 
-    Errors: raises ContractError for a template that nobody can read.
+    Errors: raises ContractError for a template that cannot be read.
     """
     metadata = metadata_of(pod)
     where = f"{name_of(template)}: spec"
@@ -120,7 +119,9 @@ def with_claim_names(pod: ApiObject, wanted: tuple[WantedClaim, ...]) -> ApiObje
 
 
 def owner_pod_uid(claim: ApiObject) -> str | None:
-    """Give the uid of the pod that a claim was made for; None for a claim without such an owner."""
+    """Return the uid of the pod that a claim was made for. None for a claim without such an
+    owner.
+    """
     for owner_reference in metadata_of(claim).owner_references:
         if (
             owner_reference.get("kind") == "Pod"
@@ -134,7 +135,7 @@ def owner_pod_uid(claim: ApiObject) -> str | None:
 def _claim_name(pod: str, entry: str, pod_uid: str) -> str:
     """Name a claim after its pod.
 
-    The digest tells pods of one name apart, and leaves room where names are long.
+    The digest distinguishes pods of one name, and leaves room where names are long.
     """
     digest = hashlib.sha256(f"{pod_uid}/{entry}".encode()).hexdigest()[:8]
     return f"{f'{pod}-{entry}'[:54].rstrip('-.')}-{digest}"
