@@ -1,6 +1,6 @@
-"""The drawing of a machine as a value: what stands in which NUMA node, who holds it and how well it
-is.
+"""The drawing of a machine as a value: the devices in each NUMA node, their owners and their
+health.
 
-The CLI writes it as text, the console as a page. `layout` puts together what `letters` (owners) and
-`leaves` (devices) tell. Nothing here knows a colour, a width or a medium.
+The CLI writes it as text, the console as a page. `layout` combines the results of `letters`
+(owners) and `leaves` (devices). Nothing here depends on a colour, a width or a medium.
 """

@@ -1,9 +1,9 @@
 """Lays out a machine for a drawing: NUMA nodes with their cores, root complexes, switches and
 devices, and who holds what.
 
-Flows in: a machine, its inventories and who holds what. Flows out: one value with every sign and
-text that a drawing shows, in the order in which it shows them; how wide it is, in which colours and
-on what, is of who draws. Pure. Letters and signs carry everything that colour shows.
+The result has every sign and text that a drawing shows, in the order in which it shows them. The
+caller that draws it chooses width, colours and medium. Pure. Letters and signs carry everything
+that colour shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CPU = "cpu"
 
 
 class DrawnCore(Struct, frozen=True, kw_only=True):
-    """One physical core, and what its sign says."""
+    """One physical core, and its sign."""
 
     cpus: CpuSet
     sign: str
@@ -57,7 +57,7 @@ class RootBranch(Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What the branch is called."""
+        """The name of the branch."""
         return f"root complex {self.root.removeprefix('pci')}" if self.root else "no PCI address"
 
 
@@ -76,7 +76,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
     @property
     def socket_text(self) -> str:
-        """The sockets in words; empty when the machine does not tell."""
+        """The sockets in words. Empty when the machine does not report them."""
         return f"socket {','.join(map(str, self.sockets))}" if self.sockets else ""
 
     @property
@@ -140,9 +140,9 @@ def layout_of(
 
     Without inventories the PCI functions are drawn by their `names`, or ids where they have none.
 
-    Order: NUMA nodes by socket and id, cores by level-3 cache and number, devices by root
-    complex, switch, class and name, holders by key. Letters are those that owners have had
-    (`letters`, by key), else of their names.
+    Order: NUMA nodes by socket and id, cores by level-3 cache and number, devices by root complex,
+            switch, class and name, holders by key. Owners keep the letters that they had
+            (`letters`, by key). Others get one of their names.
     """
     all_inventories = tuple(inventories)
     holders = holders_of(ledger, letters)
@@ -209,7 +209,7 @@ def human_bytes(count: int) -> str:
 def _cpus_by_node(machine: Machine) -> dict[int | None, tuple[Cpu, ...]]:
     """Group the online CPUs.
 
-    None stands for those whose node the machine does not tell, as where their node is offline.
+    CPUs whose node the machine does not report, or whose node is offline, are under None.
     """
     cpus_by_node: dict[int | None, list[Cpu]] = {}
     for cpu in machine.cpus:
@@ -274,15 +274,15 @@ def _of_node(node: NumaNode, place: Place) -> NumaPanel:
 
 
 def _core_key(cpu: Cpu) -> tuple[int, int]:
-    """Order by level-3 cache, then by core: what shares a cache stands together."""
+    """Order by level-3 cache, then by core, so that cores that share a cache are adjacent."""
     core = cpu.core if cpu.core is not None else cpu.id
     return (cpu.l3 if cpu.l3 is not None else -1), core
 
 
 def _caches(machine: Machine, node: int | None, cores: Sequence[Sequence[Cpu]]) -> str:
-    """Say which level-3 caches the cores of a node have.
+    """Write which level-3 caches the cores of a node have.
 
-    A cache that CPUs of other nodes share as well is said to be theirs, too.
+    A cache that CPUs of other nodes also share is marked as shared with them.
     """
     sizes = {cache.cpu: cache.size_bytes for cache in machine.l3_caches}
     caches = Counter(core[0].l3 for core in cores if core[0].l3 is not None)

@@ -1,8 +1,7 @@
 """The leaves of a machine's PCI tree for a drawing: devices of the inventories, or plain PCI
 functions where no service publishes any.
 
-Flows in: a Machine and its Inventories. Flows out: leaves with their root complex, switch,
-NUMA node, sign and text. Pure.
+Each leaf has its root complex, switch, NUMA node, sign and text. Pure.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ HEALTH_SIGNS = {
     HealthState.UNKNOWN: "?",
 }
 
-# PCI base classes worth drawing where no device service told what they are (PCI Code
-# and ID Assignment, section 1).
+# PCI base classes worth drawing where no device service reports what they are (PCI Code and ID
+# Assignment, section 1).
 _KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x04: "media", 0x0B: "coproc", 0x10: "crypto", 0x12: "accel"}
 # Multimedia controllers for sound: no server's work, and every display has one.
 _SOUND = (0x0401, 0x0403)
 # Memory controllers are of the base class 0x05, and most of them parts of a processor;
 # a CXL memory device is a card.
 _CXL_MEMORY, _CXL_CLASS = "cxl", 0x0502
-# Disks are nobody's devices, so beside offered ones they would be drawn for nothing.
+# No device service offers disks, so beside offered devices they would be drawn for nothing.
 _NEVER_OFFERED = "disk"
 
 
@@ -63,11 +62,12 @@ class Leaf(Struct, frozen=True, kw_only=True):
 
 
 def leaves_of(machine: Machine, inventories: Iterable[Inventory], names: PciNames | None = None) -> tuple[Leaf, ...]:
-    """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere.
+    """List what to draw, ordered by root complex, switch, class and name. CPUs are drawn elsewhere.
 
-    Shapes: names — for functions that no service says the model of. Functions that are not offered
-    are drawn with the reason where a service gives one, else with their driver, or that they have
-    none: a card that no driver owns is in sight. Disks are drawn only where no service has looked.
+    Shapes: names — for functions whose model no service reports. Functions that are not offered are
+            drawn with the reason where a service gives one, else with their driver, or with the
+            remark that they have none: a card without a driver is visible. Disks are drawn only
+            where no service has looked.
     """
     known_inventories = [inventory for inventory in inventories if inventory.device_class != "cpu"]
     known_names = names or {}
@@ -144,9 +144,9 @@ def _kept_leaves(machine: Machine, inventory: Inventory) -> Iterable[Leaf]:
 
 
 def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: PciNames) -> Iterable[Leaf]:
-    """Draw the functions that no service says anything of.
+    """Draw the functions that no service reports.
 
-    Further functions of a card that one speaks of are parts of it.
+    Further functions of a card that a service reports are parts of it.
     """
     spoken_of = {
         device.pci.key[:3] for inventory in inventories for device in inventory.devices if device.pci is not None

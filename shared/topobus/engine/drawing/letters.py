@@ -1,8 +1,7 @@
 """Assigns a letter and a colour number to each owner in a ledger, so that a drawing shows holders
 with and without colour.
 
-Flows in: a ledger. Flows out: letters by owner, by CPU and by device. Pure; the same
-ledger gives the same letters.
+Pure: the same ledger gives the same letters.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class DrawnHolder(Struct, frozen=True, kw_only=True):
 
 
 class DrawnHolders(Struct, frozen=True, kw_only=True):
-    """All owners of one node, and the way back from CPUs and devices."""
+    """All owners of one node, also by CPU and by device."""
 
     all: tuple[DrawnHolder, ...]
     by_cpu: dict[int, DrawnHolder]
@@ -72,11 +71,11 @@ class DrawnHolders(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(ledger: Holders | None, letters: Mapping[str, str] | None = None) -> DrawnHolders:
-    """Give each owner the letter that it has had (`letters`, by key), else one of its name, else a
-    free one.
+    """Give each owner the letter that it had (`letters`, by key), else one of its name, else a free
+    one.
 
-    In the order of their keys. So a letter says whose it is, and does not change when others come
-    and go, but for owners of one first letter.
+    Order: of their keys. So a letter identifies its owner, and does not change when others come and
+            go, except for owners with the same first letter.
     """
     given = _letters(
         {key: allocation.shown.name for key, allocation in (ledger.allocations if ledger else {}).items()},
@@ -110,7 +109,7 @@ def holders_of(ledger: Holders | None, letters: Mapping[str, str] | None = None)
 
 
 def _letters(names: Mapping[str, str], had: Mapping[str, str]) -> dict[str, str]:
-    """Choose a letter for each key; those of owners that are gone are free again."""
+    """Choose a letter for each key. Letters of owners that are gone are free again."""
     given = {key: had[key] for key in sorted(names) if had.get(key, _MANY) in _LETTERS}
     taken = set(given.values())
     for key in sorted(names.keys() - given.keys()):

@@ -1,10 +1,9 @@
-"""Says how each two devices of a machine reach each other, in the words of `nvidia-smi topo -m`,
-and which CPUs and NUMA nodes are near each.
+"""How each two devices of a machine reach each other, in the words of `nvidia-smi topo -m`, and
+which CPUs and NUMA nodes are near each.
 
-Flows in: a machine and its inventories. Flows out: one value that the command line
-prints. Pure. The words mean what nvidia-smi's legend says (nvmlGpuTopologyLevel_t of
-NVML): what lies between two devices on the way through PCIe. A pair whose place is not
-told has `?`, where nvidia-smi has no word.
+Pure. The words have the meaning of nvidia-smi's legend (nvmlGpuTopologyLevel_t of NVML): what lies
+between two devices on the way through PCIe. A pair whose place is unknown has `?`, for which
+nvidia-smi has no word.
 """
 
 from __future__ import annotations
@@ -72,10 +71,11 @@ class PathMatrix(Struct, frozen=True, kw_only=True):
 
 
 def path_matrix(machine: Machine, inventories: Iterable[Inventory], classes: Iterable[str] = ()) -> PathMatrix:
-    """Say how the devices of these classes reach each other; without classes those of all but CPUs.
+    """Find how the devices of these classes reach each other, or of all classes but CPUs when none
+    is named.
 
     Order: GPUs first, then other classes by name; in a class by PCI address, then name. Parts of a
-    card (virtual functions, partitions) are where their card is, and left out beside it.
+            card (virtual functions, partitions) are where their card is, and left out beside it.
     Cost: O(devices²).
     """
     wanted = set(classes)
@@ -154,7 +154,7 @@ def _word(machine: Machine, first: tuple[Device, PciDevice | None], second: tupl
 
 
 def _word_below_a_root(function: PciDevice, other: PciDevice) -> str:
-    """Say what lies between two functions of one root complex: the same switch or bridge, several,
+    """Find what lies between two functions of one root complex: the same switch or bridge, several,
     or the root complex itself.
     """
     if _card(function.address) == _card(other.address):
