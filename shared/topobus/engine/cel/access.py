@@ -24,14 +24,21 @@ __all__ = ["as_index", "field_of", "has_field", "items_of", "optional_item", "ta
 
 
 def as_index(place: float) -> int:
-    """Take a whole number of another type for an index."""
+    """Use a whole number of another type as an index.
+
+    Errors: raises EvaluationError for a number that is not whole.
+    """
     if math.isfinite(place) and place == int(place):
         return int(place)
     raise EvaluationError(f"unsupported index value {place}")
 
 
 def items_of(collection: object, *, has_two: bool) -> Iterator[tuple[object, object]]:
-    """List what a loop runs over: items, or keys; with two variables index or key, and value."""
+    """List the elements that a loop visits: items of a list, or keys of a map. With two variables
+    index or key, and value.
+
+    Errors: raises EvaluationError for a value that is neither list nor map.
+    """
     if isinstance(collection, list | tuple):
         return iter(list(enumerate(collection))) if has_two else ((item, None) for item in list(collection))
     if isinstance(collection, dict):
@@ -40,7 +47,7 @@ def items_of(collection: object, *, has_two: bool) -> Iterator[tuple[object, obj
 
 
 def field_of(value: object, field: str) -> object:
-    """Give a field.
+    """Return a field.
 
     Errors: raises EvaluationError where there is none.
     """
@@ -54,7 +61,7 @@ def field_of(value: object, field: str) -> object:
 
 
 def has_field(value: object, field: str) -> bool:
-    """Say whether there is a field; what has no fields has none.
+    """Say whether there is a field. A value of a type without fields has none.
 
     Errors: raises EvaluationError for a list.
     """
@@ -68,7 +75,10 @@ def has_field(value: object, field: str) -> bool:
 
 
 def optional_item(optional_value: OptionalValue, key: object) -> OptionalValue:
-    """Look into what may be absent; what has no fields or items has none of this name."""
+    """Look into a value that may be absent. A value without fields or items has none of this name.
+
+    Errors: raises EvaluationError for a list index that is no number.
+    """
     if not optional_value.is_present:
         return optional_value
     inside = optional_value.value

@@ -1,8 +1,8 @@
 """The type checker: gives each node its type and each call its possible overloads, and refuses an
 expression with a type error before it is evaluated.
 
-Flows in: a tree. Flows out: the tree with types; calls of qualified functions (`sets.contains`)
-have lost their target. Lists and maps hold values of one type.
+In the checked tree calls of qualified functions (`sets.contains`) have no target. Lists and maps
+hold values of one type.
 Source: cel-spec, langdef.md, "Type Checking"; cel-go checker/checker.go.
 """
 
@@ -57,7 +57,7 @@ TYPE_NAMES = {
 
 
 def check(expression: str, node: Node, functions: Functions) -> Type:
-    """Check a tree; gives its type.
+    """Check a tree and return its type.
 
     Errors: raises CompileError.
     """
@@ -97,7 +97,7 @@ class _Checker:
         return cel_type
 
     def finish(self, node: Node) -> None:
-        """Put in what the type parameters turned out to be."""
+        """Replace type parameters by the types that were found for them."""
         node.type = self.bindings.finish(node.type)
         for child in children(node):
             self.finish(child)
@@ -189,7 +189,7 @@ class _Checker:
         return self._choose(node, tuple(given))
 
     def _choose(self, node: Call, given: tuple[Type, ...]) -> Type:
-        """Find the overloads that fit; results of different types make `dyn`."""
+        """Find the overloads that fit. Results of different types make `dyn`."""
         overloads = self._functions.find(node.name, is_member=node.target is not None)
         if not overloads:
             raise self._fail(node, f"undeclared reference to '{node.name}' (in container '')")
@@ -242,7 +242,7 @@ class _Checker:
     def _same(self, cel_type: Type | None, found_cel_type: Type) -> Type:
         """Join the types of a literal's parts.
 
-        That they are one type is for `validation` to ask, for `format` may mix them.
+        `validation` checks that they are one type, because `format` may mix them.
         """
         if cel_type is None:
             return found_cel_type
@@ -258,8 +258,8 @@ class _Checker:
             inner |= self._variables(node, over)
         self.check(node.condition, inner)
         step = self.check(node.step, inner)
-        # Each macro's step makes what its start is; what the step is made of
-        # tells the type of an empty start.
+        # Each macro's step has the type of its start, so the step determines the type of an empty
+        # start.
         self.bindings.fit(start, step)
         return self.bindings.substitute(self.check(node.result, {**scope, node.accumulator: start}))
 

@@ -23,7 +23,7 @@ DEEP = 30
 
 
 class _Room:
-    """How many work in it now, and what the limit was before the first one came."""
+    """How many calls are inside now, and the limit before the first one entered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ _ROOM = _Room()
 
 @contextmanager
 def room() -> Iterator[None]:
-    """Give the calls within more room on the stack. Safe with several threads.
+    """Run the body with more room on the stack. Safe with several threads.
 
     Cost: a microsecond.
     """

@@ -1,7 +1,7 @@
 """Registers all functions that an expression over a device may use.
 
-Kubernetes' base environment also has `authorizer` and `image`, which concern requests and pods; a
-device expression has no use for them.
+Kubernetes' base environment also has `authorizer` and `image`. They concern requests and pods, and
+a device expression has no use for them.
 """
 
 from __future__ import annotations

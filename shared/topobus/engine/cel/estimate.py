@@ -1,10 +1,9 @@
 """Estimates the highest cost of an expression on any device, before it is evaluated.
 
-Flows in: a checked tree. Flows out: one number; an API server refuses an expression whose estimate
-is above the limit. `function_costs` has the cost of each function and the size of its result. Each
-node is visited once, children first. The size of a node comes from its form, else from the limits
-of that place of a device (32 domains or names, texts and lists of at most 64, a driver's name of
-63), else from its type, else it is unknown.
+An API server refuses an expression whose estimate is above the limit. `function_costs` has the cost
+of each function and the size of its result. Each node is visited once, children first. The size of
+a node comes from its form, else from the limits of that place of a device (32 domains or names,
+texts and lists of at most 64, a driver's name of 63), else from its type, else it is unknown.
 Source: cel-go checker/cost.go; k8s.io/dynamic-resource-allocation/cel (the sizes), 1.36.
 """
 
@@ -54,7 +53,7 @@ class _Entries:
     value: Size
 
     def widened(self, other: _Entries | None) -> _Entries | None:
-        """Cover both; unknown when one of them is."""
+        """Cover both. Unknown when one of them is."""
         return (
             _Entries(self.kind, self.key.widened(other.key), self.value.widened(other.value))
             if other is not None
@@ -74,14 +73,14 @@ class _Local:
 
 
 def estimate(node: Node) -> int:
-    """Give the most that a checked tree can cost; 2^64 - 1 when nothing bounds it."""
+    """Compute the most that a checked tree can cost. It is 2^64 - 1 when nothing bounds it."""
     return _Estimator().cost(node).most
 
 
 class _Estimator:
-    """Costs of nodes, with what was learnt of the sizes and places of those below.
+    """Costs of nodes, with the known sizes and places of the nodes below.
 
-    Keyed by node, for a node may be used twice (`optMap`).
+    Keyed by node, because a node may be used twice (`optMap`).
     """
 
     def __init__(self) -> None:
@@ -91,7 +90,7 @@ class _Estimator:
         self._locals: dict[str, list[_Local]] = {}
 
     def cost(self, node: Node) -> Size:
-        """Give the least and the most that a node can cost, all below it included."""
+        """Compute the least and the most that a node can cost, all nodes below it included."""
         match node:
             case Constant():
                 return NOTHING
@@ -205,10 +204,7 @@ class _Estimator:
         return before.plus(self._function(node))
 
     def _function(self, node: Call) -> Size:
-        """Cover all overloads that may be meant.
-
-        What the node's size can be is learnt on the way.
-        """
+        """Cover all overloads that may be meant, and record the size that the node can have."""
         target = self._operand(node.target) if node.target is not None else None
         arguments = [self._operand(argument) for argument in node.arguments]
         covered: Size | None = None
@@ -238,8 +234,8 @@ class _Estimator:
             self._entries[node] = both
 
     def _operand(self, node: Node) -> Operand:
-        """Show an operand to the costs of functions: sizes of itself and of its items, as far as
-        known.
+        """Describe an operand for the costs of functions: sizes of itself and of its items, as far
+        as known.
         """
         path = self._path(node)
         item = _size_on_device((*path, "@items")) if path else None
@@ -291,7 +287,7 @@ class _Estimator:
 
 
 def _size_of_form(node: Node) -> Size | None:
-    """Give the size that a literal shows."""
+    """Return the size that a literal shows."""
     match node:
         case Constant(value=str() | bytes() as value):
             return Size(len(value), len(value))
@@ -306,10 +302,10 @@ def _size_of_form(node: Node) -> Size | None:
 
 
 def _size_on_device(path: tuple[str, ...]) -> Size | None:
-    """Give the size of what may stand at a place of the device: each step a field's name, @keys,
-    @values or @items.
+    """Return the size limit of a place of the device.
 
-    Without a place, or beyond the device: None.
+    Shapes: path — each step a field's name, @keys, @values or @items; result — None without a
+            place, or beyond the device.
     """
     match path:
         case ("device",):

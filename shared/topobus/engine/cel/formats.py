@@ -1,4 +1,4 @@
-"""Named formats of texts: `format.dns1123Label().validate("x")` gives what is wrong, or nothing.
+"""Named formats of texts: `format.dns1123Label().validate("x")` returns what is wrong, or nothing.
 
 Source: k8s.io/apiserver/pkg/cel/library/format.go, k8s.io/apimachinery/pkg/util/validation, 1.36.
 """

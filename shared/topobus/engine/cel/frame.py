@@ -9,14 +9,14 @@ from topobus.engine.cel.errors import CostExceeded
 
 __all__ = ["Frame"]
 
-# Values and tens of characters looked at or copied by what Kubernetes takes for cheap (a sum of
-# lists, `==` of nested ones). Whoever goes through a million of anything by a macro has spent the
-# cost; this is for what no cost is charged for.
+# Values and tens of characters that are read or copied by operations that Kubernetes treats as
+# cheap (a sum of lists, `==` of nested ones). A macro that visits a million values has exceeded the
+# cost before. This limits work that has no cost.
 _MOST_WORK = 1_000_000
 
 
 class Frame:
-    """One run: variables by number (0 is `device`), and the cost."""
+    """One evaluation: variables by number (0 is `device`), and the cost."""
 
     __slots__ = ("cost", "limit", "slots", "work")
 
@@ -36,7 +36,7 @@ class Frame:
             raise CostExceeded("operation cancelled: actual cost limit exceeded")
 
     def labour(self, work: int) -> None:
-        """Add to the work that no cost stands for, before it is done.
+        """Add to the work that no cost covers, before it is done.
 
         Errors: raises CostExceeded.
         """

@@ -1,7 +1,6 @@
 """The cost that each function adds to the estimate, and the size of its result.
 
-Flows in: the name and one signature of a function, and the known sizes of its operands. A
-function without a rule costs 1. An unknown size counts as the largest number, so that a function
+A function without a rule costs 1. An unknown size counts as the largest number, so that a function
 that walks such a value is refused.
 Source: cel-go checker/cost.go (standard functions), ext/lists.go and ext/sets.go (theirs);
 k8s.io/apiserver/pkg/cel/library/cost.go, EstimateCallCost (those of Kubernetes);
@@ -39,7 +38,7 @@ _TEXTS = ("string", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A node with what is known of its size, and of the size of its items where it stands on the
+    """A node with what is known of its size, and of the size of its items if it is a place of the
     device.
     """
 
@@ -49,7 +48,7 @@ class Operand:
 
     @property
     def some_size(self) -> Size:
-        """Give the size; the largest range when it is not known."""
+        """The size, or the largest range when it is not known."""
         return self.size if self.size is not None else UNKNOWN
 
 
@@ -57,13 +56,13 @@ _Cost = Callable[[str, Operand | None, list[Operand]], Size]
 
 
 def cost_of_function(name: str, signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    """Give the cost of a call itself, without that of its operands."""
+    """Compute the cost of a call itself, without that of its operands."""
     rule = (_MEMBERS if target is not None else _GLOBALS).get(name)
     return rule(signature, target, arguments) if rule is not None else ONE
 
 
 def size_after_function(name: str, signature: str, target: Operand | None, arguments: list[Operand]) -> Size | None:
-    """Give the size of what a call gives; None when that does not depend on its operands."""
+    """Compute the size of a call's result. None when it does not depend on its operands."""
     rule = (_MEMBER_SIZES if target is not None else _GLOBAL_SIZES).get(name)
     return rule(signature, target, arguments) if rule is not None else None
 
@@ -93,8 +92,8 @@ def _walk_first_twice(signature: str, target: Operand | None, arguments: list[Op
 
 
 def _walk_values(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    """Each item costs 1, and its length where items are texts; `indexOf`
-    of a text walks the text.
+    """Count 1 for each item, and its length where items are texts. `indexOf` of a text walks the
+    text.
     """
     if target is None or not target.node.type.parameters:
         return _walk_target(signature, target, arguments)
@@ -105,8 +104,8 @@ def _walk_values(signature: str, target: Operand | None, arguments: list[Operand
 
 
 def _pattern(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    # One more than the text is long, for a pattern costs on an empty text, too; an element of a
-    # pattern has about four characters.
+    # One more than the length of the text, because a pattern has a cost even on an empty text. An
+    # element of a pattern has about four characters.
     return _of(target).plus(ONE).scaled(_TENTH).times(_first(arguments).scaled(_QUARTER))
 
 
@@ -194,8 +193,8 @@ def _bytes(signature: str, target: Operand | None, arguments: list[Operand]) -> 
 
 
 def _size_of_replaced(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
-    """Put the longest text in for the shortest part as often as it can stand there; and the other
-    way round.
+    """Compute the longest result as the longest text put in for the shortest part as often as that
+    can occur, and the shortest result the other way round.
     """
     size, old, new = _of(target), _first(arguments), arguments[1].some_size
     if old.least == 0:
@@ -216,12 +215,12 @@ def _size_of_replaced(signature: str, target: Operand | None, arguments: list[Op
 def _size_of_split(signature: str, target: Operand | None, arguments: list[Operand]) -> Size:
     limit = arguments[1].node if len(arguments) > 1 else None
     if isinstance(limit, Constant) and isinstance(limit.value, int):
-        return Size(0, limit.value % (WORST + 1))  # as upstream: a limit below zero is none
+        return Size(0, limit.value % (WORST + 1))  # as upstream: a negative limit is no limit
     return Size(0, _of(target).most)
 
 
 def _number(operand: Operand, otherwise: int) -> int:
-    """Read a whole number that is written out; one below zero counts as zero."""
+    """Read a whole number that is written out. A negative one counts as zero."""
     node = operand.node
     return max(node.value, 0) if isinstance(node, Constant) and type(node.value) is int else otherwise
 
@@ -254,8 +253,8 @@ def _target_size(signature: str, target: Operand | None, arguments: list[Operand
 
 
 def _listing(size: _Cost, factor: float = 1.0) -> _Cost:
-    """Make the cost of a function that makes a list: of what it goes through, by a factor, and of
-    the list.
+    """Make the cost of a function that makes a list: that of the values it visits, by a factor, and
+    that of the list.
     """
     return lambda signature, target, arguments: (
         size(signature, target, arguments).scaled(factor).plus(ONE).plus(LIST_COST)

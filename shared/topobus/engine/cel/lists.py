@@ -1,8 +1,8 @@
 """List functions: those of Kubernetes (`sum`, `min`, `isSorted`, ...) and cel-go's list library,
 version 3 (`sort`, `distinct`, `slice`, ...).
 
-Source: k8s.io/apiserver/pkg/cel/library/lists.go; cel-go ext/lists.go, in
-Kubernetes' base environment since 1.34.
+Source: k8s.io/apiserver/pkg/cel/library/lists.go; cel-go ext/lists.go, in Kubernetes' base
+environment since 1.34.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _order(first: object, second: object) -> int:
 
 
 def _sort_by(values: list[object], keys: list[object]) -> list[object]:
-    """Sort values by the keys that stand at their places.
+    """Sort values by the keys at the same positions.
 
     Errors: raises EvaluationError for keys of no order or of several types.
     """

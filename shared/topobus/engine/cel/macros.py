@@ -28,7 +28,7 @@ ACCUMULATOR = "@result"
 UNUSED = "#unused"
 _SORTED = "@__sortBy_input__"
 
-# Name to the numbers of arguments with which it is a macro; for the reference page, too.
+# Name to the numbers of arguments with which it is a macro. The reference page lists them.
 MACROS: dict[str, tuple[int, ...]] = {
     "all": (2, 3),
     "exists": (2, 3),
@@ -46,7 +46,7 @@ MACROS: dict[str, tuple[int, ...]] = {
 
 
 def expand(expression: str, offset: int, name: str, target: Node | None, arguments: list[Node]) -> Node:
-    """Make the node of a call; of a macro, what it stands for.
+    """Make the node of a call. Of a macro, make its expansion.
 
     Errors: raises CompileError for a macro whose arguments are wrong.
     """
@@ -138,7 +138,7 @@ def _bind(offset: int, name: str, value: Node, result: Node) -> Fold:
 
 
 def _sorted(offset: int, target: Node, variable: str, key: Node) -> Node:
-    """Bind the list to a name, make the keys of it, and sort it by them."""
+    """Bind the list to a name, compute its keys, and sort it by them."""
 
     def values() -> Node:
         return Identifier(offset, _SORTED)

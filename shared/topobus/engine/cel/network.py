@@ -1,6 +1,6 @@
 """Functions for IP addresses, networks and URLs.
 
-An address is IPv4 or IPv6 without a zone; IPv4 within IPv6 is refused. Source:
+An address is IPv4 or IPv6 without a zone. IPv4 within IPv6 is refused. Source:
 k8s.io/apiserver/pkg/cel/library (ip.go, cidr.go, urls.go), 1.36; Go's net/netip and net/url.
 """
 
@@ -19,8 +19,8 @@ __all__ = ["NETWORK", "problem_of_url"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _PORT = re.compile(r"(?::[0-9]*)?")
-# What Go's net/url takes for no part of a host: these characters, and an escaped one of ASCII other
-# than the percent sign (RFC 6874).
+# Characters that Go's net/url does not accept in a host, and an escaped ASCII character other than
+# the percent sign (RFC 6874).
 _BAD_HOST = re.compile(r"[ #?\[\\^`{|}]|%(?!25|[89a-fA-F][0-9a-fA-F])")
 _BAD_USER = re.compile(r"[^A-Za-z0-9\-._~!$&'()*+,;=%:@]|%(?![0-9a-fA-F]{2})")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
@@ -85,7 +85,8 @@ def _is_canonical(text: str) -> bool:
 
 
 def _is_global_unicast(address: Address) -> bool:
-    """As Go: neither unspecified, loopback, multicast, link-local nor the broadcast address.
+    """Say, as Go does, whether an address is neither unspecified, loopback, multicast, link-local
+    nor the broadcast address.
 
     Private ones count as global.
     """
@@ -106,8 +107,10 @@ def _is_link_local_multicast(address: Address) -> bool:
 
 
 def _read_url(text: str) -> WebAddress:
-    """Read an absolute URL or an absolute path: as upstream, it has to be one with its fragment
-    (ParseRequestURI), and is taken apart without it (Parse).
+    """Read an absolute URL or an absolute path.
+
+    As upstream, the text with its fragment must be one (ParseRequestURI), and it is taken apart
+    without the fragment (Parse).
     """
     _parse_url(text, is_request=True)
     return _parse_url(text.partition("#")[0], is_request=False)
@@ -138,7 +141,7 @@ def _parse_url(text: str, *, is_request: bool) -> WebAddress:
 
 
 def _read_authority(scheme: str, authority: str, where: str) -> str:
-    """Give the host, with its port."""
+    """Return the host, with its port."""
     user, _, host = authority.rpartition("@")
     if _BAD_USER.search(user):
         raise EvaluationError(f"{where}: invalid userinfo")
@@ -163,7 +166,7 @@ def _read_authority(scheme: str, authority: str, where: str) -> str:
 
 
 def problem_of_url(text: str) -> str:
-    """Say why a text is no absolute URL and no absolute path; empty when it is one."""
+    """Explain why a text is neither an absolute URL nor an absolute path. Empty when it is one."""
     try:
         _parse_url(text, is_request=True)
     except EvaluationError as err:

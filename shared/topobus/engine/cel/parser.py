@@ -1,7 +1,6 @@
-"""Parses an expression to a tree by CEL's grammar and operator precedence.
+"""Parses an expression to a tree by CEL's grammar and operator precedence, and expands macros.
 
-Flows in: an expression. Flows out: its tree with macros expanded. Source:
-cel-spec, langdef.md, "Syntax".
+Source: cel-spec, langdef.md, "Syntax".
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _RESERVED = frozenset(
     "as break const continue else for function if import let loop package namespace return var void while in".split()  # noqa: SIM905
 )
 _RELATIONS = frozenset(["<", "<=", ">=", ">", "==", "!=", "in"])
-# Precedence of each operator, and the least one that may stand within its right side.
+# Precedence of each operator, and the lowest one allowed within its right side.
 _CALCULATIONS = {"+": (1, 2), "-": (1, 2), "*": (2, 3), "/": (2, 3), "%": (2, 3)}
 _INT64 = 1 << 63
 
@@ -77,7 +76,7 @@ class _Parser:
         return self._take() if self._is_sign(text) else None
 
     def expect(self, text: str) -> Token:
-        """Take a sign, or the end when it is empty."""
+        """Take a sign, or the end when `text` is empty."""
         token = self._next
         if (token.kind == "sign" and token.text == text) or (not text and token.kind == "end"):
             return token if not text else self._take()
@@ -88,9 +87,7 @@ class _Parser:
         return fail_at(self._expression, token.offset, f"Syntax error: mismatched input {shown[:32]!r} {why}")
 
     def _grown(self, node: Node, *below: Node, levels: int = 0) -> Node:
-        """Take a new node with its depth, its size, and the levels of what stands below it in the
-        text.
-        """
+        """Record depth and size of a new node, and the levels of the nodes below it in the text."""
         measure(node)
         node.levels = levels + max([each_node.levels for each_node in below], default=0)
         return self._limited(node)
@@ -134,7 +131,7 @@ class _Parser:
         return self._grown(Call(operator.offset, f"_{sign}_", None, terms), *terms)
 
     def _relation(self) -> Node:
-        """Read a chain of comparisons, each of what stands before it."""
+        """Read a chain of comparisons, each with the one before it as its left side."""
         before = self._relations
         self._relations += 1
         self._check_depth(self._relations, self._next.offset)
@@ -200,7 +197,7 @@ class _Parser:
 
     def _member(self, number: Node | None = None) -> Node:
         """Read a value and what follows it: `.field`, `.function(...)`, `[index]`, with `?` before
-        what may be absent.
+        a part that may be absent.
         """
         before = self._members
         self._members += 1
@@ -284,7 +281,7 @@ class _Parser:
     def _list(self, token: Token) -> Node:
         items: list[Node] = []
         optional: set[int] = set()
-        if self._accept(","):  # `[,]` is an empty list, too
+        if self._accept(","):  # `[,]` is also an empty list
             self.expect("]")
             return ListLiteral(token.offset, items)
         while not self._accept("]"):

@@ -17,7 +17,7 @@ __all__ = ["find", "find_all", "is_found", "problem_of"]
 
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
-# What a pattern may take when it is compiled; Go's own limit is of this size.
+# Memory for one compiled pattern. Go's own limit is of this size.
 _OPTIONS.max_mem = 8 << 20
 
 
@@ -31,7 +31,7 @@ def _compiled(pattern: str) -> re2._Regexp | str:
 
 
 def problem_of(pattern: str) -> str:
-    """Say what is wrong with a pattern; empty when it is right."""
+    """Explain what is wrong with a pattern. Empty when it is right."""
     compiled = _compiled(pattern)
     return compiled if isinstance(compiled, str) else ""
 
@@ -49,20 +49,20 @@ def is_found(text: str, pattern: str) -> bool:
 
 
 def find(text: str, pattern: str) -> str:
-    """Give the first occurrence, empty when there is none."""
+    """Return the first occurrence, empty when there is none."""
     match = _use(pattern).search(text)
     return str(match.group(0)) if match is not None else ""
 
 
 def find_all(text: str, pattern: str, limit: int = -1) -> list[str]:
-    """Give all occurrences, or so many."""
+    """Return all occurrences, or the first `limit`."""
     iterate: Callable[[str], object] = _use(pattern).finditer
     matches: list[str] = []
     if limit == 0:
         return matches
     last = -1
     for match in iterate(text):  # type: ignore[attr-defined]  # untyped library
-        # As Go: an empty match right behind a match is none.
+        # As in Go, an empty match right behind a match does not count.
         if match.start() == match.end() == last:
             continue
         last = match.end()

@@ -1,13 +1,13 @@
 """Compiles a checked tree to steps, and charges the cost of each.
 
-A checked tree becomes nested functions once; an evaluation is one call with a frame that holds the
+A checked tree becomes nested functions once. An evaluation is one call with a frame that holds the
 variables and the cost so far. This module decides which step a node becomes
 (`topobus.engine.cel.steps`), which slot of the frame a variable has, and which values are computed
 in advance because they are the same in each evaluation. Costs are Kubernetes': a variable or field
-1, a list 10, a map 30, functions by the values that they walk over; `&&`, `||`, `?:` and `has` are
+1, a list 10, a map 30, functions by the values that they walk over. `&&`, `||`, `?:` and `has` are
 free. An evaluation that costs more than its limit ends.
-Source: cel-go interpreter/planner.go and runtimecost.go;
-k8s.io/apiserver/pkg/cel/library/cost.go, 1.36.
+Source: cel-go interpreter/planner.go and runtimecost.go; k8s.io/apiserver/pkg/cel/library/cost.go,
+1.36.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ _INDICES = frozenset(["_[_]", "_?._", "_[?_]"])
 
 
 def plan(node: Node, functions: Functions, expression: str = "") -> tuple[Step, int]:
-    """Turn a checked tree into steps; gives how many variables a run needs besides `device`, too.
+    """Turn a checked tree into steps.
 
-    Literals, and conversions of them, are worked out once and cost nothing, as upstream does.
-    Errors: raises CompileError for a conversion of a literal that fails (`int('x')`),
-    with its place in the expression.
+    Literals, and conversions of them, are computed once and cost nothing, as upstream.
+    Shapes: result — the step, and the number of variables that an evaluation needs besides
+            `device`.
+    Errors: raises CompileError for a conversion of a literal that fails (`int('x')`), with its
+            place in the expression.
     """
     planner = _Planner(functions, expression)
     return planner.plan(node, {"device": 0}), planner.slots
@@ -132,10 +134,10 @@ class _Planner:
         return test if node.is_test else run
 
     def _operand(self, node: Node, scope: dict[str, int]) -> Step:
-        """Plan what is looked into.
+        """Plan the operand of a selection.
 
-        An optional value that a function or name gives, not a selection,
-        is taken out as upstream does.
+        An optional value that comes from a function or name, not from a selection, is unwrapped as
+        upstream does.
         """
         step = self.plan(node, scope)
         is_selection = isinstance(node, Select) or (
@@ -197,8 +199,9 @@ class _Planner:
             raise fail_at(self._expression, node.offset, f"program instantiation failed: {err}") from err
 
     def _membership(self, wanted: Step, values: list[object]) -> Step | None:
-        """Look for a value in a literal list by its hash, as upstream does: it costs nothing, and
-        finds no number that the list has not without loss.
+        """Look for a value in a literal list by its hash, as upstream does.
+
+        It costs nothing, and finds a number only where the list has it without loss.
         """
         if not values:
             return self._constant(value=False)
@@ -212,9 +215,9 @@ class _Planner:
         return run
 
     def _folded(self, node: Call) -> Step | None:
-        """Work out a call on constants once; what it costs is charged each time all the same.
+        """Compute a call on constants once. Its cost is still charged each time.
 
-        None where it fails, which is for the run to tell.
+        None where it fails, so that the evaluation reports the error.
         """
         if node.target is not None or not all(isinstance(argument, Constant) for argument in node.arguments):
             return None
@@ -297,13 +300,15 @@ class _Planner:
         result = self.plan(node.result, {**scope, node.accumulator: slot})
 
         def run(frame: Frame) -> object:
-            frame.slots[slot] = UNSET  # worked out where it is first used, and never when it is not
+            frame.slots[slot] = UNSET  # computed at its first use, or never
             return result(frame)
 
         return run
 
     def _start(self, node: Node, scope: dict[str, int]) -> Step:
-        """Plan what a loop begins with; its list or map is its own, for it grows in place."""
+        """Plan the initial value of a loop. Its list or map is not shared, because it grows in
+        place.
+        """
         if isinstance(node, ListLiteral) and not node.items:
             return new_list
         if isinstance(node, MapLiteral) and not node.entries:

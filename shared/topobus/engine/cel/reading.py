@@ -1,8 +1,8 @@
 """Finds the parts of a device that an expression reads: two devices that are equal there get the
 same verdict, so it is evaluated once for both.
 
-Flows in: a checked tree. Flows out: the places that are read, or None where they cannot be
-determined. A name that `cel.bind` gives to a part of the device stands for that part.
+None where the places cannot be determined. A name that `cel.bind` gives to a part of the device
+counts as that part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAPS = ("attributes", "capacity")
 
 
 def read(node: Node) -> frozenset[Reads] | None:
-    """List what a tree reads."""
+    """List the places that a tree reads."""
     reads: set[Reads] = set()
     return frozenset(reads) if _collect(node, reads, {}) else None
 
@@ -46,7 +46,7 @@ def _collect(node: Node, reads: set[Reads], names: _Names) -> bool:
             reads.add(Reads("driver"))
         return True
     if isinstance(node, Identifier):
-        # A part of the device that stands alone (`d == e`) is more than one place.
+        # A part of the device as a whole (`d == e`) is more than one place.
         return node.name != "device" and _stands_for(node, names) is node
     if isinstance(node, Fold):
         if node.variable == UNUSED:
@@ -64,8 +64,8 @@ def _collect_bound(node: Fold, reads: set[Reads], names: _Names) -> bool:
 
 
 def _is_part(node: Node) -> bool:
-    """Say whether a node is `device`, one of its maps, or a domain of one: what only its own parts
-    tell apart.
+    """Say whether a node is `device`, one of its maps, or a domain of one, whose values differ only
+    in their parts.
     """
     if _is_device(node) or _map_of(node):
         return True
@@ -86,7 +86,7 @@ def _is_plain_key(key: str | Node) -> bool:
 
 
 def _stands_for(node: Node, names: _Names) -> Node:
-    """Write names out, down to the device."""
+    """Replace names by their values, down to the device."""
     match node:
         case Identifier(name=name):
             return names.get(name) or node
@@ -101,7 +101,7 @@ def _stands_for(node: Node, names: _Names) -> Node:
 
 
 def _access(node: Node, names: _Names) -> Reads | None:
-    """Read one of the forms in which expressions look at a device."""
+    """Read one of the forms in which expressions access a device."""
     if isinstance(node, Select) and node.is_test:
         node = Select(node.offset, _stands_for(node.operand, names), node.field, is_test=True)
     elif isinstance(node, Call) and node.name == "@in":

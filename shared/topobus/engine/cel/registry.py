@@ -1,8 +1,8 @@
 """The registry of functions: by name, their signatures and implementations.
 
 A signature has the form `string.indexOf(string, int) -> int` or `size(list<A>) -> int`. At check
-time all overloads that fit are kept; at run time the overload is chosen by the types of the actual
-values alone, so that `dyn` needs no support of its own.
+time all overloads that fit are kept. At run time the overload is chosen only by the types of the
+actual values, so that `dyn` needs no support of its own.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Functions:
         return self._known.get((name, is_member), ())
 
     def choose(self, name: str, *, is_member: bool, values: tuple[object, ...]) -> Overload | None:
-        """Choose the overload for values; None when there is none."""
+        """Choose the overload for values. None when there is none."""
         key = (name, is_member, tuple(map(kind_of, values)))
         if key not in self._chosen:
             self._chosen[key] = next(
@@ -118,5 +118,5 @@ class Functions:
         return self._chosen[key]
 
     def all(self) -> tuple[Overload, ...]:
-        """List everything, by name."""
+        """List all overloads, by name."""
         return tuple(each_overload for _, overloads in sorted(self._known.items()) for each_overload in overloads)

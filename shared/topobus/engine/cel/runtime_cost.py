@@ -73,7 +73,7 @@ _ORDERS = frozenset(["_<_", "_<=_", "_>_", "_>=_"])
 
 
 def charge_before(account: _Account, name: str, values: tuple[object, ...]) -> None:
-    """Refuse what would cost too much before the work is done.
+    """Refuse a call that would cost too much, before its work is done.
 
     The cost itself is charged afterwards.
 
@@ -107,7 +107,7 @@ def _charge_range(account: _Account, count: object) -> None:
 def weigh(*values: object) -> int:
     """Count all values within values, and tens of characters.
 
-    Items that stand in two places count twice, for they are looked at twice.
+    An item that occurs twice counts twice, because it is visited twice.
     """
     weights: dict[int, int] = {}
     return sum(_weight(value, weights) for value in values)
@@ -153,7 +153,7 @@ _LENGTHS: dict[str, Callable[..., int]] = {
 
 
 def cost_of_call(name: str, signature: str, values: tuple[object, ...], result: object) -> int:
-    """Give the cost of one call."""
+    """Compute the cost of one call."""
     if not values:
         return 1
     first = size_of(values[0])
@@ -208,8 +208,8 @@ def _network_size(value: object) -> int:
 
 
 def _pattern_cost(values: tuple[object, ...]) -> int:
-    # One more than the text is long: a pattern costs on an empty text, too. A quarter of the
-    # pattern: an element of one has about four characters.
+    # One more than the length of the text, because a pattern has a cost even on an empty text. A
+    # quarter of the pattern, because one of its elements has about four characters.
     return _tenth(1 + size_of(values[0])) * -(-size_of(values[1]) // 4)
 
 

@@ -1,9 +1,7 @@
 """The interface between the allocation and CEL: the device facts that a selector reads, and its
 verdicts.
 
-It does not import the evaluator.
-
-Flows in: a device's attributes and capacities. Flows out: yes, no, or the error of the evaluation.
+It does not import the evaluator. A verdict is yes, no, or the error of the evaluation.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Version:
-    """A semantic version, told from a plain text by its type."""
+    """A semantic version, distinguished from a plain text by its type."""
 
     text: str
 
@@ -43,7 +41,7 @@ FactValue = bool | int | str | Version | tuple[bool, ...] | tuple[int, ...] | tu
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What `device` is in an expression; names without a domain stand in the driver's."""
+    """What `device` is in an expression. Names without a domain are in the driver's."""
 
     driver: str
     attributes: Mapping[str, Mapping[str, FactValue]]
@@ -64,7 +62,7 @@ class SelectorError:
 
 
 class Reads(NamedTuple):
-    """One thing that an expression reads of a device."""
+    """One place that an expression reads of a device."""
 
     part: str
     """`driver`, `allowMultipleAllocations`, `attributes` or `capacity`."""
@@ -79,20 +77,22 @@ class Selector(Protocol):
 
     @property
     def reads(self) -> tuple[Reads, ...] | None:
-        """Say what it reads: devices that agree on that get the same verdict.
+        """The places that it reads: devices that are equal there get the same verdict.
 
-        None when it cannot be told.
+        None when they cannot be determined.
         """
         ...
 
     @property
     def objection(self) -> SelectorError | None:
-        """Say why an API server would refuse the expression, though it compiles."""
+        """Why an API server would refuse the expression, though it compiles."""
         ...
 
     @property
     def max_cost(self) -> int:
-        """The most that one look at a device can cost; a thousand take about a millisecond."""
+        """The most that one evaluation on a device can cost. A cost of a thousand takes about a
+        millisecond.
+        """
         ...
 
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
@@ -104,16 +104,16 @@ class SelectorCompiler(Protocol):
     """Compiles expressions, each once."""
 
     def compile(self, expression: str) -> Selector | SelectorError:
-        """Compile, or say where the expression is wrong."""
+        """Compile an expression, or return where it is wrong."""
         ...
 
 
 def seen(reads: Reads, device: DeviceFacts) -> object:
-    """Give the value that an expression reads from a device at one place.
+    """Return the value that an expression reads from a device at one place.
 
     Shapes: result — a scalar as it is; a list as (class, items with their classes), because in
-    Python 1 == True and in CEL they differ; for a whole map, whether it exists; None for an absent
-    value. Use it as a cache key: equal results mean equal results of the expression.
+            Python 1 == True and in CEL they differ; for a whole map, whether it exists; None for an
+            absent value. Use it as a cache key: equal results mean equal results of the expression.
     """
     if reads.part == "driver":
         return device.driver
@@ -128,7 +128,7 @@ def seen(reads: Reads, device: DeviceFacts) -> object:
 
 
 def facts_of(driver: str, device: SliceDevice) -> DeviceFacts:
-    """Show a device to expressions.
+    """Convert a device to the facts that expressions read.
 
     Errors: raises ValueError for a capacity that is no quantity.
     """
@@ -146,10 +146,11 @@ def facts_of(driver: str, device: SliceDevice) -> DeviceFacts:
 
 
 def unreadable(device: SliceDevice, *, has_lists: bool) -> str:
-    """Say why no expression can be evaluated on a device, whatever it reads; empty when any can.
+    """Explain why no expression can be evaluated on a device, whatever it reads. Empty when any
+    can.
 
-    As upstream: a device is shown whole, so one attribute of no known type, a version that is none,
-    or a list while lists are off fails them all.
+    As upstream: a device is converted as a whole, so one attribute of no known type, a malformed
+    version, or a list while lists are off fails all expressions.
     """
     for name, attribute in device.attributes.items():
         lists = (attribute.strings, attribute.ints, attribute.bools, attribute.versions)

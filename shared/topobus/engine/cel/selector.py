@@ -1,8 +1,7 @@
 """Selectors in CEL: the environment that Kubernetes gives to DRA expressions, compiled once and
 bounded in the cost of an evaluation.
 
-Flows in: expressions and device facts. Flows out: verdicts, or errors with their position. The
-language itself is in the other modules of `topobus.engine.cel`.
+The language itself is in the other modules of `topobus.engine.cel`.
 
 A domain that no attribute has reads as an empty map (`device.attributes["x"].y` fails with "no such
 key: y", `has()` is false), but `"x" in device.attributes` is false.
@@ -46,13 +45,13 @@ k8s.io/api/resource/v1, 1.36."""
 # A cluster has some dozens of different expressions; this many
 # compiled ones take some 20 MB at most.
 _CACHE_SIZE = 1024
-# Verdicts remembered by one expression; a cluster has some hundreds of different devices as
-# far as an expression can tell.
+# Verdicts remembered by one expression. A cluster has some hundreds of devices that an expression
+# can distinguish.
 _VERDICTS = 4096
 
 
 class CelSelector:
-    """One compiled expression, with the verdicts that it gave."""
+    """One compiled expression, with its verdicts so far."""
 
     def __init__(
         self, step: Step, slots: int, reads: frozenset[Reads] | None, max_cost: int, *, is_deep: bool = False
@@ -68,7 +67,7 @@ class CelSelector:
 
     @property
     def objection(self) -> SelectorError | None:
-        """Say why an API server would refuse the expression, though it compiles."""
+        """Why an API server would refuse the expression, though it compiles."""
         if self.max_cost <= COST_LIMIT:
             return None
         return SelectorError(
@@ -76,7 +75,7 @@ class CelSelector:
         )
 
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
-        """Give the verdict on a device.
+        """Return the verdict on a device.
 
         Evaluated once for all devices that agree on what the expression reads.
         """
@@ -91,7 +90,7 @@ class CelSelector:
         return verdict
 
     def evaluate(self, device: DeviceFacts) -> tuple[bool | SelectorError, int]:
-        """Give the verdict on a device, and what it cost."""
+        """Return the verdict on a device, and what it cost."""
         try:
             frame = Frame(_value_of(device), self._slots, COST_LIMIT)
         except ValueError as err:
@@ -112,17 +111,17 @@ class CelSelector:
 
 
 class CelCompiler:
-    """Compiles each expression once and remembers the newest ones, also those that do not compile.
+    """Compiles each expression once and remembers the newest results, errors included.
 
-    Errors: raises nothing; SelectorError is the answer for an expression that is wrong, as
-    `compile_expression` gives it.
+    Errors: raises nothing. SelectorError is the answer for an expression that is wrong, as
+            `compile_expression` returns it.
     """
 
     def __init__(self) -> None:
         self._cache: OrderedDict[str, Selector | SelectorError] = OrderedDict()
 
     def compile(self, expression: str) -> Selector | SelectorError:
-        """Compile an expression, or tell line and column of what is wrong."""
+        """Compile an expression, or return line and column of what is wrong."""
         cached = self._cache.get(expression)
         if cached is not None:
             self._cache.move_to_end(expression)
@@ -138,7 +137,7 @@ def compile_expression(expression: str) -> CelSelector | SelectorError:
 
     Shapes: result — a selector whose type is bool or dynamic.
     Errors: raises nothing; SelectorError with line and column for one that is too long, does not
-    compile, has another type or nests too deep.
+            compile, has another type or nests too deep.
     """
     if len(expression.encode("utf-8", "replace")) > MAX_EXPRESSION_BYTES:
         return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")
@@ -157,9 +156,9 @@ def compile_expression(expression: str) -> CelSelector | SelectorError:
 
 
 def _value_of(device: DeviceFacts) -> dict[object, object]:
-    """Show a device as expressions see it.
+    """Convert a device to the value that expressions see.
 
-    Errors: raises ValueError for a version that is none.
+    Errors: raises ValueError for a malformed version.
     """
     return {
         "driver": device.driver,

@@ -1,6 +1,6 @@
 """Semantic versions, compared by the rules of semver 2.0.0.
 
-Pure; used by the CEL functions `semver`, `compareTo` and the like.
+Pure. The CEL functions `semver`, `compareTo` and the like use it.
 Source: semver.org, items 9 to 11.
 """
 
@@ -20,8 +20,8 @@ _DIGITS = frozenset("0123456789")
 
 
 def _is_sound(match: re.Match[str]) -> bool:
-    """Say whether the parts are: none is empty, and numbers have no
-    leading zeros and fit 64 bits.
+    """Say whether the parts are well-formed: none is empty, and numbers have no leading zeros and
+    fit 64 bits.
     """
     labels = (match[4] or "0").split(".")
     numbers = [*match.groups()[:3], *[label for label in labels if label.isdecimal()]]
@@ -41,7 +41,7 @@ def _without_zeros(part: str) -> str:
 
 @total_ordering
 class SemanticVersion:
-    """A version; build data takes no part in comparison.
+    """A version. Build data takes no part in comparison.
 
     >>> SemanticVersion.parse("1.10.0") > SemanticVersion.parse("1.9.9") > SemanticVersion.parse("1.9.9-rc.1")
     True
@@ -56,8 +56,9 @@ class SemanticVersion:
 
     @classmethod
     def parse(cls, text: str, *, is_loose: bool = False) -> SemanticVersion:
-        """Read a version; loosely: a leading v, missing parts and leading zeros are put right.
+        """Read a version.
 
+        Shapes: is_loose — accept a leading v, missing parts and leading zeros.
         Errors: raises ValueError that shows the text.
         """
         written = text

@@ -1,5 +1,5 @@
 """Ranges of sizes and costs, added and multiplied as upstream's estimate does: never above 2^64 -
-1, which stands for an unknown size.
+1, which means an unknown size.
 
 Source: cel-go checker/cost.go, SizeEstimate and CostEstimate.
 """
@@ -29,7 +29,7 @@ class Size(NamedTuple):
         return Size(min(self.least * other.least, WORST), min(self.most * other.most, WORST))
 
     def scaled(self, factor: float) -> Size:
-        """Multiply by a factor, rounded up; in doubles, as upstream does."""
+        """Multiply by a factor, rounded up. Computed in doubles, as upstream does."""
         return Size(_scaled(self.least, factor), _scaled(self.most, factor))
 
     def widened(self, other: Size) -> Size:

@@ -231,8 +231,8 @@ def _address(address: Address) -> str:
 
 
 def _write_double(value: float) -> str:
-    """Write as Go's %g does: the fewest digits that tell it apart, with an exponent from 1e6 on and
-    below 1e-4.
+    """Write as Go's %g does: the fewest digits that identify the number, with an exponent from 1e6
+    on and below 1e-4.
     """
     if math.isnan(value):
         return "NaN"
@@ -263,7 +263,7 @@ def _texts_and_containers() -> Library:
         return values[int(place)]
 
     def insert(container: dict[object, object], key: object, value: object) -> dict[object, object]:
-        # The map is the macro's own, which nobody else has yet.
+        # The map belongs to the macro and is not visible elsewhere yet.
         if as_key(key) in container:
             raise EvaluationError(f"insert failed: key {key} already exists")
         container[as_key(key)] = value

@@ -1,12 +1,11 @@
 """The steps of an evaluation: nested functions over a frame, one for each node of the tree.
 
-Flows in: the steps of a node's operands. Flows out: a step, which takes the frame of one
-evaluation and returns a value or raises EvaluationError; the frame sums the cost and ends an
-evaluation that exceeds its limit. Errors propagate as upstream's do: `&&` and `||` ignore one that
-another operand decides over, and a bound name that is never read raises nothing. The planner
-decides which step a node becomes.
-Source: cel-go interpreter/interpretable.go and runtimecost.go; the language
-definition's section on errors.
+A step takes the frame of one evaluation and returns a value or raises EvaluationError. The frame
+sums the cost and ends an evaluation that exceeds its limit. Errors propagate as upstream's do: `&&`
+and `||` ignore an error that another operand makes irrelevant, and a bound name that is never read
+raises nothing. The planner decides which step a node becomes.
+Source: cel-go interpreter/interpretable.go and runtimecost.go; the language definition's section on
+errors.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ Step = Callable[[Frame], object]
 
 
 def call_step(functions: Functions, name: str, *, is_member: bool, steps: list[Step]) -> Step:
-    """Call the function that takes what the arguments are in this run.
+    """Call the overload that takes the types of this evaluation's arguments.
 
-    What it costs is charged before it, as far as the arguments tell, and after it.
+    The cost is checked before the call, as far as the arguments determine it, and charged after it.
     """
     choose = functions.choose
 
@@ -96,8 +95,8 @@ def index_step(functions: Functions, operand: Step, index: Step) -> Step:
 
 
 def gathering_step(kept: Step, item: Step) -> Step:
-    """Put one more item into the list that a macro makes, in place: nobody else has it, and a copy
-    each time would cost the square of its length.
+    """Append one item in place to the list that a macro makes: the list is not visible elsewhere,
+    and a copy for each item would cost the square of its length.
     """
 
     def run(frame: Frame) -> object:
@@ -112,17 +111,17 @@ def gathering_step(kept: Step, item: Step) -> Step:
 
 
 def new_list(_: Frame) -> object:
-    """Give a list of this run's own, for a macro to gather in."""
+    """Return a new list for each evaluation, to which a macro appends."""
     return []
 
 
 def new_map(_: Frame) -> object:
-    """Give a map of this run's own, for a macro to gather in."""
+    """Return a new map for each evaluation, to which a macro adds."""
     return {}
 
 
 def bound_step(slot: int, value: Step) -> Step:
-    """Read a bound name; what it stands for is worked out at the first use."""
+    """Read a bound name. Its value is computed at the first use."""
 
     def run(frame: Frame) -> object:
         frame.charge(1)
@@ -141,7 +140,7 @@ def bound_step(slot: int, value: Step) -> Step:
 
 
 def alternative_step(first: Step, second: Step, *, is_value: bool) -> Step:
-    """Give the first one when it is there; the second one is looked at only when it is not."""
+    """Return the first value when it is present. The second is evaluated only when it is not."""
 
     def run(frame: Frame) -> object:
         optional = first(frame)
@@ -155,7 +154,7 @@ def alternative_step(first: Step, second: Step, *, is_value: bool) -> Step:
 
 
 def optional_index_step(operand: Step, index: Step) -> Step:
-    """Look into a value with `a[?b]` or `a.?b`: what is not there is an empty optional value, no
+    """Look into a value with `a[?b]` or `a.?b`: an absent part is an empty optional value, no
     error.
     """
 
@@ -221,9 +220,9 @@ def equality_step(left: Step, right: Step, *, is_equal: bool) -> Step:
 
 
 def not_strictly_false_step(step: Step) -> Step:
-    """Go on with a macro's loop unless its condition is False.
+    """Continue a macro's loop unless its condition is False.
 
-    An error does not end the loop, for a later element may decide.
+    An error does not end the loop, because a later element may decide.
     """
 
     def run(frame: Frame) -> object:

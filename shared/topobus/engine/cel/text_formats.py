@@ -1,8 +1,7 @@
 """The text function `format`, version 1 of cel-go: `'%s has %d'.format(['x', 1])`.
 
-Flows in: the text with its clauses, and the values. Flows out: the formatted text. Numbers are
-written for en_US, whose exponents are `×10⁰³` and whose infinity is `∞`, without digit grouping in
-whole numbers (`%d`) and with it in doubles.
+Numbers are written for en_US, whose exponents are `×10⁰³` and whose infinity is `∞`, without digit
+grouping in whole numbers (`%d`) and with it in doubles.
 Source: cel-go ext/formatting.go; golang.org/x/text/message as far as `%f` and `%e` use it.
 """
 
@@ -26,19 +25,19 @@ __all__ = ["Clause", "FormatError", "format_text", "split_format"]
 
 _DEFAULT_PRECISION = 6
 _DIGITS = frozenset("0123456789")
-# No double has more digits behind the point that are not zero (5e-324); upstream has no limit here,
-# and a text of gigabytes is nobody's.
+# No double has more nonzero digits after the point (5e-324). Upstream has no limit here, but a text
+# of gigabytes is never wanted.
 _MAX_PRECISION = 1100
 
 
 class FormatError(Exception):
-    """The text is no format, or has more clauses than values."""
+    """The text is malformed, or has more clauses than values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
     """One clause of a format: its letter, its precision (None when none is written), and the types
-    that suit it.
+    that it accepts.
     """
 
     letter: str
@@ -46,20 +45,20 @@ class Clause:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Give the types that may be known before a run.
+        """The types that it accepts before the evaluation.
 
-        A text may yet be a number's name (`NaN`) for `%f` and `%e`.
+        For `%f` and `%e` a text may still be a number's name (`NaN`).
         """
         return _CLAUSES[self.letter][1]
 
     @property
     def wants(self) -> str:
-        """Say what the clause wants."""
+        """Describe the types that the clause accepts."""
         return _CLAUSES[self.letter][2]
 
 
 def split_format(text: str) -> Iterator[str | Clause]:
-    """Split a format into texts and clauses, as far as it is right.
+    """Split a format into texts and clauses, as far as it is well-formed.
 
     Errors: raises FormatError where it is not.
     """
@@ -67,7 +66,7 @@ def split_format(text: str) -> Iterator[str | Clause]:
     while (place := text.find("%", place)) >= 0:
         yield text[start:place]
         if text[place + 1 : place + 2] == "%":
-            start, place = place + 1, place + 2  # the second one stands for itself
+            start, place = place + 1, place + 2  # the second one is literal
             continue
         letter, precision, start = _read_clause(text, place + 1)
         yield Clause(letter, precision)
@@ -101,8 +100,8 @@ def _read_clause(text: str, place: int) -> tuple[str, int | None, int]:
 def format_text(text: str, values: list[object]) -> str:
     """Write values into a format.
 
-    Errors: raises EvaluationError for a format that is none, too few values, or a value
-    that does not suit its clause.
+    Errors: raises EvaluationError for a malformed format, a missing value, or a value that does not
+            suit its clause.
     """
     parts: list[str] = []
     used = 0
@@ -228,8 +227,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def _scientific(value: object, clause: Clause) -> str:
     """Write with an exponent.
 
-    What is written as the precision upstream takes for the width: six
-    digits follow the point in any case.
+    Upstream takes the written precision for the width, so six digits follow the point in any case.
     """
     number = _double(value, clause) or 0.0
     width = clause.precision if clause.precision is not None else _DEFAULT_PRECISION

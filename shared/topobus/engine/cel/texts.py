@@ -13,7 +13,7 @@ from topobus.engine.cel.text_formats import format_text
 
 __all__ = ["TEXTS"]
 
-# What Unicode calls white space, as Go's strings.TrimSpace takes it.
+# The white space of Unicode, as Go's strings.TrimSpace removes it.
 _BLANKS = (
     "\t\n\v\f\r "
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -42,9 +42,9 @@ def _char_at(text: str, place: int) -> str:
 
 
 def _index(text: str, part: str, start: int = 0) -> int:
-    """Find a part from a place on; behind the text there is none.
+    """Find a part from a position on. Beyond the end of the text there is none.
 
-    As upstream, the empty part stands wherever it is looked for.
+    As upstream, the empty part is found at any position.
     """
     if not part:
         return start
@@ -54,9 +54,9 @@ def _index(text: str, part: str, start: int = 0) -> int:
 
 
 def _last_index(text: str, part: str, start: int | None = None) -> int:
-    """Find the last part that begins at a place or before it.
+    """Find the last part that begins at a position or before it.
 
-    A place behind the text finds none.
+    A position beyond the end of the text finds none.
     """
     if not part:
         return len(text) if start is None else start

@@ -1,7 +1,7 @@
 """Durations and timestamps in nanoseconds: parsing, formatting, arithmetic and accessors.
 
-Source: cel-go common/types/duration.go, timestamp.go and overflow.go; Go's
-time.ParseDuration and time.Parse(RFC3339).
+Source: cel-go common/types/duration.go, timestamp.go and overflow.go; Go's time.ParseDuration and
+time.Parse(RFC3339).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNITS = {
 }
 # More digits than 64 bits hold are zeros before or nothing behind the point.
 _MOST_DIGITS = 18
-# A comma is Go's, too; hours may have one digit.
+# Go also accepts a comma; hours may have one digit.
 _TIMESTAMP = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{1,2}):([0-9]{2}):([0-9]{2})(?:[.,]([0-9]+))?(?:Z|([+-])([0-9]{2}):([0-9]{2}))"
 )
@@ -60,7 +60,7 @@ def _span(nanoseconds: int) -> Duration:
 
 
 def total_of_durations(durations: Iterable[Duration]) -> Duration:
-    """Sum durations up.
+    """Sum durations.
 
     Errors: raises EvaluationError beyond 292 years.
     """
@@ -82,11 +82,11 @@ def _plain(number: float) -> str:
 def write_timestamp(timestamp: Timestamp) -> str:
     """Write a timestamp as RFC 3339 in the zone in which it was read.
 
-    A fraction without zeros at its end.
+    A fraction has no zeros at its end.
     """
     seconds, rest = divmod(timestamp.nanoseconds, _SECOND)
-    # Days and seconds apart, for the first and last moments leave the years that
-    # datetime has when they are shifted.
+    # Days and seconds are shifted apart, because a shift takes the first and last moments out of
+    # the years that datetime can represent.
     days, second = divmod(seconds + timestamp.offset_minutes * 60, 86_400)
     year, month, day = _date(days)
     fraction = f".{rest:09}".rstrip("0") if rest else ""
@@ -96,9 +96,9 @@ def write_timestamp(timestamp: Timestamp) -> str:
 
 
 def _date(days: int) -> tuple[int, int, int]:
-    """Give the date so many days after 1970-01-01.
+    """Return the date so many days after 1970-01-01.
 
-    The last day of the year 0 and the first of 10000 have one, too.
+    The last day of the year 0 and the first of 10000 also have one.
     """
     cycles = 400 * ((days < -719_162) - (days >= 2_932_897))
     date = _EPOCH + timedelta(days=days + (146_097 if cycles > 0 else -146_097 if cycles < 0 else 0))
@@ -203,7 +203,7 @@ def _parts() -> Library:
 
 
 def _no_duration(number: int) -> Duration:
-    """Fail, as upstream does: it declares the conversion and cannot do it."""
+    """Fail, as upstream does: it declares the conversion but cannot perform it."""
     raise EvaluationError("type conversion error from 'int' to 'google.protobuf.Duration'")
 
 

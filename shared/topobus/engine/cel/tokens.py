@@ -49,7 +49,7 @@ _SIMPLE = {
 
 
 class Token(NamedTuple):
-    """One word: `name`, `constant`, `sign` or `end`."""
+    """One token: `name`, `constant`, `sign` or `end`."""
 
     kind: str
     text: str
@@ -64,7 +64,7 @@ def fail_at(expression: str, offset: int, message: str) -> CompileError:
 
 
 def split(expression: str) -> list[Token]:
-    """Split an expression into its words.
+    """Split an expression into its tokens.
 
     Errors: raises CompileError.
 
@@ -126,7 +126,7 @@ def _read_whole(expression: str, offset: int, text: str) -> int:
 
 
 def _read_text(expression: str, offset: int, text: str) -> str | bytes:
-    r"""Read a text with its escapes; in bytes `\\x41` is one byte, in text it is one character."""
+    r"""Read a text with its escapes: in bytes `\\x41` is one byte, in text it is one character."""
     prefix = _PREFIX.match(text)
     length = prefix.end() if prefix is not None else 0
     is_bytes = "b" in text[:length].lower()

@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """What all nodes share."""
+    """The position and the type that all nodes have."""
 
     offset: int
     type: Type = field(default=DYN, init=False)
@@ -57,7 +57,7 @@ class Identifier(Node):
 
 @dataclass(slots=True, eq=False)
 class Select(Node):
-    """`operand.field`; as a test, `has(operand.field)`."""
+    """`operand.field`, or as a test `has(operand.field)`."""
 
     operand: Node
     field: str
@@ -104,7 +104,7 @@ class MapLiteral(Node):
 
 @dataclass(slots=True, eq=False)
 class Fold(Node):
-    """A loop over a list or the keys of a map; what macros are made of."""
+    """A loop over a list or the keys of a map. Macros expand to it."""
 
     variable: str
     second_variable: str
@@ -117,7 +117,7 @@ class Fold(Node):
 
 
 def children(node: Node) -> Iterator[Node]:
-    """List the nodes right below one."""
+    """List the direct children of a node."""
     match node:
         case Select(operand=operand):
             yield operand
@@ -138,7 +138,7 @@ def children(node: Node) -> Iterator[Node]:
 
 
 def dotted(node: Node) -> str:
-    """Read `a.b.c` as a name; empty when it is something else."""
+    """Read `a.b.c` as a name. Empty for any other node."""
     if isinstance(node, Identifier):
         return node.name
     if isinstance(node, Select) and not node.is_test:

@@ -37,10 +37,10 @@ __all__ = [
 
 
 class Type:
-    """A type by name, with its parameters: `list(int)`. A value: nobody changes one.
+    """A type by name, with its parameters: `list(int)`. Immutable.
 
-    Types nest as deep as expressions do, so that comparing two takes one look at their hashes, and
-    what has no open parameter is not searched for one.
+    Types nest as deep as expressions do. So two types are compared by their hashes, and a type
+    without open parameters is not searched for them.
     """
 
     __slots__ = ("_hash", "is_dynamic", "is_open", "is_parameter", "name", "parameters")
@@ -116,6 +116,8 @@ def type_of(cel_type: Type) -> Type:
 def read_type(text: str) -> Type:
     """Read a type as signatures write it.
 
+    Errors: raises InvariantError for a text that is no type.
+
     >>> str(read_type("map<string, list<Quantity>>"))
     'map(string, list(kubernetes.Quantity))'
     """
@@ -140,18 +142,18 @@ def _read(words: list[str]) -> tuple[Type, list[str]]:
 
 
 class Bindings:
-    """What type parameters stand for in one expression."""
+    """The types that parameters are bound to in one expression."""
 
     def __init__(self) -> None:
         self._known: dict[str, Type] = {}
         self._numbers = count()
 
     def fresh(self) -> Type:
-        """Make a parameter that nobody has."""
+        """Make a parameter that is not used yet."""
         return Type(f"${next(self._numbers)}")
 
     def instantiate(self, types: tuple[Type, ...]) -> tuple[Type, ...]:
-        """Give the parameters of a signature names of their own."""
+        """Replace the parameters of a signature by new ones."""
         names: dict[str, Type] = {}
 
         def rename(cel_type: Type) -> Type:
@@ -162,13 +164,13 @@ class Bindings:
         return tuple(map(rename, types))
 
     def resolve(self, cel_type: Type) -> Type:
-        """Follow a parameter to what it stands for, as far as is known."""
+        """Follow a parameter to the type that it is bound to, as far as is known."""
         while cel_type.is_parameter and cel_type.name in self._known:
             cel_type = self._known[cel_type.name]
         return cel_type
 
     def substitute(self, cel_type: Type) -> Type:
-        """Replace parameters by what they stand for now; what is open stays so."""
+        """Replace parameters by their present types. Unbound parameters stay."""
         if not cel_type.is_open:
             return cel_type
         cel_type = self.resolve(cel_type)
@@ -177,7 +179,7 @@ class Bindings:
         )
 
     def finish(self, cel_type: Type) -> Type:
-        """Replace all parameters; what stayed open is `dyn`."""
+        """Replace all parameters. An unbound one becomes `dyn`."""
         if not cel_type.is_open:
             return cel_type
         cel_type = self.resolve(cel_type)
@@ -186,7 +188,7 @@ class Bindings:
         return Type(cel_type.name, tuple(map(self.finish, cel_type.parameters))) if cel_type.parameters else cel_type
 
     def fit_all(self, wanted: tuple[Type, ...], given: tuple[Type, ...]) -> bool:
-        """Fit several types at once; nothing is bound when one does not fit."""
+        """Fit several types at once. Nothing is bound when one does not fit."""
         before = dict(self._known)
         if len(wanted) == len(given) and all(
             self.fit(first, second) for first, second in zip(wanted, given, strict=True)
@@ -196,9 +198,9 @@ class Bindings:
         return False
 
     def fit(self, wanted: Type, given: Type) -> bool:
-        """Say whether a value of the given type may stand where the wanted one does.
+        """Say whether a value of the given type is allowed where the wanted one is.
 
-        Binds parameters on the way. Of two types that fit one another a parameter stands for the
+        Binds parameters on the way. Of two types that fit one another a parameter is bound to the
         more general one. Source: cel-go checker/types.go.
         """
         if wanted == given:
@@ -222,13 +224,13 @@ class Bindings:
         )
 
     def most_general(self, first: Type, second: Type) -> Type:
-        """Give the more general one of two types that fit."""
+        """Return the more general one of two types that fit."""
         return first if _is_as_general(first, second) else second
 
     def _substitute(self, parameter: Type, cel_type: Type) -> tuple[bool, bool]:
-        """Let a parameter stand for a type.
+        """Bind a parameter to a type.
 
-        Says whether it can, and whether it stood for one before.
+        Shapes: result — whether that is possible, and whether it was bound before.
         """
         known_cel_type = self._known.get(parameter.name)
         if known_cel_type is None:
@@ -257,7 +259,7 @@ class Bindings:
 
 
 def _is_as_general(first: Type, second: Type) -> bool:
-    """Say whether a type fits whatever the other one does."""
+    """Say whether a type fits whenever the other one does."""
     if first.is_dynamic or first.is_parameter or first == second:
         return True
     if second.is_dynamic or second.is_parameter or first.name != second.name:

@@ -1,9 +1,8 @@
 """Refuses expressions whose types fit but that are wrong: constants that can only fail, and list or
 map constants of mixed types.
 
-Flows in: a checked tree. Flows out: nothing, or a CompileError with the position. Constant
-durations, timestamps and patterns must be valid. The elements of a list or map must be of one type,
-except within `format`, whose clauses must match its arguments where both are constants.
+Constant durations, timestamps and patterns must be valid. The elements of a list or map must be of
+one type, except within `format`, whose clauses must match its arguments where both are constants.
 Source: cel-go cel/validator.go; ext/formatting.go, stringFormatValidator; the validators that
 k8s.io/apiserver/pkg/cel/environment switches on, 1.36.
 """
@@ -33,7 +32,7 @@ _WRITTEN_OUT = ("duration", "timestamp")
 
 
 def validate(expression: str, node: Node, functions: Functions) -> None:
-    """Refuse what can only fail.
+    """Refuse an expression that can only fail.
 
     Errors: raises CompileError with line and column.
     """
@@ -46,7 +45,9 @@ class _Validator:
         self._functions = functions
 
     def check(self, node: Node, *, may_mix: bool) -> None:
-        """Look at a node and all below it; types may be mixed within the arguments of `format`."""
+        """Check a node and all nodes below it. Types may be mixed within the arguments of
+        `format`.
+        """
         if isinstance(node, Call):
             if node.name in _WRITTEN_OUT and node.arguments:
                 self._literal(node, node.arguments[0])
@@ -128,7 +129,7 @@ def _suits(kind: Type, kinds: frozenset[str]) -> bool:
 
 
 def _unsuited(value: Node, kinds: frozenset[str]) -> Node | None:
-    """Find what cannot be written as text, within literals of lists and maps, too."""
+    """Find a value that cannot be written as text, also within literals of lists and maps."""
     if not _suits(value.type, kinds):
         return value
     if isinstance(value, ListLiteral | MapLiteral):

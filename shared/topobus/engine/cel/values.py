@@ -70,7 +70,7 @@ class OptionalValue:
 
 
 def some(value: object) -> OptionalValue:
-    """Make an optional value that is there."""
+    """Make an optional value that is present."""
     return OptionalValue(value, is_present=True)
 
 
@@ -101,7 +101,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timestamp:
-    """A moment, in nanoseconds since 1970 (UTC); the years 1 to 9999.
+    """A moment, in nanoseconds since 1970 (UTC), in the years 1 to 9999.
 
     It is written in the zone in which it was read.
     """
@@ -115,21 +115,21 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """An address with the length of its prefix; bits behind the prefix may be set."""
+    """An address with the length of its prefix. Bits behind the prefix may be set."""
 
     address: Address
     length: int
 
 
 class TextMap(dict[object, object]):
-    """A map of names, as a device has them: nothing but a text can be a key."""
+    """A map of names, as a device has them: only a text can be a key."""
 
     __slots__ = ()
 
 
 class DomainMap(TextMap):
-    """A map in which whoever looks something up finds an empty map where there is nothing; `in` and
-    `size` see only what is there.
+    """A map in which a look-up of an absent key finds an empty map. `in` and `size` see only the
+    keys that are present.
     """
 
     __slots__ = ()
@@ -172,12 +172,12 @@ def kind_of(value: object) -> str:
 
 
 def register_kind(kind: type, name: str) -> None:
-    """Name the values of one more class; called once, where the class is defined."""
+    """Register the type name of a class. Called once, where the class is defined."""
     _KINDS[kind] = name
 
 
 def no_such_overload(function: str, *values: object) -> EvaluationError:
-    """Say that a function does not take these values."""
+    """Make the error that a function does not take these values."""
     return EvaluationError(f"no such overload: {function}({', '.join(map(kind_of, values))})")
 
 
@@ -196,7 +196,10 @@ def whole(value: int, *, is_unsigned: bool = False) -> int:
 
 
 def as_key(value: object) -> object:
-    """Give a value the form in which maps keep it."""
+    """Convert a value to the form in which maps keep it.
+
+    Errors: raises EvaluationError for a type that cannot be a key.
+    """
     if isinstance(value, bool):
         return Bound(value)
     if value is None or isinstance(value, int | str | float):
@@ -230,17 +233,17 @@ def _show(key: object) -> str:
 
 
 def size_of(value: object) -> int:
-    """Count what `size()` counts; one for everything that has no size."""
+    """Return what `size()` returns, or 1 for a value that has no size."""
     return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 1
 
 
 def are_equal(first: object, second: object) -> bool:
     """Say whether two values are equal.
 
-    Those of different types are not, but for numbers of one value.
+    Values of different types are not, except numbers of one value.
 
     Errors: raises EvaluationError when the first is of a type of Kubernetes' own and the second is
-    not of that type (null apart), as upstream does.
+            not of that type (null apart), as upstream does.
     """
     left, right = kind_of(first), kind_of(second)
     if left != right:
@@ -259,8 +262,8 @@ def are_equal(first: object, second: object) -> bool:
 
 
 def is_same(first: object, second: object) -> bool:
-    """Say whether two values are equal where an error counts as no: `!=`, and looking for a value
-    in a list.
+    """Say whether two values are equal where an error counts as no: for `!=`, and for a look-up in
+    a list.
     """
     try:
         return are_equal(first, second)
@@ -276,7 +279,7 @@ def _equal_numbers(first: object, second: object) -> bool:
 
 
 def _maybe_equal(first: object, second: object) -> bool:
-    """Compare the parts of two lists or maps: upstream takes those that cannot be compared for
+    """Compare the parts of two lists or maps: upstream treats parts that cannot be compared as
     equal.
     """
     try:
@@ -296,7 +299,7 @@ def _equal_maps(first: dict[object, object], second: dict[object, object]) -> bo
 
 
 def keys_of(values: Iterable[object]) -> frozenset[tuple[str, object]] | None:
-    """List what a list of plain values has, with each number in all types that hold it without
+    """List the values of a list of plain values, with each number in all types that hold it without
     loss.
 
     None when a value is not plain.
@@ -323,7 +326,7 @@ def keys_of(values: Iterable[object]) -> frozenset[tuple[str, object]] | None:
 
 
 def is_key_of(value: object, keys: frozenset[tuple[str, object]]) -> bool:
-    """Say whether a value is one of those.
+    """Say whether a value is in a set made by `keys_of`.
 
     Errors: raises EvaluationError for bytes and versions, which upstream cannot look up.
     """
@@ -336,7 +339,7 @@ def is_key_of(value: object, keys: frozenset[tuple[str, object]]) -> bool:
 def compare(first: object, second: object) -> int:
     """Order two values of one type: -1, 0 or 1.
 
-    Errors: raises EvaluationError for what has no order.
+    Errors: raises EvaluationError for values without an order.
     """
     left, right = kind_of(first), kind_of(second)
     if left != right and not (left in _NUMBERS and right in _NUMBERS):
