@@ -1,10 +1,8 @@
 """Admission checks of a Kubernetes API server that the stand-alone API lacks: the cost of CEL
 selectors, and the right to admin access.
 
-The stand-alone API evaluates no CEL and knows no namespaces, so these checks run before a search.
-
-Flows in: a claim's spec, the labels of its namespace, the selector compiler. Flows out: a Reason
-for a claim that an API server would refuse, else None.
+The stand-alone API evaluates no CEL and has no namespace objects, so these checks run before a
+search.
 Source: k8s.io/kubernetes pkg/registry/resource/resourceclaim/strategy.go and
 pkg/apis/resource/validation/validation.go, 1.36.
 """
@@ -27,7 +25,7 @@ _HEAVY_COST = 5000
 
 
 def asks_admin(spec: ClaimSpec) -> str:
-    """Name the first request that asks for admin access; empty when none does."""
+    """Name the first request that asks for admin access. Empty when none does."""
     return next(
         (
             request.name
@@ -39,7 +37,7 @@ def asks_admin(spec: ClaimSpec) -> str:
 
 
 def admin_problem(spec: ClaimSpec, namespace: str, labels_of: Callable[[str], Mapping[str, str]]) -> Reason | None:
-    """Say why a claim may not have admin access; None when it does not ask, or may."""
+    """Explain why a claim may not have admin access. None when it does not ask, or may."""
     asking = asks_admin(spec)
     if not asking or labels_of(namespace).get(ADMIN_LABEL) == "true":
         return None
@@ -54,9 +52,9 @@ def admin_problem(spec: ClaimSpec, namespace: str, labels_of: Callable[[str], Ma
 
 
 def costly_selector(spec: ClaimSpec, claim: str, compiler: SelectorCompiler) -> Reason | None:
-    """Name the first selector of a claim whose evaluation may cost more than it may.
+    """Name the first selector of a claim whose evaluation may exceed the cost limit.
 
-    One that does not compile is for the search to tell.
+    A selector that does not compile is left to the search, which reports it.
     """
     for request, index, selector in _selectors(spec):
         selection = compiler.compile(selector.cel.expression) if selector.cel is not None else None
@@ -80,7 +78,9 @@ def costly_selector(spec: ClaimSpec, claim: str, compiler: SelectorCompiler) -> 
 
 
 def has_heavy_selector(spec: ClaimSpec, compiler: SelectorCompiler) -> bool:
-    """Say whether looking at one device may take so long that others should not wait for it."""
+    """Say whether evaluating a selector on one device may take so long that others should not wait
+    for it.
+    """
     for _, _, selector in _selectors(spec):
         selection = compiler.compile(selector.cel.expression) if selector.cel is not None else None
         if selection is not None and not isinstance(selection, SelectorError) and selection.max_cost > _HEAVY_COST:

@@ -1,13 +1,13 @@
 """Conflict sets for backjumping: finds the earlier choices that a dead end depends on, so that the
 search returns to one of them and skips the others.
 
-A choice is a grant; its level is its index among all grants that the search holds. A
-conflict set is a bit mask of levels; a negative integer means all levels. A level too many
-costs time; a level too few would lose solutions. So a conflict set includes every grant that
-may have caused the miss: grants of the same device, grants under a constraint of the
-request, and grants that consume counters.
-Source: Prosser, Hybrid algorithms for the constraint satisfaction problem (1993),
-conflict-directed backjumping.
+A choice is a grant. Its level is its index among all grants that the search holds. A conflict set
+is a bit mask of levels, and a negative integer means all levels. A level too many costs time, a
+level too few would lose solutions. So a conflict set includes every grant that may have caused the
+miss: grants of the same device, grants under a constraint of the request, and grants that consume
+counters.
+Source: Prosser, Hybrid algorithms for the constraint satisfaction problem (1993), conflict-directed
+backjumping.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANYTHING = -1
 
 
 class ConflictSet:
-    """The grants that may keep a request from a device, worked out once a visit.
+    """The grants that may keep a request from a device, computed once for each visit.
 
     Cost: O(grants).
     """
@@ -48,18 +48,18 @@ class ConflictSet:
                 self._counted |= bit
 
     def holding(self, candidate: Candidate) -> int:
-        """Blame those that hold the device, or a share of it."""
+        """Return the levels that hold the device, or a share of it."""
         return self._by_device.get(candidate.id, 0)
 
     def refusing(self, candidate: Candidate) -> int:
-        """Blame those that may have made a free device unfit."""
+        """Return the levels that may have made a free device unfit."""
         return (
             self.holding(candidate) | self._constrained | (self._counted if candidate.device.consumes_counters else 0)
         )
 
 
 def blames(blame: int, level: int) -> bool:
-    """Say whether a level is to blame.
+    """Say whether a conflict set contains a level.
 
     >>> blames(0b101, 0), blames(0b101, 1), blames(ANYTHING, 7)
     (True, False, True)
@@ -68,7 +68,7 @@ def blames(blame: int, level: int) -> bool:
 
 
 def without(blame: int, level: int) -> int:
-    """Take a level off: it tried all that it could.
+    """Remove a level whose choices were all tried.
 
     >>> without(0b101, 0), without(ANYTHING, 0) < 0
     (4, True)

@@ -1,11 +1,10 @@
 """Allocates simple claims with bit operations instead of a search: each request takes a number of
 free devices, all with one value of one attribute.
 
-Flows in: a node's devices, and claims whose requests select disjoint sets of devices. Flows out: a
-`BitsetPlan`, which gives for any set of devices in use the devices that the search would choose, or
-that none fit. In such claims only devices in use and the one constraint can block a request, so the
-first devices of the first value with enough free devices are the first solution of the search.
-Every other claim has no plan and is searched.
+A `BitsetPlan` gives for any set of devices in use the devices that the search would choose, or that
+none fit. The requests of such claims select disjoint sets of devices, so only devices in use and
+the one constraint can block a request, and the first devices of the first value with enough free
+devices are the first solution of the search. Every other claim has no plan and is searched.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["BitsetPlan", "make_bitset_plan"]
 
 
 class _Wanted(NamedTuple):
-    """A request: the places of devices that it selects, as bits, and how many it wants."""
+    """A request: the positions of devices that it selects, as bits, and how many it wants."""
 
     places: int
     number: int
@@ -49,12 +48,12 @@ class _Claim(NamedTuple):
 
 
 class BitsetPlan(NamedTuple):
-    """Plain claims on nodes of one kind."""
+    """Simple claims on nodes of one kind."""
 
     claims: tuple[_Claim, ...]
 
     def solve(self, taken: int) -> tuple[tuple[int, ...], ...] | None:
-        """Give each claim's places in the order of its requests; None when they do not fit.
+        """Return each claim's positions in the order of its requests. None when they do not fit.
 
         Cost: O(requests x values).
         """
@@ -79,7 +78,7 @@ class BitsetPlan(NamedTuple):
 def make_bitset_plan(
     table: NodeTable, specs: Sequence[ClaimSpec], classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler
 ) -> BitsetPlan | None:
-    """Turn claims into bits over a node's devices; None for any that are not plain there."""
+    """Turn claims into bits over a node's devices. None when any of them is not simple there."""
     claims: list[_Claim] = []
     seen = 0
     for spec in specs:
@@ -102,8 +101,9 @@ def make_bitset_plan(
 
 
 def _common(claim: _Claim, taken: int) -> int | None:
-    """Find the first value of which there are enough for all matched requests: the places that have
-    it, -1 without a constraint, None when there is none.
+    """Find the first value that enough devices of all matched requests have.
+
+    Shapes: result — the positions that have it; -1 without a constraint; None when there is none.
     """
     if not claim.matched:
         return -1
@@ -155,7 +155,7 @@ _BLOCKING = ("NoSchedule", "NoExecute")
 def _is_selected(selectors: Sequence[Selector], candidate: Candidate, compiler: SelectorCompiler) -> bool | None:
     """Evaluate selectors in order.
 
-    None when one fails, which only a search can tell whether it would meet.
+    None when one fails, because only a search shows whether it would reach that selector.
     """
     for selector in selectors:
         compiled = compiler.compile(selector.cel.expression) if selector.cel is not None else None
@@ -172,8 +172,8 @@ def _is_selected(selectors: Sequence[Selector], candidate: Candidate, compiler: 
 
 
 def _is_plain(candidate: Candidate) -> bool:
-    """Say whether a device is given as a whole, and its own properties
-    do not show in the result.
+    """Say whether a device is allocated as a whole, and its own properties do not show in the
+    result.
     """
     device = candidate.device
     return not (
@@ -187,7 +187,9 @@ def _is_plain(candidate: Candidate) -> bool:
 
 
 def _with_constraint(spec: ClaimSpec, wanted: tuple[_Wanted, ...], table: NodeTable) -> _Claim | None:
-    """Add a claim's one constraint; None when it has others than that, or values that are lists."""
+    """Add a claim's one constraint. None when it has other constraints, or values that are
+    lists.
+    """
     constraints = spec.devices.constraints
     if not constraints:
         return _Claim(wanted)

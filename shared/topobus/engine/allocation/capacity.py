@@ -1,9 +1,7 @@
 """Amounts of devices: shares of a device's capacity, and counters that the partitions of one card
 share.
 
-Flows in: the amounts that a request asks for, the device's capacity, and the amounts in use. Flows
-out: the amounts that a grant takes, or that they exceed what is left. Source:
-docs/knowledge/dynamic-resource-allocation.md#consumable-capacity;
+Source: docs/knowledge/dynamic-resource-allocation.md#consumable-capacity;
 k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
 
@@ -26,9 +24,9 @@ __all__ = ["RemainingCounters", "amounts_taken", "fits_capacity", "rivals", "sho
 
 
 def amounts_taken(candidate: Candidate, asked: CapacityRequirements | None) -> dict[str, Quantity] | None:
-    """Work out what a grant takes of each capacity of the device.
+    """Compute how much a grant takes of each capacity of the device.
 
-    None when it has not what is asked, or its policy forbids the amount.
+    None when the device lacks the requested capacity, or its policy forbids the amount.
     """
     wanted = {name: Quantity.parse(value) for name, value in asked.requests.items()} if asked is not None else {}
     if wanted.keys() - candidate.device.capacity.keys():
@@ -43,7 +41,7 @@ def amounts_taken(candidate: Candidate, asked: CapacityRequirements | None) -> d
 
 
 def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: Mapping[str, Quantity]) -> bool:
-    """Say whether the amounts go into what the others leave."""
+    """Say whether the amounts fit into those that the others leave."""
     return all(
         amount.nano + sum(used[name].nano for used in in_use if name in used) <= candidate.capacity[name].nano
         for name, amount in taken.items()
@@ -51,8 +49,9 @@ def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: 
 
 
 def shortage(candidate: Candidate, taken: Mapping[str, Quantity] | None, *in_use: Mapping[str, Quantity]) -> str:
-    """Say for people what is short: how much is wanted, what is left, what there is; `taken` None:
-    an amount is asked that the device gives to nobody.
+    """Describe for people what is short: how much is wanted, what is left, what there is.
+
+    Shapes: taken — None: the device never gives the amount that is asked for.
     """
     if taken is None:
         return "it has no such capacity, or gives no such amount"
@@ -60,7 +59,7 @@ def shortage(candidate: Candidate, taken: Mapping[str, Quantity] | None, *in_use
         name: candidate.capacity[name].nano - sum(used[name].nano for used in in_use if name in used)
         for name in sorted(taken)
     }
-    # Of several the first by name that is short.
+    # The first by name of those that are short.
     name = min(left, key=lambda name: left[name] >= taken[name].nano)
     whole = candidate.capacity[name]
     return (
@@ -88,12 +87,12 @@ def rivals(pool: Pool) -> frozenset[DeviceId]:
 
 
 class RemainingCounters:
-    """The counters of all pools during one search: what allocated devices left, and what the search
-    holds.
+    """The counters of all pools during one search: the amounts that allocated devices and the
+    search's own grants leave.
 
-    kubernetes/kubernetes#140434: upstream knows pools by name alone, so two drivers whose
-    pools share a name (that of the node, say) share one account, that of the pool it meets
-    first. Mode `compatible` does too.
+    kubernetes/kubernetes#140434: upstream knows pools by name alone, so two drivers whose pools
+    share a name (that of the node, for example) share one account, that of the pool it meets first.
+    Mode `compatible` does so as well.
     """
 
     def __init__(self, pools: tuple[Pool, ...], taken: Collection[DeviceId], *, is_corrected: bool) -> None:
@@ -129,7 +128,7 @@ class RemainingCounters:
         )
 
     def _account(self, candidate: Candidate) -> dict[tuple[str, str], int]:
-        """Find what is left of a pool; worked out when it is first needed."""
+        """Find what is left of a pool. It is computed when it is first needed."""
         pool = self._pools[candidate.pool_index]
         name = pool.id if self._is_corrected else pool.id.pool
         left = self._accounts.get(name)

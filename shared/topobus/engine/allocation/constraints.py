@@ -1,9 +1,9 @@
 """Constraints over the devices of a claim: equal or distinct attribute values.
 
-A constraint can undo its last device, for backtracking. A constraint is monotone: a device
-that it refuses now it also refuses after more devices were added, so the search may stop
-early. A list attribute is a set of values; a scalar is a set of one. An absent attribute never
-matches, not even another absent one.
+A constraint can undo its last device, for backtracking. A constraint is monotone: a device that it
+refuses now it also refuses after more devices were added, so the search may stop early. A list
+attribute is a set of values, a scalar a set of one. An absent attribute never matches, not even
+another absent one.
 Source: docs/knowledge/dynamic-resource-allocation.md#constraints.
 """
 
@@ -35,26 +35,26 @@ class ActiveConstraint(Protocol):
     attribute: str
 
     def add(self, candidate: Candidate, request: str) -> bool:
-        """Take a device for a request, or say that it breaks the constraint."""
+        """Take a device for a request, or return False when it breaks the constraint."""
         ...
 
     def remove(self, request: str) -> None:
-        """Give the newest device of a request back."""
+        """Remove the newest device of a request."""
         ...
 
     @property
     def wanted(self) -> str:
-        """Say what a device must have, for people."""
+        """Describe for people what a device must have."""
         ...
 
     @property
     def state(self) -> Hashable:
-        """Tell states apart in which different devices would be taken."""
+        """Return a value that differs between states in which different devices would be taken."""
         ...
 
 
 def make_constraint(constraint: Constraint, gates: frozenset[Gate], mode: Mode) -> ActiveConstraint | None:
-    """Make a constraint ready for a search; None for a kind that we do not know."""
+    """Make a constraint ready for a search. None for an unknown kind."""
     has_lists = Gate.LIST_ATTRIBUTES in gates
     is_corrected = mode is Mode.CORRECTED
     if constraint.match_attribute is not None:
@@ -96,7 +96,7 @@ class MatchAttribute:
         return True
 
     def remove(self, request: str) -> None:
-        """Give the newest device back."""
+        """Remove the newest device."""
         narrowed = self._common.pop()
         if not self._is_corrected and self._common:
             # kubernetes/kubernetes#140300: upstream narrows the common values and does not widen
@@ -105,14 +105,14 @@ class MatchAttribute:
 
     @property
     def wanted(self) -> str:
-        """Say which values are still possible."""
+        """Describe which values are still possible."""
         if not self._common:
             return f"a value of {self.attribute}"
         return f"{self.attribute} = {' or '.join(sorted(str(value) for _, value in self._common[-1]))}"
 
     @property
     def state(self) -> Hashable:
-        """The values still possible; None when any is."""
+        """The values still possible. None when any is."""
         return self._common[-1] if self._common else None
 
 
@@ -138,7 +138,7 @@ class DistinctAttribute:
         return True
 
     def remove(self, request: str) -> None:
-        """Give the newest device back."""
+        """Remove the newest device."""
         if self._is_corrected:
             self._taken.pop()
         else:
@@ -146,7 +146,7 @@ class DistinctAttribute:
 
     @property
     def wanted(self) -> str:
-        """Say what is taken."""
+        """Describe which values are taken."""
         return (
             f"another {self.attribute} than "
             f"{', '.join(sorted({str(value) for _, taken_values in self._compared() for _, value in taken_values})) or 'none'}"  # noqa: E501
@@ -160,8 +160,8 @@ class DistinctAttribute:
     def _compared(self) -> list[tuple[str, Values]]:
         """List the devices that a new one is compared with.
 
-        kubernetes/kubernetes#140438: upstream remembers one device a request, the newest, and
-        forgets the request when one of its devices goes back.
+        kubernetes/kubernetes#140438: upstream remembers one device per request, the newest, and
+        forgets the request when one of its devices is released.
         """
         return (
             self._taken
@@ -173,7 +173,7 @@ class DistinctAttribute:
 def attribute_values(candidate: Candidate, name: str, *, has_lists: bool = True) -> Values:
     """List the values of an attribute.
 
-    None when the device has it not, or its type is not known.
+    None when the device lacks it, or its type is unknown.
     """
     attribute = _look_up(candidate, name)
     return _as_set(attribute, has_lists=has_lists) if attribute is not None else frozenset()

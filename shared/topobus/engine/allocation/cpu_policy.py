@@ -1,11 +1,11 @@
 """Chooses which CPUs a request gets: those that kubelet's static policy would take, out of all that
 could serve the request.
 
-Flows in: the CPUs that a search found, which says that the claims fit. Flows out: the grants with
-the policy's CPUs in their places, or a Refusal (full-pcpus-only). A search takes the first devices
-that fit, which leaves half cores and half caches behind. Only CPUs given as whole devices by count
-are exchanged: what "all devices", admin access or distinct values ask for is the request's own
-choice, and of a group the node chooses.
+A search has found that the claims fit. It takes the first devices that fit, which leaves half cores
+and half caches behind. So its CPUs are exchanged for those of the policy, or refused
+(full-pcpus-only). Only CPUs that are allocated as whole devices by count are exchanged: requests
+for "all devices", admin access or distinct values determine their own CPUs, and of a group the node
+chooses.
 Source: docs/knowledge/kubelet-cpu-assignment.md.
 """
 
@@ -35,9 +35,7 @@ Grants = tuple[tuple[Grant, ...], ...]
 
 
 def is_policy_cpu(candidate: Candidate, node: str) -> bool:
-    """Say whether a device is a single CPU of this node, of which the
-    policy decides who gets it.
-    """
+    """Say whether a device is a single CPU of this node, to which the policy applies."""
     return (
         candidate.id.driver == _DRIVER
         and candidate.id.pool == node
@@ -56,9 +54,10 @@ def reserved_cpus(node: Node) -> Mapping[DeviceId, str]:
 def with_policy_cpus(given: AllocationInput, candidates: Sequence[Candidate], checks: DeviceChecks) -> Grants | Refusal:
     """Exchange the CPUs in the grants of a search for those of the policy.
 
-    Shapes: result — one tuple a claim, in the order of the search.
-    Order: requests in their order; a request may take what the search gave to a later one. Where a
-    later one is then left without, each keeps to what the others did not get.
+    Shapes: result — one tuple per claim, in the order of the search.
+    Order: requests in their order. A request may take CPUs that the search gave to a later one.
+            Where a later one is then left without CPUs, each request chooses only among CPUs that
+            the others did not get.
     Errors: raises nothing; Refusal code smt-alignment.
     """
     grants: Grants = tuple(tuple(claim) for claim in checks.grants)
@@ -77,7 +76,7 @@ def with_policy_cpus(given: AllocationInput, candidates: Sequence[Candidate], ch
 
 @dataclass
 class _Exchange:
-    """One try to give all requests the policy's CPUs."""
+    """One attempt to give all requests the policy's CPUs."""
 
     given: AllocationInput
     policy: CpuPolicy
@@ -92,7 +91,7 @@ class _Exchange:
         return CpuTopology.of_cores(self.policy.cores)
 
     def run(self) -> Grants | Refusal | None:
-        """Go through the requests; None when one is left without."""
+        """Exchange the CPUs of each request. None when one is left without CPUs."""
         for claim_index, request in self._exchanged.values():
             chosen = self._choose(claim_index, request)
             if chosen is None or isinstance(chosen, Refusal):
@@ -102,7 +101,7 @@ class _Exchange:
 
     @cached_property
     def _exchanged(self) -> dict[tuple[int, str], tuple[int, PreparedRequest]]:
-        """The requests whose CPUs may be others, in order."""
+        """The requests whose CPUs may be exchanged, in order."""
         return {
             (claim_index, request.name): (claim_index, request)
             for claim_index, claim in enumerate(self.grants)
@@ -169,7 +168,7 @@ class _Exchange:
         ]
 
     def _common(self, claim_index: int, constraint: int, attribute: str) -> frozenset[object]:
-        """Give the values that all devices under a constraint have in common, as the search found
+        """Return the values that all devices under a constraint have in common, as the search found
         them.
         """
         values = [

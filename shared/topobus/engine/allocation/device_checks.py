@@ -1,8 +1,7 @@
 """The checks on one device, in upstream's order, and the grants that a search holds at a point.
 
-Flows in: an AllocationInput, its pools and a selector compiler. The search calls `take` for a
-device, then grants it or undoes the take. The order of the checks decides which error is reported
-first, so it is part of the result.
+The search calls `take` for a device, then grants it or undoes the take. The order of the checks
+decides which error is reported first, so it is part of the result.
 Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 """
 
@@ -62,16 +61,18 @@ class DeviceChecks:
         )
 
     def afresh(self) -> DeviceChecks:
-        """Give checks of the same input that hold nothing.
+        """Return checks of the same input that hold nothing.
 
-        What selectors said of devices is kept.
+        The selectors' verdicts are kept.
         """
         checks = DeviceChecks(self._given, self._pools, self._compiler)
         checks._selectors, checks._verdicts = self._selectors, self._verdicts
         return checks
 
     def is_in_use(self, request: PreparedRequest, candidate: Candidate) -> bool:
-        """Say whether the device is taken; admin access minds only what its own claim took."""
+        """Say whether the device is taken. For admin access only a device of its own claim counts
+        as taken.
+        """
         if candidate.id in self._given.usage.excluded or candidate.id in self._outside[request.claim_index]:
             return True
         held = self._held.get(candidate.id)
@@ -82,7 +83,7 @@ class DeviceChecks:
     def _has_old_shares(self, candidate: Candidate) -> bool:
         """Say whether shares are held of a device that its driver no longer shares.
 
-        Upstream gives it away whole, so mode `compatible` does too.
+        Upstream allocates it whole, so mode `compatible` does as well.
         """
         return self._is_corrected and candidate.id in self._given.usage.consumed and not self.is_shared(candidate)
 
@@ -97,7 +98,7 @@ class DeviceChecks:
         return verdict
 
     def _failing_selector(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
-        """Name the first selector that says no: the class's, then the request's."""
+        """Name the first selector that refuses the device: the class's, then the request's."""
         for owner, selectors in (
             (f"class {request.class_name} ", request.device_class.selectors),
             ("", request.selectors),
@@ -187,7 +188,7 @@ class DeviceChecks:
         return len(usable) - len(paying) + self._counters.count_at_most(paying)
 
     def could_take(self, request: PreparedRequest, candidate: Candidate) -> bool:
-        """Say whether a device could serve the request if this search had given nothing to anybody.
+        """Say whether a device could serve the request if this search had made no grants.
 
         Constraints and counters aside.
         """
@@ -203,7 +204,7 @@ class DeviceChecks:
         return self._untolerated(request, candidate) is None and self.is_large_enough(request, candidate)
 
     def constraint_states(self, claim_index: int) -> tuple[Hashable, ...]:
-        """Give the state of each of a claim's constraints."""
+        """Return the state of each of a claim's constraints."""
         return (
             tuple(constraint.state for constraint in self._constraints[claim_index])
             if claim_index < len(self._constraints)
@@ -212,8 +213,8 @@ class DeviceChecks:
 
     @property
     def is_reversible(self) -> bool:
-        """Say whether backtracking restores everything: so it is in mode `corrected`, and without
-        what upstream's defects concern.
+        """Say whether backtracking restores everything. It does in mode `corrected`, and where none
+        of upstream's defects applies.
         """
         return self._is_corrected or not (
             any(
@@ -229,7 +230,7 @@ class DeviceChecks:
         )
 
     def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:
-        """Say whether the amounts asked go into what is left of the device."""
+        """Say whether the amounts asked for fit into what is left of the device."""
         if not self._has[Gate.CONSUMABLE_CAPACITY]:
             return True
         used, shared = self._given.usage.consumed.get(candidate.id), self._sharing.get(candidate.id)
@@ -249,10 +250,10 @@ class DeviceChecks:
         return self._has[Gate.CONSUMABLE_CAPACITY] and bool(candidate.device.allow_multiple_allocations)
 
     def _pays_counters(self, request: PreparedRequest, candidate: Candidate) -> bool:
-        """Say whether a grant takes counters: a shared device pays once.
+        """Say whether a grant takes counters. A shared device takes them once.
 
-        kubernetes/kubernetes#140729: upstream has admin access pay, which only looks at a
-        device; mode `compatible` does too.
+        kubernetes/kubernetes#140729: upstream takes counters for admin access, which holds nothing.
+        Mode `compatible` does so as well.
         """
         if not candidate.device.consumes_counters or (request.is_admin and self._is_corrected):
             return False
@@ -262,11 +263,11 @@ class DeviceChecks:
         )
 
     def take(self, request: PreparedRequest, candidate: Candidate, *, is_trial: bool = False) -> Blocker | None:
-        """Take counters and constraints for a selected device, ready to be granted; or name what
-        stands in the way and take nothing.
+        """Take counters and constraints for a selected device, so that it can be granted, or name
+        the blocker and take nothing.
 
         kubernetes/kubernetes#140436: upstream keeps the counters of a device that a taint or a
-        constraint then refuses, so mode `compatible` does too, but for a trial.
+        constraint then refuses, so mode `compatible` does as well, except for a trial.
         """
         if self.is_in_use(request, candidate):
             return self._explain_use(request, candidate)
@@ -324,7 +325,7 @@ class DeviceChecks:
             self._constraints[request.claim_index][index].remove(request.base)
 
     def grant(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
-        """Record a device that `take` let pass."""
+        """Record a device that `take` accepted."""
         is_shared = self.is_shared(candidate)
         amounts = (self._amounts_of(request, candidate) or {}) if is_shared else {}
         if is_shared:
@@ -336,8 +337,8 @@ class DeviceChecks:
     def take_back(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
         """Undo the newest grant.
 
-        kubernetes/kubernetes#134100: upstream does not give back the counters of a
-        device that is shared by capacity.
+        kubernetes/kubernetes#134100: upstream does not give back the counters of a device that is
+        shared by capacity.
         """
         self.grants[claim_index].pop()
         (self._sharing if self.is_shared(candidate) else self._held)[candidate.id].pop()
@@ -352,10 +353,10 @@ class DeviceChecks:
                 self.take_back(claim_index, grant.request, grant.candidate)
 
     def explain(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
-        """Name what keeps a candidate from being taken where the search stands.
+        """Name what prevents the search from taking a candidate in its present state.
 
-        Nothing stays taken. For people: what another class has is told apart first, though the
-        search minds a holder before a selector.
+        Nothing stays taken. The reason is for people: a device of another class is reported as such
+        first, though the search checks for a holder before a selector.
         """
         try:
             failing = self._failing_selector(request, candidate)

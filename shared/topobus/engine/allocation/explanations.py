@@ -1,8 +1,5 @@
 """Explains why no node can serve a claim: a fault in the objects, a search that exceeded its
 budget, or what each node lacks.
-
-Flows in: the outcome on each node, in order. Flows out: the reason of a
-condition and the Reasons behind it.
 """
 
 from __future__ import annotations
@@ -26,8 +23,9 @@ SHOWN_NODES = 8
 
 
 def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, tuple[Reason, ...]]:
-    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks,
-    the nearest miss first; nodes without Topobus come last.
+    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks.
+
+    Order: the nearest miss first. Nodes without Topobus come last.
     """
     if not nodes:
         return "NoNode", (Reason(code="no-node", message="no node has published a machine or an inventory yet"),)
@@ -46,13 +44,13 @@ def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[st
         elif isinstance(outcome, Fault):
             reasons.append(outcome.reason)
         elif not isinstance(outcome, Allocated) and not outcome.reasons:
-            unread += 1  # known not to fit; nobody reads so far
+            unread += 1  # known not to fit, without reasons: a brief search makes none
         elif not isinstance(outcome, Allocated):
             reasons.append(
                 Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts)
             )
-    # A node that runs no Topobus has published no machine: true, and never what a reader
-    # can mend by freeing something.
+    # A node that runs no Topobus has published no machine. That is true, but never a reason that a
+    # reader can remove by freeing something.
     reasons.sort(key=lambda reason: (reason.code == _NO_MACHINE, lacking([reason])))
     if len(reasons) + unread > SHOWN_NODES:
         more = len(reasons) + unread - len(reasons[:SHOWN_NODES])

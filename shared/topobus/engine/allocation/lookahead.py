@@ -6,8 +6,7 @@ all together; for `matchAttribute`, one value that enough devices of every reque
 `distinctAttribute`, enough different values. So a positive answer proves nothing, and a negative
 one ends a branch that upstream would search to its end with the same result.
 
-Flows in: the state of a search. Flows out: whether the branch is infeasible. Cost: O(remaining
-requests x devices) for each call.
+Cost: O(remaining requests x devices) for each call.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _Need = tuple[PreparedRequest, int, list[Candidate]]
 
 
 class Lookahead:
-    """Answers for one search."""
+    """The look-ahead of one search."""
 
     def __init__(
         self,
@@ -49,9 +48,9 @@ class Lookahead:
     def is_applicable(self) -> bool:
         """Say whether a hopeless branch may be left at once.
 
-        Not where upstream would meet something else there than a dead end: a claim's limit,
-        for then it jumps farther; a selector that fails or a constraint broken by "all
-        devices", for these end the search.
+        It may not where upstream would meet something other than a dead end there. At a claim's
+        limit upstream jumps farther back. A selector that fails, or a constraint broken by "all
+        devices", ends the search.
         """
         requests = [alternative for claim in self._requests for alternatives in claim for alternative in alternatives]
         return (
@@ -104,7 +103,7 @@ class Lookahead:
         ]
 
     def _are_too_few(self, needs: Sequence[_Need]) -> bool:
-        """Compare what all lack with what is free for any.
+        """Compare the number that all requests lack with the devices that are free for any of them.
 
         Requests that may share devices do not count.
         """

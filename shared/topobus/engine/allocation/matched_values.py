@@ -1,11 +1,10 @@
 """Writes the topology values that an alignment matched into the allocation, from where they reach
 the node's prepare call.
 
-Flows in: a node view and allocations that satisfy the alignment request of their claims or
-pod. Flows out: the same allocations with one configuration of kind AlignmentResult for each
-Topobus driver: the NUMA nodes, PCIe roots and PCIe switches of the devices of all claims that
-were aligned together. A driver that prepares one of them (to pin memory or choose CPUs) reads
-there where the other devices are.
+Each allocation that was aligned gets one configuration of kind AlignmentResult for each Topobus
+driver: the NUMA nodes, PCIe roots and PCIe switches of the devices of all claims that were aligned
+together. A driver that prepares one of them (to pin memory or choose CPUs) reads there where the
+other devices are.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ def with_matches(
     groups: Sequence[frozenset[int]],
     wishes: Sequence[AlignmentRequest | None],
 ) -> tuple[AllocationResult, ...]:
-    """Tell each allocation that was aligned where the devices are that it was aligned with.
+    """Write into each aligned allocation where the devices are that it was aligned with.
 
     The others stay as they are.
 
-    Shapes: groups — positions of claims that a pod wants together; wishes — one a claim, its own.
+    Shapes: groups — positions of claims that a pod wants together; wishes — one per claim, its own.
     """
     made = list(results)
     for index, result in enumerate(results):
@@ -64,7 +63,7 @@ def with_matches(
 
 
 def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any]:
-    """Collect where the devices lie; what nobody tells of is left out."""
+    """Collect the places of the devices. Places that are unknown are left out."""
     devices = {(name, device.name): device for name, found_devices in view.devices.items() for device in found_devices}
     homes = {cpu: core.numa_node for core in view.cores for cpu in core.cpus}
     nodes, roots, switches = NodeSet(), set(), set()

@@ -1,7 +1,6 @@
 """Explains why a claim does not fit: the first failing check of each device, grouped by reason.
 
-Flows in: what the nearest request lacks, with the blocker of each device. Flows out: Reasons, the
-summary first, then the groups, largest first.
+Order: the summary first, then the groups, largest first.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ of it."""
 UNCOUNTED = 1 << 20
 """More devices than any claim may have: what a reason that counts none says that it lacks."""
 
-# More names than these say nothing to a person; the count does.
+# A list of more names does not help a person, but the count does.
 _SHOWN_DEVICES = 16
 _NAMED_DEVICES = 4
 
 
 @dataclass(frozen=True)
 class Blocker:
-    """The first check that a device fails: a stable code, and what exactly."""
+    """The first check that a device fails: a stable code and a description."""
 
     code: str
     detail: str
@@ -58,7 +57,7 @@ class Miss:
 
 
 def describe_miss(given: AllocationInput, pools: Sequence[Pool], miss: Miss) -> tuple[Reason, ...]:
-    """Group what stood in the way on one node."""
+    """Group what prevented a fit on one node."""
     node, request, blockers = given.node.name, miss.request, miss.blockers
     wanted = (
         "all devices"
@@ -123,7 +122,9 @@ def describe_miss(given: AllocationInput, pools: Sequence[Pool], miss: Miss) -> 
 
 
 def _named(blocker: Blocker, names: Sequence[str]) -> str:
-    """Name the devices of which too little is left: amounts mean something of this device alone."""
+    """Name the devices of which too little is left. An amount is meaningful only for its own
+    device.
+    """
     if blocker.code != "capacity":
         return ""
     return f" ({', '.join(names[:_NAMED_DEVICES])}{', ...' if len(names) > _NAMED_DEVICES else ''})"
@@ -142,8 +143,8 @@ def summarize(reasons: Sequence[Reason]) -> str:
 
 
 def lacking(reasons: Sequence[Reason]) -> int:
-    """Count the devices that are lacking, by the summary's facts: the least of several is the
-    nearest miss.
+    """Count the devices that are lacking, by the summary's facts: the lowest of several counts is
+    the nearest miss.
 
     >>> lacking([Reason(code="too-few-devices", message="", facts={"wanted": 4, "found": 3})]), lacking([]) == UNCOUNTED
     (1, True)

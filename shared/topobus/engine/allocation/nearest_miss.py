@@ -1,11 +1,9 @@
 """Measures what claims that do not fit lack: which request cannot be served beside those before it,
 and the most devices that it can have at once.
 
-Flows in: the prepared requests of a search that found nothing, and a way to search for part of
-them. Flows out: a Miss, with what stands in the way of each other device. The number is measured:
-so many devices were found together, and with one more nothing was found, or a count shows that
-there cannot be one more. Where that takes more work than a refusal is worth, the number is a lower
-bound and says so. Searches that fit never come here.
+The number is measured: so many devices were found together, and with one more nothing was found, or
+a count shows that there cannot be one more. Where measuring takes more work than a refusal is
+worth, the number is a lower bound and marked as one. Searches that fit are not measured.
 """
 
 from __future__ import annotations
@@ -83,8 +81,8 @@ class NearestMiss:
         """Find the largest number of the request's devices that can be had beside the requests
         before it.
 
-        Shapes: held — what those before it may have; is_proved — the request as it
-        is was searched for to the end.
+        Shapes: held — what those before it may have; is_proved — the request as it is was searched
+                to the end.
         """
         most = min(request.count, self.fresh.count_at_most(request, self.candidates))
         proved = min(most, request.count - 1) if is_proved else most
@@ -105,9 +103,9 @@ class NearestMiss:
     def _blockers(
         self, request: PreparedRequest, part: PreparedRequest, held: DeviceChecks
     ) -> tuple[tuple[Candidate, Blocker | None], ...]:
-        """Say what stands in the way of each device that the request has not.
+        """Name the blocker of each device that the request does not have.
 
-        None of those that it has.
+        None for each device that it has.
         """
         own = {grant.candidate.id for grant in held.grants[request.claim_index] if grant.request is part}
         is_full = len(held.grants[request.claim_index]) >= MAX_LIST

@@ -1,12 +1,11 @@
 """A node's devices as columns of small integers.
 
-A claim's view of a node is a tuple of a few of them.
-
-Flows in: a node's pools. Flows out: one integer for each property that a claim can observe: the
-values that a selector reads, how the values of an attribute repeat over the devices, and everything
-else that is checked. Two nodes with equal integers give the same result for the same claim, with
-other device names. So for a search a cluster of a thousand nodes of three kinds is three nodes.
-Each column is computed at its first use and cached until a slice of the node changes.
+There is one integer for each property that a claim can observe: the values that a selector reads,
+how the values of an attribute repeat over the devices, and everything else that is checked. A
+claim's view of a node is a tuple of a few of them. Two nodes with equal integers give the same
+result for the same claim, with other device names. So for a search a cluster of a thousand nodes of
+three kinds is three nodes. Each column is computed at its first use and cached until a slice of the
+node changes.
 
 Only a node that shares no pool with other nodes is compared. Pools that nodes share, and incomplete
 or invalid ones, are searched node by node.
@@ -57,12 +56,12 @@ class NodeTable:
 
     @cached_property
     def places(self) -> dict[DeviceId, int]:
-        """Say at which place a device stands."""
+        """The position of each device."""
         return {candidate.id: place for place, candidate in enumerate(self.candidates)}
 
     @cached_property
     def is_own(self) -> bool:
-        """Say whether all that the node can reach is its own, and whole."""
+        """Say whether every pool that the node can reach is its own, and complete."""
         name = self.node.name
         return all(
             pool.state in (PoolState.READY, PoolState.OBSOLETE) and not pool.elsewhere for pool in self.pools
@@ -72,9 +71,10 @@ class NodeTable:
         )
 
     def warm(self) -> None:
-        """Make what the first claim would have to wait for: what selectors see of each device.
+        """Compute in advance what the first claim would have to wait for: the facts of each device
+        that selectors read.
 
-        An amount that is none is for the search to tell of.
+        A malformed amount is ignored here. The search reports it.
         """
         with suppress(ValueError):
             for candidate in self.candidates:
@@ -82,11 +82,11 @@ class NodeTable:
         _ = self._rest, self.places
 
     def fingerprint(self, reads: tuple[Reads, ...], attributes: tuple[str, ...]) -> int:
-        """Number all that a claim can tell of the node: what its selectors read, and the attributes
-        that its constraints compare.
+        """Number everything that a claim can observe of the node: what its selectors read, and the
+        attributes that its constraints compare.
 
-        Cost: a look-up for a claim whose like was here before; O(devices) for each
-        thing that nobody read before.
+        Cost: a look-up for a claim like an earlier one. O(devices) for each property that is read
+                for the first time.
         """
         asked = (reads, attributes)
         number = self._fingerprints.get(asked)
@@ -97,7 +97,7 @@ class NodeTable:
         return number
 
     def _column(self, reads: Reads) -> int:
-        """Number what the devices show at one place, in order."""
+        """Number the devices' values at one place, in order."""
         number = self._columns.get(reads)
         if number is None:
             number = self._columns[reads] = self._numbers.of(

@@ -1,9 +1,8 @@
 """Lists the devices that a node can reach, by pool, in the order in which the search tries them.
 
-Flows in: slices as published. Flows out: pools, each complete, incomplete, invalid or obsolete.
-Only the newest generation of a pool counts.
+A pool is complete, incomplete, invalid or obsolete. Only its newest generation counts.
 Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by
-object name and devices as listed.
+        object name and devices as listed.
 Source: docs/knowledge/dynamic-resource-allocation.md#pools;
 k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
@@ -47,20 +46,21 @@ class PoolState(StrEnum):
 
 
 class DeviceViews:
-    """Works out what a search needs of a device.
+    """Computes what a search needs of a device.
 
-    Who has equal devices of many nodes gives another that does it once for all of them.
+    A caller with equal devices on many nodes passes a subclass that computes it once for all of
+    them.
     """
 
     def facts(self, driver: str, device: SliceDevice) -> DeviceFacts:
-        """Give what selectors see.
+        """Return what selectors see.
 
         Errors: raises ValueError for a capacity that is no quantity.
         """
         return facts_of(driver, device)
 
     def unreadable(self, device: SliceDevice) -> tuple[str, str]:
-        """Say why selectors fail on the device whatever they ask, as `reasons_unreadable` does."""
+        """Explain why every selector fails on the device, as `reasons_unreadable` does."""
         return reasons_unreadable(device)
 
 
@@ -84,7 +84,7 @@ class Candidate:
 
     @cached_property
     def unreadable(self) -> tuple[str, str]:
-        """Say why selectors fail on the device whatever they ask, without and with list attributes.
+        """Why every selector fails on the device, without and with list attributes.
 
         Empty when they do not.
         """
@@ -127,7 +127,7 @@ class Pool:
 
 
 def reasons_unreadable(device: SliceDevice) -> tuple[str, str]:
-    """Say why selectors fail on a device whatever they ask, without and with list attributes.
+    """Explain why every selector fails on a device, without and with list attributes.
 
     Empty when they do not.
     """
@@ -160,7 +160,9 @@ def gather_pools(
 
 
 def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *, is_everywhere: bool) -> bool:
-    """Say whether a node is meant; nothing set means no node."""
+    """Say whether name, selector or `is_everywhere` select a node. With none of them set no node is
+    selected.
+    """
     if name:
         return node.name == name
     if is_everywhere:
@@ -179,7 +181,7 @@ def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *,
 
 
 def _holds(node_requirement: NodeRequirement, value: str | None) -> bool:
-    """Evaluate one requirement; an unknown operator never holds.
+    """Evaluate one requirement. An unknown operator never holds.
 
     Source: k8s.io/apimachinery/pkg/labels/selector.go.
     """
@@ -203,11 +205,11 @@ def _holds(node_requirement: NodeRequirement, value: str | None) -> bool:
 
 
 def _whole(text: str) -> int:
-    """Read a whole number of ASCII's digits.
+    """Read a whole number in ASCII digits.
 
-    Python's own reading takes those of all scripts, blanks and underscores.
+    Python's `int` accepts digits of all scripts, blanks and underscores.
 
-    Errors: raises ValueError for anything else.
+    Errors: raises ValueError for any other text.
     """
     if not text.isascii() or not text.removeprefix("-").removeprefix("+").isdecimal():
         raise ValueError(f"not a whole number: {text!r}")

@@ -32,9 +32,9 @@ _EXACT, _ALL = "ExactCount", "All"
 
 
 class FaultError(Exception):
-    """Ends a search: what is asked cannot be answered before somebody changes it.
+    """Ends a search: the request cannot be answered until an object is changed.
 
-    Never leaves `core`.
+    `search.allocate` turns it into a `Fault`.
     """
 
     def __init__(self, reason: Reason, *, is_local: bool = False) -> None:
@@ -193,7 +193,10 @@ def _collect(
     is_selected: Callable[[PreparedRequest, Candidate], bool],
     is_large_enough: Callable[[PreparedRequest, Candidate], bool],
 ) -> PreparedRequest:
-    """Find all devices of an `All` request; a pool that is not whole makes "all" unknown."""
+    """Find all devices of an `All` request.
+
+    Errors: raises FaultError for a pool that is not complete, because then "all" is unknown.
+    """
     everything: list[Candidate] = []
     for pool in pools:
         if pool.state is PoolState.OBSOLETE:

@@ -1,6 +1,5 @@
 """Builds the result of an allocation for a claim's status: devices, configurations, node selector.
 
-Flows in: the grants of a search, in order. Flows out: AllocationResults in Kubernetes' shape.
 Source: docs/knowledge/dynamic-resource-allocation.md#results.
 """
 
@@ -37,7 +36,7 @@ SHARE_PREFIX = "SHARE-"
 
 @dataclass(frozen=True)
 class Grant:
-    """One device given to one request."""
+    """One device granted to one request."""
 
     request: PreparedRequest
     candidate: Candidate
@@ -51,7 +50,7 @@ def assemble(
     chosen: Mapping[tuple[int, int], int],
     grants: Sequence[Sequence[Grant]],
 ) -> tuple[AllocationResult, ...]:
-    """Write one result a claim.
+    """Write one result for each claim.
 
     Errors: raises FaultError for a slice whose node selector has more than one term.
     """
@@ -93,8 +92,9 @@ def _device(grant: Grant, share_id: str, gates: frozenset[Gate]) -> GrantedDevic
 def _configurations(
     claim: ClaimToAllocate, ways: Sequence[PreparedRequest], mode: Mode
 ) -> tuple[GrantedConfiguration, ...]:
-    """Collect the classes' configurations, each class once, then the claim's: a driver lets the
-    later one win.
+    """Collect the classes' configurations, each class once, then the claim's.
+
+    Order: a driver applies the later one over the earlier.
     """
     granted_configurations: list[GrantedConfiguration] = []
     for name in dict.fromkeys(way.class_name for way in ways):
@@ -111,14 +111,14 @@ def _configurations(
             else 1
         )
         copied = GrantedConfiguration(source="FromClaim", requests=configuration.requests, opaque=configuration.opaque)
-        # Upstream copies a configuration once for each request that it names; once is enough, for
-        # it says itself whom it concerns.
+        # Upstream copies a configuration once for each request that it names. Once is enough,
+        # because it lists its requests itself.
         granted_configurations.extend([copied] * (min(copies, 1) if mode is Mode.CORRECTED else copies))
     return tuple(granted_configurations)
 
 
 def _node_selector(grants: Sequence[Grant], node: str, claim: str) -> NodeSelector | None:
-    """Say on which nodes the devices can be used: this one, those of the slices' selectors, or any
+    """Find on which nodes the devices can be used: this one, those of the slices' selectors, or any
     (None).
     """
     expressions: list[NodeRequirement] = []

@@ -2,14 +2,13 @@
 
 The first complete solution is the result.
 
-Flows in: an AllocationInput and a compiler for selectors. Flows out: one of the four outcomes.
 Nothing is scored: the names of pools, slices and devices decide which device is tried first, so the
-result equals that of kube-scheduler, but for which CPUs are taken (`cpu_policy`). The order of
-checks on one device is upstream's, too, since it decides which error is reported first. Source:
+result equals that of kube-scheduler, except for the choice of CPUs (`cpu_policy`). The order of
+checks on one device is also upstream's, since it decides which error is reported first. Source:
 docs/knowledge/dynamic-resource-allocation.md#the-search.
 
-The recursion runs on an explicit stack of generators: a pod with many claims
-would exceed Python's call stack.
+The recursion runs on an explicit stack of generators: a pod with many claims would exceed Python's
+call stack.
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ _HARD_STEPS = 256
 # So many devices are not looked for before it is clear that they are there: one way
 # down costs more than counting.
 _MANY_DEVICES = 16
-# What looking ahead costs: it counts so many devices of one request in the time that a step takes.
+# The cost of a look-ahead: it counts this number of devices of one request in the time of a step.
 _DEVICES_PER_STEP = 16
-# A step takes some ten microseconds, so a search that nobody waits for ends within a millisecond.
+# A step takes some ten microseconds, so a search that was abandoned ends within a millisecond.
 _STEPS_BETWEEN_LOOKS = 64
 # Failures remembered at most: some 20 MB. What is forgotten is only proved again.
 _REMEMBERED = 50_000
@@ -86,17 +85,17 @@ def allocate(
     is_brief: bool = False,
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Find devices for all claims on one node, or say why there are none.
+    """Find devices for all claims on one node, or explain why there are none.
 
-    Shapes: is_clever — leave out what is proved to fail; False takes every step that upstream
-    takes, and gives the same answer later; is_brief — a miss comes without reasons, which cost
-    more than the search when nobody reads them; is_abandoned — asked every few steps: nobody waits
-    any more, so the search gives up.
-    Order: claims, requests and devices as given; the first complete solution wins, so
-    equal inputs give equal answers.
+    Shapes: is_clever — skip branches that are proved to fail; False takes every step that upstream
+            takes, and gives the same answer later; is_brief — a miss comes without reasons, which
+            cost more than the search; is_abandoned — asked every few steps: True when the caller no
+            longer waits, and then the search gives up.
+    Order: claims, requests and devices as given. The first complete solution wins, so equal inputs
+            give equal answers.
     Errors: raises nothing for anything that a claim, class or slice can contain.
-    Cost: O(devices x requests) selector evaluations; steps grow exponentially in the
-    worst case and end at the budget.
+    Cost: O(devices x requests) selector evaluations. Steps grow exponentially in the worst case and
+            end at the budget.
     """
     try:
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
@@ -107,15 +106,15 @@ def allocate(
         return search.run()
     except FaultError as err:
         return Fault(err.reason, search.steps, is_local=err.is_local)
-    except ValueError as err:  # a quantity in a slice or claim that nobody checked
+    except ValueError as err:  # a malformed quantity in a slice or claim
         return Fault(
             Reason(code="malformed-quantity", message=f"node {given.node.name}: {err}"), search.steps, is_local=True
         )
 
 
 class _At(NamedTuple):
-    """Where the search stands: the claim, the request, the alternative, how many of its devices it
-    has, and which candidate comes next.
+    """The position of the search: the claim, the request, the alternative, how many of its devices
+    it has, and which candidate comes next.
     """
 
     claim: int = 0
@@ -139,7 +138,7 @@ _Visit = Generator[tuple[_At, bool], _End, _End]
 
 
 class _Search:
-    """One search; its state is what backtracking gives back."""
+    """One search. Backtracking restores its state."""
 
     def __init__(
         self,
@@ -194,7 +193,7 @@ class _Search:
             miss = NearestMiss(self._requests, self._candidates, self._checks.afresh(), self._attempt).find()
             reasons = describe_miss(self._given, self._pools, miss)
             if self._has_invalid:
-                # The devices wanted may be there, but nobody can tell: that is not "does not fit".
+                # The devices wanted may be there, but it is unknown: that is not "does not fit".
                 return Fault(
                     Reason(code="pool-invalid", message=summarize(reasons), facts=reasons[0].facts),
                     self.steps,
@@ -215,8 +214,8 @@ class _Search:
         self._can_prune = self._is_clever and self._checks.is_reversible
         self._total = sum(len(requests_of_claim) for requests_of_claim in requests)
         ways = [alternative for claim in requests for alternatives in claim for alternative in alternatives]
-        # A constraint that "all devices" break ends a search where it is met: with another of two
-        # equal devices taken before, it may not be.
+        # A constraint that "all devices" break ends a search where it is met. With another of two
+        # equal devices taken before, it may not be broken.
         self._may_conclude = self._can_prune and not any(
             request.everything is not None and request.constraints for request in ways
         )
@@ -252,7 +251,7 @@ class _Search:
         return Attempt(checks, None if end is None else end is _End.DONE, search._work)
 
     def _walk(self, *, stops_at_miss: bool = False) -> tuple[_End | None, bool]:
-        """Run the visits on a stack; None when the budget is spent.
+        """Run the visits on a stack. None when the budget is spent.
 
         With `stops_at_miss` it may end before it is complete: False then.
         """
@@ -277,7 +276,10 @@ class _Search:
         return answer, True
 
     def _visit(self, at: _At, *, is_inside: bool) -> _Visit:
-        """Serve one device more. `is_inside` says that an alternative was entered already."""
+        """Serve one more device.
+
+        Shapes: is_inside — the visit has entered an alternative already.
+        """
         if at.claim == len(self._requests):
             return _End.DONE
         is_hard = self._is_hard()
@@ -396,7 +398,7 @@ class _Search:
         return self._miss(blame)
 
     def _miss(self, blame: int) -> _End:
-        """End a part of the search, and say which earlier choices are to blame."""
+        """End a part of the search, and record the conflict set of the miss."""
         self._blame = blame
         return _End.MISS
 
@@ -405,7 +407,7 @@ class _Search:
         return sum(len(grants) for grants in self._checks.grants)
 
     def _blame_for_too_few(self, at: _At, request: PreparedRequest, suspects: ConflictSet) -> int:
-        """Blame those that hold what the request could have had."""
+        """Return the conflict set of the devices that the request could have had."""
         wanted = (
             candidate for candidate in self._candidates[at.start :] if self._checks.would_select(request, candidate)
         )
@@ -414,8 +416,8 @@ class _Search:
     def _count_missing(self, at: _At, request: PreparedRequest) -> int:
         """Count how many devices the request lacks however they are combined.
 
-        0 when that cannot be told. A selector that fails ends a search where it is met, so
-        nothing is concluded past one.
+        0 when that is unknown. A selector that fails ends a search where it is met, so no
+        conclusion is drawn past one.
         """
         wanted = request.count - at.device
         for index in range(at.start, len(self._candidates)):
@@ -428,8 +430,8 @@ class _Search:
         return wanted
 
     def _count_wanted(self) -> int:
-        """Count the devices wanted at least: with one alone, counting shows no more than a look at
-        the devices one by one does.
+        """Count the devices wanted at least: for a single device, counting shows no more than
+        trying the devices one by one.
         """
         return sum(
             min(alternative.count for alternative in alternatives) for claim in self._requests for alternatives in claim
@@ -439,7 +441,7 @@ class _Search:
         return self._may_conclude and self.steps > _HARD_STEPS
 
     def _is_hopeless(self, at: _At) -> bool:
-        """Look ahead, where that may be done at all."""
+        """Look ahead, where that is allowed."""
         if self._lookahead is None:
             self._lookahead = Lookahead(self._given, self._requests, self._candidates, self._checks)
             self._can_look_ahead = self._lookahead.is_applicable()

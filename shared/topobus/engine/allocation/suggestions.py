@@ -1,10 +1,9 @@
 """Advice for a claim that no node can serve: the node that comes nearest to a fit, and changes of
 the claim that would fit.
 
-Flows in: the outcome on each node, and the input of the nearest one. Flows out: two
-kinds of Reasons, `nearest-miss` and `would-fit`. Each piece of advice is checked: the
-search ran with the changed claim, or without the current holders, and found devices. It
-holds for the present state only.
+The advice comes as two kinds of Reasons, `nearest-miss` and `would-fit`. Each piece of advice is
+checked: the search ran with the changed claim, or without the current holders, and found devices.
+It holds for the present state only.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ Search = Callable[[AllocationInput], Outcome]
 def nearest(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, Reason] | None:
     """Name the node that lacks least, with what it lacks.
 
-    None when none tells how far its search came.
+    None when no outcome shows how far its search came.
 
     Order: fewest devices lacking for the request at which it ended, then most devices found, then
-    most of that class at all, then the order of the nodes.
+            most of that class at all, then the order of the nodes.
     """
     misses: list[tuple[int, int, int, int, str, NoFit]] = []
     for index, (node, outcome) in enumerate(zip(nodes, outcomes, strict=False)):
@@ -84,11 +83,11 @@ def nearest(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[str, Rea
 
 
 def would_fit(given: AllocationInput, search: Search) -> tuple[Reason, ...]:
-    """Find out what would fit on one node instead.
+    """Find changes with which the claim would fit on one node.
 
     Shapes: search — as `search.allocate`, with a small budget: it runs a dozen times or two.
-    Order: what others would have to let go of; fewer devices; taints borne; a
-    constraint less; a selector less.
+    Order: devices that others would have to release; fewer devices; taints tolerated; a constraint
+            less; a selector less.
     """
     reasons: list[Reason] = []
     for advise in (_when_freed, _fewer, _tolerant, _without_constraint, _without_selector):
@@ -99,14 +98,14 @@ def would_fit(given: AllocationInput, search: Search) -> tuple[Reason, ...]:
 
 
 def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
-    """Think all holders away; then bring back those that are not in the way of what was found."""
+    """Ignore all holders, then bring back those that do not prevent the fit."""
     if not given.usage.holders and not given.usage.consumed:
         return
     free = search(replace(given, usage=Usage(excluded=given.usage.excluded)))
     if not isinstance(free, Allocated):
         return
-    # One holder after the other may stay, as long as there is a fit: what is left is
-    # in the way, whoever else goes.
+    # Keep each holder in turn as long as there is a fit. The holders that are left prevent it
+    # whichever others release theirs.
     needed = sorted(set(given.usage.holders.values()))
     for holder in list(needed)[:8]:
         without = set(needed) - {holder}
@@ -131,8 +130,8 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
 
 
 def _fewer(given: AllocationInput, search: Search) -> Iterator[Reason]:
-    """Ask for less: the largest number of devices of one request that
-    fits, the others as they are.
+    """Ask for less: the largest number of devices of one request that fits, with the other requests
+    unchanged.
     """
     for place, request in _requests(given):
         exact = request.exactly

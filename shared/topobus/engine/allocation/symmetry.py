@@ -1,16 +1,14 @@
 """Finds devices that the rest of a search cannot distinguish, so that a failure is not repeated for
 each of them.
 
-Two devices are equivalent from a request on when every later request selects both or neither
-and no other check distinguishes them: taints, attributes under a constraint, capacity,
-counters. If the search failed with one of them, it fails with the other. It also fails again
-when it returns to the same request with equivalent devices in use. Only failures are deduced,
-so the first solution stays the first.
+Two devices are equivalent from a request on when every later request selects both or neither and no
+other check distinguishes them: taints, attributes under a constraint, capacity, counters. If the
+search failed with one of them, it fails with the other. It also fails again when it returns to the
+same request with equivalent devices in use. Only failures are deduced, so the first solution stays
+the first.
 
-Flows in: prepared requests and candidates. Flows out: an integer for each class of equivalent
-devices, and a signature for the state of a search at a request.
-Cost: O(candidates x remaining requests) once for each request, and only in
-searches that turn out to be hard.
+Cost: O(candidates x remaining requests) once for each request, and only in searches that turn out
+to be hard.
 """
 
 from __future__ import annotations
@@ -53,9 +51,10 @@ class Symmetry:
         return classes[candidate]
 
     def signature(self, claim: int, request: int, grants: Sequence[Sequence[Grant]]) -> Hashable:
-        """Describe what is gone, as far as the requests from this one on can tell.
+        """Describe the devices in use, as far as the requests from this one on can distinguish
+        them.
 
-        The claim's own devices apart, for admin access minds them alone.
+        The claim's own devices are separate, because only they matter for admin access.
         """
         return (
             len(grants[claim]) if claim < len(grants) else 0,

@@ -1,9 +1,8 @@
 """Taints of devices for allocation and eviction: the source of each taint, and the devices that a
 DeviceTaintRule selects.
 
-Flows in: taints of slices and of rules. Flows out: whether a rule selects a device. Whether a claim
-tolerates a taint is decided in `topobus.formats.kubernetes.tolerations`. Source: KEP-5055;
-k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
+Whether a claim tolerates a taint is decided in `topobus.formats.kubernetes.tolerations`. Source:
+KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ class TaintRule:
 
 @dataclass(frozen=True)
 class RuleTaint:
-    """A taint on a device, and the rule that put it there; empty for the driver's own word."""
+    """A taint on a device, and the rule that set it. The rule is empty for a taint of the driver's
+    own.
+    """
 
     taint: Taint
     rule: str = ""
 
 
 def matches(selector: TaintSelector | None, device: DeviceId) -> bool:
-    """Say whether a rule means a device."""
+    """Say whether a rule selects a device."""
     if selector is None:
         return False
     pairs = ((selector.driver, device.driver), (selector.pool, device.pool), (selector.device, device.device))

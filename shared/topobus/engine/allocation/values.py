@@ -1,6 +1,6 @@
 """The values of one allocation: its input and its four possible outcomes.
 
-Frozen; `search` computes one from the other.
+Frozen. `search` computes one from the other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 class Gate(StrEnum):
     """Feature gates of Kubernetes that change what an allocation may use.
 
-    Off: the field is an error or ignored, as upstream has it.
+    With a gate off the field is an error or ignored, as upstream has it.
     """
 
     ADMIN_ACCESS = "DRAAdminAccess"
@@ -64,14 +64,14 @@ ALL_GATES = frozenset(Gate)
 
 
 class Mode(StrEnum):
-    """Where upstream has a defect: answer as it does, or as it should."""
+    """Whether to answer as upstream does where upstream has a defect, or as it should."""
 
     COMPATIBLE = "compatible"
     CORRECTED = "corrected"
 
 
 class PoolId(NamedTuple):
-    """A pool belongs to a driver; two drivers may use one name."""
+    """A pool by its driver and name, because two drivers may use one name."""
 
     driver: str
     pool: str
@@ -135,8 +135,8 @@ class ClaimToAllocate:
 
 @dataclass(frozen=True)
 class Usage:
-    """What is taken already: whole devices with their holder, and amounts of devices that are
-    shared by capacity.
+    """The devices in use: whole devices with their holder, and amounts of devices that are shared
+    by capacity.
     """
 
     holders: Mapping[DeviceId, str] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class AllocationInput:
-    """All that an allocation on one node depends on; the same input gives the same outcome."""
+    """All that an allocation on one node depends on. The same input gives the same outcome."""
 
     node: Node
     claims: tuple[ClaimToAllocate, ...]
@@ -164,9 +164,9 @@ class AllocationInput:
 
 @dataclass(frozen=True)
 class Allocated:
-    """Every claim got its devices: one result a claim, in order.
+    """Every claim got its devices: one result for each claim, in order.
 
-    Share ids are numbered `SHARE-0`, for a pure function invents no UUID.
+    Share ids are numbered `SHARE-0`, because a pure function invents no UUID.
     """
 
     results: tuple[AllocationResult, ...]
@@ -175,7 +175,7 @@ class Allocated:
 
 @dataclass(frozen=True)
 class NoFit:
-    """This node cannot serve the claims now, because."""
+    """This node cannot serve the claims now, with the reasons."""
 
     reasons: tuple[Reason, ...]
     steps: int
@@ -183,11 +183,11 @@ class NoFit:
 
 @dataclass(frozen=True)
 class Fault:
-    """The claims, classes or slices are wrong: trying again does not help before somebody changes
-    them.
+    """The claims, classes or slices are wrong: the same allocation fails again until an object is
+    changed.
 
-    `is_local` says that only this node is affected (an invalid pool); otherwise
-    no other node needs to be tried.
+    `is_local` means that only this node is affected (an invalid pool). Otherwise no other node
+    needs to be tried.
     """
 
     reason: Reason
