@@ -1,11 +1,9 @@
 """Allocates claims that ask for policy or locality: searches one topology domain after the other,
 and checks each result with the alignment engine.
 
-Flows in: an AllocationInput, the alignment request of each claim, and the node as a plan sees it.
-Flows out: an outcome like that of the search. The domains come from
-`topobus.engine.alignment.planning.locality_domains`, and each result is checked by its `plan`, so
-the node answers the same as long as it has the same data. A claim is aligned as one container.
-Claims without an alignment request do not reach this module.
+The domains come from `topobus.engine.alignment.planning.locality_domains`, and each result is
+checked by its `plan`, so the node answers the same as long as it has the same data. A claim is
+aligned as one container. Claims without an alignment request do not reach this module.
 """
 
 from __future__ import annotations
@@ -59,13 +57,13 @@ a driver of one class count as well."""
 
 # Places tried at most for all claims of a pod together: each may cost a whole search.
 _MOST = 512
-# A condition is for a person: so many places with their reasons, then a count.
+# A condition is for a person: it shows this number of places with their reasons, then a count.
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class AlignedClaims:
-    """A claim with its alignment request; None when it has none."""
+    """A claim with its alignment request, or None when it has none."""
 
     claim: Claim
     wishes: AlignmentRequest | None
@@ -79,8 +77,8 @@ def read_alignment_request(
 
     None when neither has one.
 
-    Errors: raises ContractError that names the path, what is there and what is wanted; also where
-    classes wish different things and the claim nothing.
+    Errors: raises ContractError that names the path, what is there and what is wanted. Also where
+            classes wish different things and the claim nothing.
     """
     own = _request_in(spec.devices.config, where, "spec.devices.config")
     if own is not None:
@@ -144,14 +142,14 @@ def allocate_near(
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Find devices for all claims on one node within the domains that their alignment requests
-    allow, or say why there are none.
+    allow, or explain why there are none.
 
-    Shapes: pod — what a pod that wishes for its alignment asks itself, its claims named:
-    its wishes hold for all of them and for its CPUs and memory; wished — one a claim of
-    `given`; view — None when the node has published no machine; is_abandoned — asked before
-    each place and every few steps.
-    Order: the places of the most local tier by id or name, then those of the next; the first
-    find that the engine admits wins.
+    Shapes: pod — the own request of a pod that wishes for its alignment, with its claims named: its
+            wishes apply to all of them and to its CPUs and memory; wished — one for each claim of
+            `given`; view — None when the node has published no machine; is_abandoned — asked before
+            each place and every few steps.
+    Order: the places of the most local tier by id or name, then those of the next. The first result
+            that the engine admits wins.
     Cost: at most 512 searches of `step_budget` steps.
     """
     if pod is None and all(aligned_claims.wishes is None for aligned_claims in wished):
@@ -221,7 +219,9 @@ def allocate_near(
 
 
 def _is_ours(driver: str, parameters: Any) -> bool:
-    """Other kinds of parameters for a driver of one class are that driver's own."""
+    """Say whether parameters are an alignment request of ours. Other kinds of parameters for a
+    driver of one class are that driver's own.
+    """
     if driver == WISHES_DRIVER:
         return True
     return (
@@ -243,8 +243,8 @@ def _outside_of(
     node: str,
     outsides: dict[int, Mapping[DeviceId, str]],
 ) -> Mapping[DeviceId, str]:
-    """List what a claim must not get: what lies outside of its own place, and what lies outside of
-    that of its group.
+    """List the devices that a claim must not get: those outside of its own place, and those outside
+    of its group's.
     """
     domains = [chosen[number] for number, group in enumerate(groups) if index in group] + [chosen[len(groups) + index]]
     reasons = [_outside(pools, node, domain, outsides) for domain in domains if domain is not None]
@@ -256,14 +256,16 @@ def _outside_of(
 
 
 def _places(view: NodeView, wishes: AlignmentRequest | None, specs: Sequence[ClaimSpec]) -> list[Domain | None]:
-    """List where to look, the most local first; None is the whole node."""
+    """List the places to search, the most local first. None is the whole node."""
     localities = _localities(wishes) if wishes is not None else ()
     room = NodeAvailability(view)
     return [domain for tier in tiers(room.locality(), _want(view, specs), localities) for domain in tier]
 
 
 def _localities(wishes: AlignmentRequest) -> tuple[Locality, ...]:
-    """Say a policy as a locality, too: one NUMA node in any case, or where that can be had."""
+    """Express a policy as a locality as well: one NUMA node in any case, or where that is
+    possible.
+    """
     if wishes.policy in (None, Policy.NONE):
         return wishes.locality
     is_hard = wishes.policy is Policy.SINGLE_NUMA_NODE or Locality(level=LocalityLevel.NUMA) in wishes.locality
@@ -272,8 +274,8 @@ def _localities(wishes: AlignmentRequest) -> tuple[Locality, ...]:
 
 
 def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
-    """Say which classes the claims are about, which matters for links: those their requests name,
-    or all when a class of somebody's own is among them.
+    """Find the classes that the claims are about, which matters for links: those that their
+    requests name, or all when a class that another program defined is among them.
     """
     requests = [request for spec in specs for request in spec.devices.requests]
     exact = [
@@ -305,7 +307,7 @@ def _outside(
 ) -> Mapping[DeviceId, str]:
     """List the devices that do not lie within a domain, with the reason.
 
-    Each domain is looked through once.
+    Each domain is computed once.
     """
     if domain is None:
         return {}
@@ -323,7 +325,7 @@ def _outside(
 def _is_within(candidate: Candidate, node: str, domain: Domain) -> bool:
     """Say whether a device lies within a domain.
 
-    What nobody tells of, such as another vendor's device, lies in none.
+    A device whose place is unknown, such as another vendor's, lies in none.
     """
     device_class = class_of_driver(candidate.id.driver)
     if device_class is None or candidate.id.pool != node:
@@ -334,7 +336,7 @@ def _is_within(candidate: Candidate, node: str, domain: Domain) -> bool:
 
 
 def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequence[AllocationResult]) -> str | None:
-    """Say what the engine has against an allocation; None when it admits it."""
+    """Return the engine's objection to an allocation. None when it admits it."""
     for aligned_claims, result in zip(wished, results, strict=True):
         if aligned_claims.wishes is None:
             continue
@@ -351,7 +353,7 @@ def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequenc
 
 
 def _spoken_wishes(wishes: Sequence[AlignmentRequest | None]) -> str:
-    """Name what is wished, each wish once."""
+    """Name the wishes, each once."""
     return ", ".join(
         dict.fromkeys(
             text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request)

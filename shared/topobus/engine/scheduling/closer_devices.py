@@ -1,14 +1,14 @@
-"""Exchanges what first fit found on a node for devices that lie closer together, where that costs
-nobody anything.
+"""Exchanges the devices that first fit found on a node for devices that lie closer together, where
+no other claim is worse off.
 
-Flows in: the input of a search, what it found, the node as its engine sees it. Flows out: devices
-under one PCIe switch, else on one NUMA node, else on one socket, that answer the same requests;
-what was found where there are none. Claims that wish for a place say so themselves and do not
-come here: this is for those that say nothing, and would be given one device on each socket while
-a pair under one switch is free.
+It looks for devices under one PCIe switch, else on one NUMA node, else on one socket, that answer
+the same requests. Where there are none it keeps what was found. Claims with an alignment request
+are not handled here: this is for claims without one, which would otherwise get one device on each
+socket while a pair under one switch is free.
 
-Equal is what answers the same requests by the same alternatives with as many devices that wait for
-binding conditions. Mode `compatible` never asks, for there first fit is the contract.
+Devices are equal when they answer the same requests by the same alternatives with as many devices
+that wait for binding conditions. Mode `compatible` does not use it, because first fit is the
+contract there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["bring_closer", "has_closer", "is_closest", "our_devices", "spanned_n
 _LEVELS = tuple(
     Locality(level=level, is_hard=False) for level in (LocalityLevel.SOCKET, LocalityLevel.NUMA, LocalityLevel.SWITCH)
 )
-# Places searched for one claim or pod; a place without enough free devices is none of them.
+# Places searched for one claim or pod. A place without enough free devices does not count.
 _MOST_SEARCHES = 8
 # A search within one place that has room ends in some dozen steps; one that does not
 # is not worth a claim's waiting.
@@ -57,8 +57,8 @@ class _Member:
 
 
 def has_closer(results: Iterable[AllocationResult]) -> bool:
-    """Say whether there is anything to bring together: two devices at least, and not CPUs alone,
-    which are chosen as kubelet's static policy does.
+    """Say whether an exchange is possible: there are two devices at least, and not only CPUs, which
+    are chosen as kubelet's static policy does.
 
     >>> has_closer([])
     False
@@ -75,11 +75,11 @@ def has_closer(results: Iterable[AllocationResult]) -> bool:
 
 
 def is_closest(devices: Sequence[Device], nodes: NodeSet) -> bool:
-    """Say whether devices lie under one PCIe switch, or on one card, on one NUMA node: then
+    """Say whether devices lie under one PCIe switch, or on one card, on one NUMA node, so that
     `bring_closer` would find nothing closer.
 
     Shapes: devices — as their node published them; nodes — all NUMA nodes of the machine. CPUs are
-    judged by the whole node: with one among the devices the answer is False.
+            judged by the whole node: with one among the devices the answer is False.
     Cost: O(devices).
 
     >>> is_closest([], NodeSet(0))
@@ -104,12 +104,13 @@ def bring_closer(
 ) -> Allocated:
     """Find devices that lie closer together than those found and are equal otherwise.
 
-    The outcome itself where there are none.
+    Return the outcome itself where there are none.
 
     Order: by level, then the place that is left with the fewest free devices, then its id. So large
-    places stay whole for larger claims.
-    Errors: raises ValueError for a slice that cannot be read, as the search did not.
-    Cost: at most 8 searches of 1,000 steps; none where the devices lie under one switch already.
+            places stay whole for larger claims.
+    Errors: raises ValueError for a slice that cannot be read. The search that found the outcome has
+            read them all.
+    Cost: at most 8 searches of 1,000 steps. None where the devices lie under one switch already.
     """
     if not has_closer(outcome.results):
         return outcome
@@ -152,16 +153,18 @@ def bring_closer(
 
 
 def our_devices(results: Iterable[AllocationResult], node: str) -> list[DeviceId]:
-    """List what is granted of the node's own devices: where another vendor's lies nobody tells."""
+    """List the granted devices of the node's own drivers, because the place of another vendor's
+    device is unknown.
+    """
     return [
         device for device in _granted(results) if device.pool == node and class_of_driver(device.driver) is not None
     ]
 
 
 def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> NodeSet:
-    """Name the NUMA nodes that a claim's devices lie on, when no one of them has them all.
+    """Name the NUMA nodes of a claim's devices, when no single node has them all.
 
-    Empty when one has, or nobody knows.
+    Empty when one has, or when the nodes are unknown.
 
     Shapes: numa_of — the nodes that a device is local to; None when they are unknown.
     """
@@ -174,7 +177,7 @@ def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSe
 def _member(candidate: Candidate, node: str) -> _Member | None:
     device_class = class_of_driver(candidate.id.driver)
     if device_class is None or candidate.id.pool != node:
-        # Nobody tells where another vendor's device lies: it is taken as it comes.
+        # The place of another vendor's device is unknown, so it is not exchanged.
         return None
     return _Member(candidate.id, device_class, cpu_of_name(candidate.id.device) if device_class == CPU_CLASS else None)
 
@@ -182,7 +185,7 @@ def _member(candidate: Candidate, node: str) -> _Member | None:
 def _is_within(member: _Member, domain: Domain) -> bool:
     """Say whether a device lies in a place.
 
-    A group of CPUs is bound by none, for which of them are taken is decided on the node.
+    A group of CPUs lies in every place, because the node decides which of its CPUs are taken.
     """
     if member.cpu is not None:
         return domain.cpus is None or member.cpu in domain.cpus
@@ -213,8 +216,8 @@ def _granted(results: Iterable[AllocationResult]) -> list[DeviceId]:
 
 
 def _answers(results: Sequence[AllocationResult]) -> list[tuple[list[str], int]]:
-    """Say by which alternatives requests are answered, and how many
-    devices have to be waited for.
+    """List the alternatives by which requests are answered, and count the devices that have to be
+    waited for.
     """
     return [
         (

@@ -1,19 +1,21 @@
 """The decisions of scheduling a pod with claims, by the extension points of kube-scheduler's
 dynamic-resources plugin.
 
-    PreFilter     which claims the pod has, which are allocated, which have to be allocated, and whether the pod can be scheduled at all
-    Filter        one node: are the allocated claims usable there, and can the others be allocated there together
-    PostFilter    no node fits: which allocation to deallocate, so that another node becomes possible
+    PreFilter    which claims the pod has, which of them are allocated, which must be allocated,
+                 and whether the pod can be scheduled at all
+    Filter       one node: whether the allocated claims are usable there and the others can be
+                 allocated there together
+    PostFilter   no node fits: which allocation to deallocate, so that another node becomes possible
     PreScore, Score   which of the nodes that fit is best
-    Reserve       what each claim gets on the chosen node; Unreserve undoes it; PostBind ends the scheduling
+    Reserve      what each claim gets on the chosen node. Unreserve undoes it, and PostBind ends the
+                 scheduling
 
-Flows in: frozen values read from the objects. Flows out: frozen values with reasons;
-`claims.reservations` makes the next versions of objects. The caller passes in the search for
-devices and decides where it runs. No clock and no randomness: where upstream chooses at
-random, the first by name is chosen.
+The values are frozen and have reasons. `claims.reservations` makes the next versions of objects.
+The caller passes in the search for devices and decides where it runs. No clock and no randomness:
+where upstream chooses at random, the first by name is chosen.
 Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36;
 docs/knowledge/dynamic-resource-allocation.md#scheduling.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ __all__ = [
     "static_miss",
 ]
 
-# Upstream stops looking when so many nodes fit (schedule_one.go, minFeasibleNodesToFind and
+# Upstream stops looking when this number of nodes fit (schedule_one.go, minFeasibleNodesToFind and
 # minFeasibleNodesPercentageToFind).
 _LEAST_NODES = 100
 _LEAST_PERCENT = 5
@@ -95,18 +97,18 @@ class PodClaim:
 
     @property
     def allocation(self) -> AllocationResult | None:
-        """What the claim has been given."""
+        """The claim's present allocation."""
         return self.claim.allocation
 
     @property
     def consumers(self) -> tuple[Consumer, ...]:
-        """Who has reserved the claim."""
+        """The consumers that have reserved the claim."""
         return self.claim.consumers
 
 
 @dataclass(frozen=True)
 class PodPlan:
-    """What PreFilter hands on: the pod's claims in the order of its spec, each one once."""
+    """The result of PreFilter: the pod's claims in the order of its spec, each one once."""
 
     pod: PodRef
     claims: tuple[PodClaim, ...]
@@ -135,8 +137,8 @@ class PodPlan:
 
 @dataclass(frozen=True)
 class Blocked:
-    """The pod cannot be scheduled on any node before something changes: its claims, or somebody
-    else's hold on them.
+    """The pod cannot be scheduled on any node before its claims change, or another holder releases
+    them.
     """
 
     reasons: tuple[Reason, ...]
@@ -144,8 +146,9 @@ class Blocked:
 
 @dataclass(frozen=True)
 class NodeFit:
-    """The pod can run here: what each pending claim would get, in the
-    order of `PodPlan.pending`.
+    """The pod can run here, with the allocation that each pending claim would get.
+
+    Order: that of `PodPlan.pending`.
     """
 
     node: str
@@ -173,13 +176,13 @@ class NodeMiss:
 
     @property
     def is_everywhere(self) -> bool:
-        """Say whether no other node needs to be tried: what is asked is wrong."""
+        """Say whether no other node needs to be tried, because the request itself is wrong."""
         return isinstance(self.outcome, Fault) and not self.outcome.is_local
 
 
 @dataclass(frozen=True)
 class TakeBack:
-    """PostFilter's answer: take this claim's allocation back, and try again."""
+    """PostFilter's answer: deallocate this claim, and try again."""
 
     claim: PodClaim
     why: str
@@ -187,7 +190,7 @@ class TakeBack:
 
 @dataclass(frozen=True)
 class Reservation:
-    """What one claim is to become on the chosen node."""
+    """The next state of one claim on the chosen node."""
 
     claim: PodClaim
     allocation: AllocationResult
@@ -204,16 +207,17 @@ def pre_filter(
     waits_for_immediate: bool = True,
     has_own_notes: bool = True,
 ) -> PodPlan | Blocked:
-    """Gather the claims of a pod and see whether it may go on to the nodes.
+    """Gather the claims of a pod and decide whether nodes may be filtered for it.
 
     Shapes: find — the claim of this name in the pod's namespace; in_flight — uids of claims that
-    somebody else is allocating now; default_mode — when a claim that does not say is allocated;
-    waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic
-    DRA has it; has_own_notes — an attempt in a claim's annotations is somebody's work on it, and
-    its mode counts: not so in a cluster, where an attempt is our note of whom we allocate it for,
-    and an API server knows no modes.
-    Order: claims as the pod lists them; all that is wrong is told, claim by claim.
-    Errors: raises ContractError for a pod that nobody can read.
+            another worker is allocating now; default_mode — the mode of a claim without one;
+            waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as
+            in classic DRA; has_own_notes — True where an attempt in a claim's annotations is the
+            work of another worker, and the claim's mode counts. It is False in a cluster, where an
+            attempt only notes the pod that we allocate the claim for, and an API server has no
+            modes.
+    Order: claims as the pod lists them. All problems are reported, claim by claim.
+    Errors: raises ContractError for a pod that cannot be read.
     """
     who = pod.ref
     reasons: list[Reason] = []
@@ -266,8 +270,8 @@ def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> 
 
     None when a search is worthwhile.
 
-    Shapes: refused — why this node must not be tried now, when it must not (it
-    refused the pod a moment ago).
+    Shapes: refused — why this node must not be tried now (it refused the pod a moment ago); None:
+            it may be tried.
     """
     away = [pod_claim for pod_claim in plan.allocated if not _is_usable(pod_claim, node)]
     if away:
@@ -284,7 +288,10 @@ def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> 
 
 
 def filter_outcome(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | NodeMiss:
-    """Convert the search's outcome on a node to Filter's answer."""
+    """Convert the search's outcome on a node to Filter's answer.
+
+    Errors: raises ValueError when the number of results is not that of the pending claims.
+    """
     if not isinstance(outcome, Allocated):
         return NodeMiss(node, outcome)
     if len(outcome.results) != len(plan.pending):
@@ -298,8 +305,8 @@ def filter_node(
     """Say whether the pod can run on a node: its allocated claims are usable there and the others
     can be allocated there together.
 
-    Shapes: search — finds devices for these claims on this node, as `search.allocate` does; not
-    called when nothing is pending.
+    Shapes: search — finds devices for these claims on this node, as `search.allocate` does. It is
+            not called when nothing is pending.
     """
     missed = static_miss(plan, node, refused=refused)
     if missed is not None:
@@ -308,8 +315,8 @@ def filter_node(
 
 
 def enough_nodes(nodes: int) -> int:
-    """Say how many nodes that fit are enough to choose among, as kube-scheduler does: all of 100,
-    then ever fewer of a hundred, at least 5.
+    """Compute how many nodes that fit are enough to choose among, as kube-scheduler does: all up to
+    100, then a percentage that falls to 5 % as nodes grow, and never fewer than 100.
 
     >>> enough_nodes(8), enough_nodes(1000), enough_nodes(5000)
     (8, 420, 500)
@@ -321,12 +328,12 @@ def enough_nodes(nodes: int) -> int:
 
 
 def post_filter(plan: PodPlan, misses: Sequence[NodeMiss]) -> TakeBack | Blocked:
-    """Choose the one allocation to take back when no node fits.
+    """Choose the one claim to deallocate when no node fits.
 
-    Blocked when there is none, with what the nodes said. A claim qualifies when some node
-    could not use it and nobody but this pod has reserved it. Exactly one is taken back at a
-    time, as upstream does: the next try may need no more. Order: the first such claim by
-    name (upstream: a random one).
+    Blocked when there is none, with the nodes' reasons. A claim qualifies when some node could not
+    use it and no pod but this one has reserved it. Exactly one is deallocated at a time, as
+    upstream does, because the next try may need no more. Order: the first such claim by name
+    (upstream: a random one).
     """
     away = frozenset(name for miss in misses for name in miss.unavailable)
     for claim in sorted(plan.allocated, key=lambda claim: claim.name):
@@ -345,7 +352,9 @@ def explain_misses(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]
 
 
 def reserve(plan: PodPlan, fit: NodeFit) -> tuple[Reservation, ...]:
-    """Say what each claim of the pod becomes on the chosen node, in the order of the pod's spec."""
+    """List the next state of each claim of the pod on the chosen node, in the order of the pod's
+    spec.
+    """
     new = iter(fit.results)
     made: list[Reservation] = []
     for claim in plan.claims:
@@ -357,7 +366,7 @@ def reserve(plan: PodPlan, fit: NodeFit) -> tuple[Reservation, ...]:
 
 
 def _read(entry: str, claim: Claim) -> PodClaim:
-    """Make sure that all of a claim can be read that scheduling asks for.
+    """Make sure that all parts of a claim that scheduling needs can be read.
 
     Errors: raises ContractError.
     """
@@ -375,7 +384,7 @@ def _problem(
     is_waited_for: bool,
     has_own_notes: bool,
 ) -> Reason | None:
-    """Say why a pod has to wait because of a claim; None when it may go on."""
+    """Explain why a pod has to wait because of a claim. None when it need not."""
     claim, name = pod_claim.claim, pod_claim.claim.shown
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
     is_mine = any(user.uid == pod.uid for user in pod_claim.consumers)
@@ -396,7 +405,7 @@ def _problem(
             else None
         )
     if pod_claim.consumers:
-        # Nobody writes this; were it allocated now, the reservations of others would hold
+        # Topobus never writes this. If it were allocated now, the reservations of others would hold
         # for devices that they never saw.
         users = tuple(str(user) for user in pod_claim.consumers)
         return Reason(
@@ -410,17 +419,17 @@ def _problem(
 
 
 def _is_usable(pod_claim: PodClaim, node: Node) -> bool:
-    """Say whether an allocated claim can be used on a node: its node selector tells, none means
-    anywhere.
+    """Say whether an allocated claim can be used on a node, by the claim's node selector. Without a
+    selector it can be used anywhere.
     """
     selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
     return selector is None or node_matches(node, None, selector, is_everywhere=False)
 
 
 def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
-    """Collect the names that the allocated claims are bound to.
+    """Collect the names of the nodes that all allocated claims are bound to.
 
-    None as soon as one may be elsewhere, too.
+    None when no claim is bound by name.
     """
     common: frozenset[str] | None = None
     for claim in claims:
@@ -431,7 +440,9 @@ def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
 
 
 def _names(pod_claim: PodClaim) -> frozenset[str] | None:
-    """Give the node names that an allocation is bound to; None when it is not bound by name."""
+    """Return the names of the nodes that an allocation is bound to. None when it is not bound by
+    name.
+    """
     selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
     if selector is None or len(selector.node_selector_terms) != 1:
         return None

@@ -1,8 +1,7 @@
 """Checks whether kube-scheduler would admit a pod to a node, by the node's labels, taints and
 unschedulable mark.
 
-Flows in: a pod and a node as stored. Flows out: a Reason or None, and the pod's preference for the
-node. What depends on other pods is in `placement_rules` and `node_resources`.
+The rules about other pods are in `placement_rules` and `node_resources`.
 Source: kube-scheduler's NodeName, NodeUnschedulable, TaintToleration and NodeAffinity plugins;
 k8s.io/component-helpers/scheduling/corev1, 1.36.
 """
@@ -48,7 +47,7 @@ _UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedul
 
 
 class _Wire(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Kubernetes' names."""
+    """Structs with Kubernetes' field names."""
 
 
 class PreferredTerm(_Wire, frozen=True, kw_only=True):
@@ -66,7 +65,7 @@ class NodeAffinity(_Wire, frozen=True, kw_only=True):
 
 
 class Affinity(_Wire, frozen=True, kw_only=True):
-    """PodSpec.affinity, as far as nodes alone decide on it."""
+    """PodSpec.affinity, as far as it depends on nodes alone."""
 
     node_affinity: NodeAffinity | None = None
 
@@ -115,10 +114,10 @@ def read_placing(pod: ApiObject) -> Placing:
 
 
 def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
-    """Give the first thing that keeps a pod off a node; None when nothing on the node does."""
+    """Return the first reason that keeps a pod off a node. None when nothing on the node does."""
     node = at.node
     if pod.node_name:
-        # It is bound: nobody asks again whether it may.
+        # It is bound, so the other rules no longer apply.
         return (
             None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
         )
@@ -138,7 +137,7 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
 
 
 def is_wanted(pod: Placing, node: Node) -> bool:
-    """Say whether a pod's node selector and required node affinity let it be on a node."""
+    """Say whether a pod's node selector and required node affinity allow a node."""
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     return all(node.labels.get(key) == value for key, value in pod.node_selector.items()) and (
@@ -169,7 +168,9 @@ def node_selector(pod: Pod) -> NodeSelector | None:
 
 
 def selector_objection(selector: NodeSelector | None, node: Node) -> Reason | None:
-    """Say why a pod does not go to a node by its own word alone, as `node_selector` gives it."""
+    """Explain why a pod does not go to a node by its own selector alone, as `node_selector` returns
+    it.
+    """
     if selector is None or node_matches(node, None, selector, is_everywhere=False):
         return None
     return Reason(
@@ -206,7 +207,7 @@ def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
 
 
 def _holds(node_requirement: NodeRequirement, values: Mapping[str, str]) -> bool:
-    """Evaluate one requirement; an unknown operator never holds.
+    """Evaluate one requirement. An unknown operator never holds.
 
     Source: k8s.io/apimachinery/pkg/labels/selector.go.
     """
@@ -248,7 +249,7 @@ def _bears(pod: Placing, taint: Taint) -> bool:
 
 
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Say whether a toleration bears a taint.
+    """Say whether a toleration covers a taint.
 
     Source: k8s.io/api/core/v1/toleration.go, ToleratesTaint.
     """

@@ -1,12 +1,11 @@
 """Computes the CPU, memory and other countable resources that nodes have left for a pod, by the
 requests of the pods there.
 
-Flows in: every pod on a node, those that wait here, and every node. Flows out: for a node and a pod
-what is short, with numbers, and whether kube-scheduler could get it by preemption: by sending pods
-of lower priority away. A node on which something is short whatever goes is refused; one on which
-preemption would help is tried last.
+It also finds whether kube-scheduler could free what is short by preemption, which evicts pods of
+lower priority. A node on which something stays short is refused, and one on which preemption would
+help is tried last.
 Source: kube-scheduler's NodeResourcesFit and DefaultPreemption; k8s.io/component-helpers/resource
-(PodRequests), 1.36. What a resize under way changes is not looked at: the spec counts.
+(PodRequests), 1.36. The changes of a resize in progress are ignored: the spec counts.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ __all__ = ["NodeResources", "PodNeeds", "Shortage", "needs_of", "requests_of", "
 _NOTHING = Quantity(0)
 _ONE = Quantity.parse(1)
 _PODS = "pods"
-# What a pod may ask for as a whole beside its containers; for the others its own `resources` say
-# nothing (IsSupportedPodLevelResource).
+# The resources that a pod may request as a whole beside its containers. For others its own
+# `resources` are ignored (IsSupportedPodLevelResource).
 _OF_WHOLE_PODS = ("cpu", "memory", "hugepages-")
 
 Amounts = dict[str, Quantity]
@@ -34,7 +33,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class PodNeeds:
-    """What a pod requests, and whom it may send away for it."""
+    """What a pod requests, and which pods it may preempt for it."""
 
     amounts: Mapping[str, Quantity]
     priority: int = 0
@@ -66,7 +65,7 @@ class _Entry(NamedTuple):
 
 
 class NodeResources:
-    """What pods ask for, by node and priority."""
+    """The requests of pods, by node and priority."""
 
     def __init__(self) -> None:
         self._capacity: dict[str, Amounts] = {}
@@ -78,7 +77,7 @@ class NodeResources:
         found no room may find some then."""
 
     def put_node(self, name: str, allocatable: object) -> None:
-        """Take in what a node offers to pods; a node that does not say so has room for anything."""
+        """Record what a node offers to pods. A node without amounts has room for anything."""
         offered = _amounts(allocatable)
         if self._capacity.get(name) != offered:
             self.changes += 1
@@ -89,10 +88,10 @@ class NodeResources:
         self._capacity.pop(name, None)
 
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None, *, is_ours: bool = False) -> None:
-        """Take in a pod as the server shows it, or None for one that is gone.
+        """Record a pod as the server shows it, or None for one that is gone.
 
-        Shapes: is_ours — it is kept although it has no node yet, for a node may be intended for it;
-        one that has ended takes nothing.
+        Shapes: is_ours — it is kept although it has no node yet, because a node may be intended for
+                it. A pod that has ended takes nothing.
         """
         before = self._pods.pop(key, None)
         if before is not None and before.node:
@@ -121,12 +120,12 @@ class NodeResources:
     ) -> tuple[Shortage, ...]:
         """List what is short on a node for a pod, by name.
 
-        Empty when it fits, as far as the node says what it has.
+        Empty when it fits, as far as the node's amounts are known.
 
         Shapes: besides — waiting pods for which the node is intended: they count as if they were
-        there; by_claims — extended resources that device classes serve: where a node offers none
-        of one, a claim is made for it. Resources of ours are never short for good: the node's
-        devices are what is looked at.
+                there; by_claims — extended resources that device classes serve: where a node offers
+                none of one, a claim is made for it. Resources of ours are never short permanently:
+                the node's devices decide.
         """
         capacity = self._capacity.get(node)
         if not capacity:
@@ -153,7 +152,7 @@ class NodeResources:
 
     def _going(self, node: str, resource: str, needs: PodNeeds) -> int:
         """Add up, in billionths, what would be free of a resource if the pods that this one may
-        send away were gone.
+        preempt were gone.
         """
         if not needs.may_preempt:
             return 0
@@ -162,7 +161,7 @@ class NodeResources:
 
 
 def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:
-    """Say what a node has too little of whatever goes; None when preemption may help.
+    """Explain what a node has too little of even with preemption. None when preemption may help.
 
     >>> cpu = Shortage("cpu", Quantity.parse(4), Quantity.parse(1), Quantity.parse(8), is_final=True)
     >>> why_no_room("n1", [cpu]).message
@@ -188,15 +187,16 @@ def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:
 
 
 def needs_of(spec: Mapping[str, Any]) -> PodNeeds:
-    """Read what a pod requests, its priority, and whether it may send others away."""
+    """Read what a pod requests, its priority, and whether it may preempt others."""
     return PodNeeds(requests_of(spec), _priority(spec), spec.get("preemptionPolicy") != "Never")
 
 
 def requests_of(spec: Mapping[str, Any]) -> Amounts:
-    """Add up what a pod asks for: its containers and sidecars together, or more where an init
-    container needs more; or what it asks for as a whole; and the overhead.
+    """Add up a pod's requests.
 
-    What cannot be read counts as nothing: the API server has checked it.
+    They are those of its containers and sidecars together, or more where an init container needs
+    more, or those of the pod as a whole, plus the overhead. A malformed part counts as nothing,
+    because the API server has checked it.
     """
     total: Amounts = {}
     for container in _containers(spec, "containers"):
@@ -257,7 +257,7 @@ def _add(total: Amounts, more: Mapping[str, Quantity]) -> None:
 
 
 def _at_least_nothing(amount: Quantity) -> Quantity:
-    """Show what a node that has shrunk under its pods has left."""
+    """Show as 0 what is left on a node that has become smaller than its pods' requests."""
     return max(amount, _NOTHING)
 
 

@@ -1,9 +1,8 @@
-"""One node, tried for claims that are served together: what a search of it is asked, which outcomes
-count, and what those who got nothing are told besides.
+"""The trial of one node for claims that are served together: the question to the search, the
+outcomes that count, and the advice for claims that got nothing.
 
-Flows in: claims with what they wish, the outcome of a search. Flows out: the outcome within the
-API's limits, the nearest miss, the fault of a node. Both homes and dry runs ask these; how a search
-runs (at once, in a thread, or from what is remembered) is theirs.
+Both homes and dry runs use it. They decide how a search runs (at once, in a thread, or from a
+cache).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ __all__ = [
     "within_limits",
 ]
 
-# Where alternatives are asked for, nodes differ in how good they are:
-# so many that fit are compared.
+# Where alternatives are asked for, some nodes are better than others: this number of nodes that fit
+# are compared.
 _COMPARED = 16
 # An error's own words, as far as a condition shows them.
 _MAX_ERROR = 500
@@ -51,34 +50,34 @@ class WantedClaim(Protocol):
 
     @property
     def spec(self) -> ClaimSpec:
-        """What it asks for."""
+        """Its request."""
         ...
 
     @property
     def wishes(self) -> AlignmentRequest | None:
-        """What it wishes of its alignment; None for nothing."""
+        """Its alignment wishes. None when it has none."""
         ...
 
 
 def specs_of(claims: Sequence[WantedClaim]) -> list[Wanted]:
-    """List the claims with what each asks for, as the state and admission want them."""
+    """List the claims with their specs, as the state and admission want them."""
     return [(wanted.claim, wanted.spec) for wanted in claims]
 
 
 def is_aligned(claims: Sequence[WantedClaim], pod: PodRequest | None) -> bool:
-    """Say whether a claim, or the pod with its claims, wishes for alignment: then place after place
-    is searched.
+    """Say whether a claim, or the pod with its claims, wishes for alignment, so that places are
+    searched one after another.
     """
     return pod is not None or any(wanted.wishes is not None for wanted in claims)
 
 
 def aligned_claims(claims: Sequence[WantedClaim]) -> list[AlignedClaims]:
-    """List the claims with what each wishes of its alignment."""
+    """List the claims with the alignment that each wishes for."""
     return [AlignedClaims(wanted.claim, wanted.wishes) for wanted in claims]
 
 
 def nodes_compared(claims: Sequence[WantedClaim]) -> int:
-    """Say how many nodes that fit a cluster's pod are compared: the first will do, unless a claim
+    """Return how many nodes that fit a cluster's pod are compared: only the first, unless a claim
     names alternatives.
     """
     return (
@@ -89,7 +88,9 @@ def nodes_compared(claims: Sequence[WantedClaim]) -> int:
 
 
 def within_limits(node: str, claims: Sequence[WantedClaim], outcome: Outcome) -> Outcome:
-    """Give the outcome of a search; a Fault where what it found would break a limit of the API."""
+    """Return the outcome of a search, or a Fault where its result would break a limit of the
+    API.
+    """
     if not isinstance(outcome, Allocated):
         return outcome
     return objection_to_results(node, specs_of(claims), outcome.results, steps=outcome.steps) or outcome
@@ -98,7 +99,7 @@ def within_limits(node: str, claims: Sequence[WantedClaim], outcome: Outcome) ->
 def nearest_miss(
     nodes: Sequence[str], outcomes: Sequence[Outcome], claims: Sequence[WantedClaim], pod: PodRequest | None
 ) -> tuple[tuple[Reason, ...], str]:
-    """Name the nearest miss, where there is one, and the node on which it is to be found out what
+    """Name the nearest miss, where there is one, and the node on which to search for changes that
     would fit.
 
     Empty for claims that wish for alignment.
@@ -111,7 +112,7 @@ def nearest_miss(
 
 
 def failed_node(node: str, err: Exception) -> Fault:
-    """Say what a node is told of whose search failed in a way that nobody thought of.
+    """Make the fault of a node whose search raised an unexpected error.
 
     The other nodes are tried.
     """
@@ -121,9 +122,7 @@ def failed_node(node: str, err: Exception) -> Fault:
 
 
 def refusal_of(node: str, refusal: Refusal) -> NodeMiss:
-    """Turn a node's refusal of what the pod itself asks into Filter's
-    answer, with the node's name.
-    """
+    """Turn a node's refusal of the pod's own request into Filter's answer, with the node's name."""
     first = refusal.reasons[0]
     named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
     return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))

@@ -1,10 +1,9 @@
-"""Says which places of a node were tried for claims that shall lie together, and what each of them
-lacks: the nearest miss first, places that lack the same as one.
+"""Which places of a node were tried for claims that must lie together, and what each of them lacks:
+the nearest miss first, places that lack the same as one.
 
-Flows in: each place with the reasons of the search or the engine there. Flows out: Reasons,
-the summary first. Machines have a place for each switch, and most of them lack the same: told
-one by one the facts of eight switches filled a condition, and the one that lacked a single
-device stood somewhere among them.
+A summary comes first. Machines have a place for each switch, and most of them lack the same:
+without the grouping, the facts of eight switches filled a condition and hid the switch that lacked
+a single device.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from topobus.values.outcome import Reason
 
 __all__ = ["PlaceMiss", "describe_place_misses", "miss_of"]
 
-# A condition is for a person: so many groups, and so many names of each.
+# A condition is for a person: it shows this number of groups, and of names in each.
 _SHOWN = 8
 _SHOWN_NAMES = 4
 # Stands between what a request wants and what there is of it.
@@ -26,7 +25,7 @@ _THERE_IS = ", found "
 
 @dataclass(frozen=True)
 class PlaceMiss:
-    """One place that does not hold all of it."""
+    """One place that does not hold all of the claims."""
 
     place: str
     """`switch 0000:10:00.0`, `NUMA node 1`."""
@@ -37,7 +36,7 @@ class PlaceMiss:
 
 
 def miss_of(node: str, place: str, reasons: Sequence[Reason]) -> PlaceMiss:
-    """Say what a place lacks in words that do not name the place, so that places can be compared.
+    """Describe what a place lacks without naming the place, so that places can be compared.
 
     >>> facts = {"wanted": 2, "found": 1}
     >>> miss_of("n", "NUMA node 0", [Reason(code="too-few-devices", message="node n: gpus wants 2, found 1 of 4", facts=facts)])
@@ -47,8 +46,8 @@ def miss_of(node: str, place: str, reasons: Sequence[Reason]) -> PlaceMiss:
 
 
 def describe_place_misses(node: str, wish: str, misses: Sequence[PlaceMiss]) -> tuple[Reason, ...]:
-    """Put the misses of one node into reasons: what is wished and the nearest miss, then what the
-    others lack.
+    """Turn the misses of one node into reasons: the wish and the nearest miss, then what the others
+    lack.
 
     Shapes: misses — in the order in which the places were tried; of equals the first comes first.
     """
@@ -65,7 +64,7 @@ def describe_place_misses(node: str, wish: str, misses: Sequence[PlaceMiss]) -> 
     if not misses:
         message = f"node {node}: {wish} cannot be kept: nothing on this node tells what lies in one"
         return (Reason(code="locality-not-met", message=message, facts=facts),)
-    # All speak of one request, as a rule: it is named once.
+    # All are about one request, as a rule, so it is named once.
     request, there_is, _ = next(iter(groups)).partition(_THERE_IS)
     whys = [
         why if number == 0 else why.removeprefix(f"{request}, " if there_is else "")

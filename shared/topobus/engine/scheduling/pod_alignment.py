@@ -1,10 +1,9 @@
 """Aligns a pod together with its claims: which claims take part, and what the node's alignment
 engine objects to in a candidate allocation.
 
-Flows in: a stored pod that asks for policy, scope or locality in its annotations, and its claims.
-Flows out: the pod's request with its claims named in it. The controller checks candidates with this
-request and the node places the pod by it, so both ask the same engine the same question. Pods
-without such annotations do not reach this module.
+The controller checks candidates with a request that names the pod's claims, and the node places the
+pod by the same request, so both ask the same engine the same question. Pods without policy, scope
+or locality in their annotations do not reach this module.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["aligned_pod_request", "claim_uses", "groups_of", "objection_of_pod",
 
 
 def own_request(pod: Pod) -> PodRequest | None:
-    """Read what a pod asks of the node's topology besides its claims; None when that is nothing.
+    """Read a pod's request to the node's topology besides its claims. None when there is none.
 
     Errors: raises ContractError.
     """
@@ -48,7 +47,7 @@ def aligned_pod_request(pod: Pod, owners: Mapping[str, str]) -> PodRequest | Non
     None when it has no claim, or no such request.
 
     Shapes: owners — names of the pod's `resourceClaims` entries to their claims' owner keys.
-    Errors: raises ContractError for a pod that nobody can read.
+    Errors: raises ContractError for a pod that cannot be read.
     """
     if not owners:
         return None
@@ -59,8 +58,8 @@ def aligned_pod_request(pod: Pod, owners: Mapping[str, str]) -> PodRequest | Non
 
 
 def with_claims(wanted: PodRequest | None, pod: Pod, owners: Mapping[str, str]) -> PodRequest | None:
-    """Have the node place what the pod itself asks beside what its claims hold already, when the
-    pod wishes for its alignment.
+    """Add the pod's claims to the pod's own request, so that the node places it beside their
+    devices, when the pod wishes for its alignment.
 
     Shapes: owners — as in `aligned_pod_request`, of the claims that are allocated.
     Errors: raises ContractError.
@@ -70,7 +69,7 @@ def with_claims(wanted: PodRequest | None, pod: Pod, owners: Mapping[str, str]) 
 
 
 def claim_uses(pod: Pod, owners: Mapping[str, str]) -> tuple[ClaimUse, ...]:
-    """Say which containers use which claim, in the pod's order.
+    """List which containers use which claim, in the pod's order.
 
     Errors: raises ContractError.
     """
@@ -84,11 +83,11 @@ def claim_uses(pod: Pod, owners: Mapping[str, str]) -> tuple[ClaimUse, ...]:
 
 
 def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple[frozenset[int], ...]:
-    """Say which claims lie in one place together: all of a pod that is aligned as a whole, else
-    those that share a container.
+    """Group the claims that must lie in one place together: all of a pod that is aligned as a
+    whole, else those that share a container.
 
-    Shapes: owner_keys — the claims to allocate; result — positions in it, the
-    group with the first one first.
+    Shapes: owner_keys — the claims to allocate; result — positions in it, the group with the first
+            one first.
     """
     if scope is Scope.POD:
         return (frozenset(range(len(owner_keys))),)
@@ -108,9 +107,9 @@ def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple
 def objection_of_pod(
     view: NodeView, pod: PodRequest, owner_keys: Sequence[str], results: Sequence[AllocationResult]
 ) -> str | None:
-    """Say what the engine has against a pod whose claims get this.
+    """Return the engine's objection to a pod whose claims get these allocations.
 
-    None when it admits it all: devices, CPUs and memory together.
+    None when it admits all of it: devices, CPUs and memory together.
     """
     for key, result in zip(owner_keys, results, strict=True):
         devices, cpus = _held_by(result, view.node)

@@ -1,8 +1,8 @@
-"""Pods that are on nodes, or about to be, as the rules about other pods see them: those with the
-same labels and terms as one group with a count for each node.
+"""Pods that are on nodes, or about to be, as the rules about other pods see them: pods with the
+same labels and terms form one group with a count for each node.
 
-Pure. A cluster has few kinds of pods and many of each, so a selector is asked once
-for a group and not for each pod.
+Pure. A cluster has few kinds of pods and many of each, so a selector is evaluated once for a group
+and not for each pod.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TopologyPair = tuple[str, str]
 
 @dataclass(frozen=True)
 class AffinityTerm:
-    """One required term of a pod's affinity or anti-affinity, its namespaces made out.
+    """One required term of a pod's affinity or anti-affinity, its namespaces resolved.
 
     Source: kube-scheduler's AffinityTerm: without namespaces and without a selector of them it
-    speaks of its pod's own namespace.
+            applies to its pod's own namespace.
     """
 
     topology_key: str
@@ -33,11 +33,11 @@ class AffinityTerm:
 
     @property
     def asks_namespaces(self) -> bool:
-        """Say whether the labels of namespaces have to be known to judge it."""
+        """Say whether the labels of namespaces are needed to evaluate it."""
         return self.namespace_selector is not None and not self.namespace_selector.is_empty
 
     def matches(self, namespace: str, labels: Mapping[str, str], namespaces: Mapping[str, Mapping[str, str]]) -> bool:
-        """Say whether it speaks of a pod in a namespace with these labels.
+        """Say whether it applies to a pod in a namespace with these labels.
 
         Shapes: namespaces — name to labels; one that is not known has none.
         """

@@ -1,7 +1,4 @@
-"""Ranks nodes for a pod by their answers to a dry run. Pure.
-
-Flows in: the answer of each node. Flows out: the nodes that can take the pod, best first.
-"""
+"""Ranks nodes for a pod by their answers to a dry run. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PreScore and Score: ranks the nodes that fit a pod.
 
 Upstream scores a node by the alternatives of `firstAvailable` that were taken there, and breaks
-ties at random. Here the same score comes first; among nodes of equal score the better aligned one
+ties at random. Here the same score comes first. Among nodes of equal score the better aligned one
 wins, then the name. A pod without alternatives, without devices that have a place in the topology
 and without exclusive CPUs goes to the first node by name. Source:
 pkg/scheduler/framework/plugins/dynamicresources (computeScore, NormalizeScore), 1.36.
@@ -28,7 +28,7 @@ MAX_SCORE = 100
 
 @dataclass(frozen=True)
 class NodeScore:
-    """How good a node is for a pod; `rank` compares."""
+    """How good a node is for a pod. `rank` compares the scores."""
 
     node: str
     preference: int = 0
@@ -47,7 +47,7 @@ def preference(specs: Sequence[ClaimSpec], results: Sequence[AllocationResult]) 
 
     A request without alternatives gives none.
 
-    Shapes: results — one a spec.
+    Shapes: results — one for each spec.
     """
     points = 0
     for spec, result in zip(specs, results, strict=True):
@@ -70,8 +70,9 @@ def score_node(
 ) -> NodeScore:
     """Score one node.
 
-    Shapes: placement — what the node would give the pod's own resources; numa_of — where a device
-    lies, None when nobody knows; liked — points for what the pod prefers of nodes.
+    Shapes: placement — what the node would give the pod's own resources; numa_of — the NUMA nodes
+            of a device, None when they are unknown; liked — points for what the pod prefers of
+            nodes.
     """
     own = crossings(placement) if placement is not None else (0, 0)
     specs = [pod_claim.spec for pod_claim in plan.pending]
@@ -87,7 +88,7 @@ def score_node(
 
 
 def normalize(scores: Sequence[NodeScore]) -> Mapping[str, int]:
-    """Bring the preferences to 0..100, the best one to 100, as kube-scheduler's default normalizing
+    """Scale the preferences to 0..100, the best one to 100, as kube-scheduler's default normalizing
     does.
     """
     best = max((score.preference for score in scores), default=0)

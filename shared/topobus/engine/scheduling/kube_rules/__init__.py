@@ -1,1 +1,1 @@
-"""kube-scheduler's own rules for a pod: `placement_rules` is the entrance."""
+"""kube-scheduler's own rules for a pod. Start with `placement_rules`."""

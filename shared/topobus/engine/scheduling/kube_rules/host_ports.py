@@ -1,8 +1,8 @@
-"""Host ports: which of a pod's are taken on a node by pods that are there.
+"""Host ports: which of a pod's ports the pods on a node have taken.
 
 Pure. Source: kube-scheduler's NodePorts plugin, util.GetHostPorts and HostPortInfo.CheckConflict,
-1.36: containers and sidecars count, plain init containers do not; two ports are in each other's way
-when protocol and number are the same, and the address, too, or one of them is for all addresses.
+1.36. Containers and sidecars count, plain init containers do not. Two ports conflict when protocol
+and number are the same, and also the address, or when one of them is for all addresses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HostPort(NamedTuple):
 def host_ports_of(spec: Mapping[str, Any]) -> tuple[HostPort, ...]:
     """List the host ports of a pod's spec, each once.
 
-    What cannot be read asks for nothing, for the API server has checked it.
+    A malformed part asks for nothing, because the API server has checked it.
 
     >>> [str(port) for port in host_ports_of({"containers": [{"ports": [{"hostPort": 80}, {"containerPort": 8080}]}]})]
     ['80/TCP']
@@ -57,14 +57,14 @@ def host_ports_of(spec: Mapping[str, Any]) -> tuple[HostPort, ...]:
 
 
 def taken_ports(wanted: Collection[HostPort], used: Collection[HostPort]) -> tuple[HostPort, ...]:
-    """List those of the wanted ports that one in use stands in the way of, in the order in which
-    they are wanted.
+    """List the wanted ports that conflict with a port in use, in the order in which they are
+    wanted.
     """
     return tuple(port for port in wanted if any(_conflict(port, other) for other in used))
 
 
 def why_ports_taken(node: str, wanted: Collection[HostPort], used: Collection[HostPort]) -> Reason | None:
-    """Say which of a pod's host ports are taken on a node; None when none is."""
+    """Explain which of a pod's host ports are taken on a node. None when none is."""
     taken = taken_ports(wanted, used)
     if not taken:
         return None

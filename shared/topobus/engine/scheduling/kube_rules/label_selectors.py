@@ -22,7 +22,7 @@ class LabelRequirement(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class LabelSelector(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A selector; all that it says has to hold."""
+    """A selector whose requirements must all hold."""
 
     match_labels: dict[str, str] = {}
     match_expressions: tuple[LabelRequirement, ...] = ()
@@ -34,7 +34,7 @@ class LabelSelector(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
-    """Say whether a selector selects labels; an unknown operator never holds.
+    """Say whether a selector selects labels. An unknown operator never holds.
 
     >>> selects(None, {}), selects(LabelSelector(), {}), selects(LabelSelector(match_labels={"a": "1"}), {"a": "1", "b": "2"})
     (False, True, True)
@@ -49,7 +49,7 @@ def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
 def with_labels(selector: LabelSelector | None, labels: Mapping[str, str]) -> LabelSelector | None:
     """Narrow a selector to objects that have these labels as well.
 
-    What selects nothing stays so.
+    A selector that selects nothing stays so.
     """
     if selector is None or not labels:
         return selector

@@ -1,8 +1,7 @@
-"""What pods on nodes mean for a pod that is to be placed: host ports, affinity and anti-affinity,
-topology spread.
+"""The rules that pods on nodes impose on a pod that is to be placed: host ports, affinity and
+anti-affinity, topology spread.
 
-One Reason a node, or None. Pure. Flows in: a pod, the nodes, the pods on them. Flows out: rules
-that are counted once for a choice and then asked node by node.
+Pure. The pods are counted once for a choice, and each node then gets one Reason or None.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class _PodRules(Struct, frozen=True, kw_only=True, rename="camel"):
 
 @dataclass(frozen=True)
 class PodPlacement:
-    """What a pod asks about the pods beside it."""
+    """What a pod requires of the pods beside it."""
 
     group: PodGroup
     ports: tuple[HostPort, ...] = ()
@@ -73,13 +72,15 @@ class PodPlacement:
 
     @property
     def asks_nothing(self) -> bool:
-        """Say whether only others could object to it."""
+        """Say whether it has no requirements of its own, so that only other pods' can exclude a
+        node.
+        """
         return not (self.ports or self.affinity or self.spread or self.group.anti_affinity)
 
 
 @dataclass(frozen=True)
 class PlacementRules:
-    """The rules of one pod, counted."""
+    """The rules of one pod, with the counts behind them."""
 
     placement: PodPlacement
     counts: AffinityCounts
@@ -87,11 +88,13 @@ class PlacementRules:
     ports_on: Callable[[str], Collection[HostPort]]
 
     def why_not(self, at: NodeFacts) -> Reason | None:
-        """Give the first thing that pods keep this pod off a node by; None when nothing does."""
+        """Return the first reason by which pods keep this pod off a node. None when there is
+        none.
+        """
         return next(self.reasons(at), None)
 
     def reasons(self, at: NodeFacts) -> Iterator[Reason]:
-        """Give all that pods keep this pod off a node by, one Reason a rule."""
+        """Return all reasons by which pods keep this pod off a node, one for each rule."""
         placement, node = self.placement, at.node
         ports = why_ports_taken(node.name, placement.ports, self.ports_on(node.name)) if placement.ports else None
         uneven = why_uneven(self.spread, node)
@@ -100,7 +103,7 @@ class PlacementRules:
 
 
 def read_placement(pod: ApiObject) -> PodPlacement:
-    """Read what a pod asks about the pods beside it.
+    """Read what a pod requires of the pods beside it.
 
     Errors: raises ContractError.
     """
@@ -123,10 +126,10 @@ def count_rules(
     groups: Groups,
     ports_on: Callable[[str], Collection[HostPort]],
 ) -> PlacementRules:
-    """Count what is on the nodes for one pod.
+    """Count the pods on the nodes for one pod.
 
-    Namespaces' labels are not known here: a term that asks for them speaks of the namespaces that
-    it names, and of all where it asks for all.
+    Namespaces' labels are not known here: a term with a namespace selector covers the namespaces
+    that it names, and all where it selects all.
     Cost: one look at each group for each term, and at each node for each spread constraint.
     """
     listed = list(groups)

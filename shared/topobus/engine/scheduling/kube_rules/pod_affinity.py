@@ -1,11 +1,11 @@
-"""Pod affinity and anti-affinity: near which pods a pod has to be, and which it does not bear, or
-do not bear it.
+"""Pod affinity and anti-affinity: which pods a pod must be near, which pods it excludes, and which
+pods exclude it.
 
-Pure. Flows in: a pod's required terms, the groups of pods on nodes. Flows out: counts by topology
-domain, made once for a choice, and for each node a Reason or None.
-Source: kube-scheduler's InterPodAffinity plugin (PreFilter, Filter), 1.36.
-`matchLabelKeys` and `mismatchLabelKeys` are in the label selector already: the API server
-puts them there when it stores a pod.
+Pure. Counts by topology domain are made once for a choice, and each node then gets a Reason or
+None.
+Source: kube-scheduler's InterPodAffinity plugin (PreFilter, Filter), 1.36. `matchLabelKeys` and
+`mismatchLabelKeys` are in the label selector already: the API server puts them there when it stores
+a pod.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class PodAffinityTerm(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A term as it is written."""
+    """A term as written in a pod."""
 
     topology_key: str = ""
     label_selector: LabelSelector | None = None
@@ -50,7 +50,7 @@ class PodAffinity(Struct, frozen=True, kw_only=True, rename="camel"):
 
 @dataclass(frozen=True)
 class AffinityCounts:
-    """What the pods on nodes mean for one pod that is to be placed."""
+    """Counts of the pods on nodes that matter to one pod that is to be placed."""
 
     near: Mapping[TopologyPair, int] = field(default_factory=dict)
     """Pods in a domain that all of the pod's affinity terms speak of."""
@@ -61,13 +61,13 @@ class AffinityCounts:
 
 
 def terms_of(affinity: PodAffinity | None, namespace: str) -> tuple[AffinityTerm, ...]:
-    """Make out the required terms of a pod in a namespace."""
+    """Resolve the required terms of a pod in a namespace."""
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else ()
     return tuple(affinity_term(term, namespace) for term in required)
 
 
 def affinity_term(term: PodAffinityTerm, namespace: str) -> AffinityTerm:
-    """Make out one term of a pod in a namespace."""
+    """Resolve one term of a pod in a namespace."""
     return AffinityTerm(
         topology_key=term.topology_key,
         selector=term.label_selector,
@@ -87,8 +87,8 @@ def count_affinity(
 ) -> AffinityCounts:
     """Count the pods that matter to a pod, by topology domain.
 
-    Shapes: pod — its labels, and whom it does not bear; affinity — whom it wants to be near to;
-    labels, namespaces — of nodes and namespaces, by name.
+    Shapes: pod — its labels and anti-affinity; affinity — its affinity; labels, namespaces — of
+            nodes and namespaces, by name.
     Cost: one look at each group for each term.
     """
     near: dict[TopologyPair, int] = {}
@@ -114,14 +114,14 @@ def why_apart(
     node: Node,
     namespaces: Mapping[str, Mapping[str, str]],
 ) -> Reason | None:
-    """Say why other pods keep a pod off a node; None when they do not."""
+    """Explain why other pods keep a pod off a node. None when they do not."""
     lacking = [term.topology_key for term in affinity if term.topology_key not in node.labels]
     if lacking:
         return _reason(
             "pod-affinity", node, f"it has no label {lacking[0]}, by which the pod's affinity goes", key=lacking[0]
         )
     missed = [term for term in affinity if not counts.near.get((term.topology_key, node.labels[term.topology_key]))]
-    # The first of a series of pods that want to be near each other has nobody to be near to.
+    # The first of a series of pods that want to be near each other finds no pod to be near to.
     is_first = not counts.near and all(term.matches(pod.namespace, pod.labels, namespaces) for term in affinity)
     if missed and not is_first:
         key = missed[0].topology_key

@@ -1,13 +1,12 @@
 """What a pod prefers of nodes without requiring it: preferred node affinity, preferred pod affinity
 and anti-affinity, spread constraints that may be broken.
 
-Pure. Flows in: a pod, the nodes, the groups of pods on them. Flows out: points for each node,
-an order in which nodes are tried. Each of the three kinds gives 0 to 100 points, and they are
-added up, for kube-scheduler's plugins of the three have the same weight. Points are compared
-over all nodes, not over those that fit, so that nobody has to be asked first; what the pods
-that are there prefer is left out.
-Source: kube-scheduler's NodeAffinity, InterPodAffinity and PodTopologySpread plugins
-(Score, NormalizeScore), 1.36.
+Pure. The points order the nodes for the search. Each of the three kinds gives 0 to 100 points, and
+they are added up, because kube-scheduler's plugins of the three have the same weight. Points are
+compared over all nodes, not over those that fit, so that they can be computed before any node is
+searched. The preferences of the pods that are on nodes already are left out.
+Source: kube-scheduler's NodeAffinity, InterPodAffinity and PodTopologySpread plugins (Score,
+NormalizeScore), 1.36.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _by_labels(wishes: PodPreferences, nodes: Mapping[str, NodeFacts]) -> dict[s
 
 
 def _by_pods(wishes: PodPreferences, nodes: Mapping[str, NodeFacts], groups: Groups) -> dict[str, int]:
-    """Compare nodes by the pods in their domains that the pod likes or does not."""
+    """Compare nodes by the pods in their domains that the pod prefers or avoids."""
     labels = {name: at.node.labels for name, at in nodes.items()}
     sums: dict[TopologyPair, int] = {}
     for weight, term in wishes.near:
@@ -145,7 +144,7 @@ def _by_pods(wishes: PodPreferences, nodes: Mapping[str, NodeFacts], groups: Gro
 def _by_spread(wishes: PodPreferences, nodes: Mapping[str, NodeFacts], groups: Groups) -> dict[str, int]:
     """Compare nodes by how few of the pods that are spread their domains have.
 
-    A node that lacks a key of the constraints gets nothing.
+    A node that lacks a key of the constraints gets no points.
     """
     if not wishes.spread:
         return {}
@@ -162,8 +161,8 @@ def _by_spread(wishes: PodPreferences, nodes: Mapping[str, NodeFacts], groups: G
 
 
 def _crowd(counts: Sequence[SpreadCounts], node: Node) -> int | None:
-    """Say how many of the pods that are spread are in a node's domains, weighed so that a key of
-    few domains does not count for less; None without one of the keys.
+    """Compute how many of the pods that are spread are in a node's domains, weighted so that a key
+    of few domains does not count for less. None without one of the keys.
     """
     if any(spread.constraint.topology_key not in node.labels for spread in counts):
         return None

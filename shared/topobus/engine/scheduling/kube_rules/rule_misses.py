@@ -1,10 +1,9 @@
-"""Says of the nodes that rules keep a pod off which are the nearest misses: what ends by itself
-before what somebody has to change, nodes that say the same as one.
+"""Which nodes, of those that rules keep a pod off, are the nearest misses.
 
-Flows in: the misses of a choice. Flows out: a condition's reason and the Reasons behind it: nodes
-on which devices are what is missing first, as `explanations` has them, then those that rules keep
-out. A cluster has many nodes and few kinds of them: told one by one, the taints of eight nodes
-filled a condition, and the node that lacked only a free port stood behind them.
+Misses that end by themselves come before those that a person must resolve, and nodes with the same
+reasons are reported as one. Nodes that lack devices come first, as in `explanations`. A cluster has
+many nodes and few kinds of them: without the grouping, the taints of eight nodes filled a condition
+before the node that lacked only a free port.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ RULE_CODES = PLACEMENT_CODES | {
 }
 """Codes of what keeps a pod off a node that is not searched for devices then."""
 
-# Names of nodes that say the same, as far as a condition shows them.
+# Names of nodes with the same reasons, as far as a condition shows them.
 _SHOWN_NAMES = 4
 
 
 def nearness(reasons: Sequence[Reason]) -> tuple[int, int, int]:
-    """Say how near a miss is, the less the nearer.
+    """Compute how near a miss is. Lower is nearer.
 
     Shapes: result — reasons that do not end by themselves when pods come or go, all reasons, and
-    what these count: ports, pods, resources.
+            what these count: ports, pods, resources.
     """
     lasting = sum(reason.code not in PLACEMENT_CODES or reason.facts.get("permanent") is True for reason in reasons)
     counts = (reason.facts.get("hindrances", 1) for reason in reasons)
@@ -49,8 +48,8 @@ def nearness(reasons: Sequence[Reason]) -> tuple[int, int, int]:
 def explain_choice(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]:
     """Name a condition's reason and the reasons behind it.
 
-    Order: misses of devices, the nearest first; then misses by rules, the nearest first, of
-    equals in the order of the nodes.
+    Order: misses of devices, the nearest first. Then misses by rules, the nearest first, of equals
+            in the order of the nodes.
     """
     ruled = [
         (miss.node, miss.outcome.reasons) for miss in misses if _is_ruled_out(miss) and isinstance(miss.outcome, NoFit)
@@ -81,7 +80,7 @@ def explain_choice(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]
 def _is_ruled_out(miss: NodeMiss) -> bool:
     """Say whether rules alone keep a node out.
 
-    An allocation that is elsewhere is told by itself.
+    An allocation on other nodes is reported separately.
     """
     return isinstance(miss.outcome, NoFit) and bool(miss.outcome.reasons) and miss.outcome.reasons[0].code in RULE_CODES
 
@@ -91,7 +90,7 @@ def _said(node: str, reason: Reason) -> str:
 
 
 def _reason_of(texts: tuple[str, ...], members: Sequence[tuple[str, Sequence[Reason]]]) -> Reason:
-    """Put nodes that say the same into one Reason, with the facts of the first."""
+    """Merge nodes with the same reasons into one Reason, with the facts of the first."""
     names = [node for node, _ in members]
     first = members[0][1][0]
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""

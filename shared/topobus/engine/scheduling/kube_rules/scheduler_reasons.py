@@ -1,10 +1,10 @@
-"""Reads why kube-scheduler does not place a pod, and says which of its rules are not looked at here
-before devices are bound.
+"""Reads why kube-scheduler does not place a pod, and finds the reasons whose rules are not checked
+here before devices are bound.
 
-Pure. Flows in: the message of the condition PodScheduled. Flows out: the parts of it that no rule
-here stands for, in kube-scheduler's words. What nobody knows, such as the words of a plugin that
-somebody added to the scheduler, is such a part.
-Source: kube-scheduler's FitError and the reasons of its plugins, 1.36; some of earlier releases.
+Pure. A reason that is unknown here, such as that of a plugin added to the scheduler, counts as not
+checked.
+Source: kube-scheduler's FitError and the reasons of its plugins, 1.36, and some of earlier
+releases.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from topobus.formats.messages.messages import ApiObject
 __all__ = ["is_unschedulable", "scheduled_message", "uncovered_reasons"]
 
 _HEAD = re.compile(r"0/\d+ nodes(?: are available)?: *")
-# Behind the reasons stands what PostFilter plugins say: whether preemption would help.
+# After the reasons come the messages of PostFilter plugins: whether preemption would help.
 _TAIL = re.compile(r"\.(?: |$)")
 # One reason and how many nodes gave it; a reason may have commas of its own.
 _BETWEEN = re.compile(r", (?=\d+ )")
 _COUNT = re.compile(r"\d+ +")
 
-# How reasons begin whose rule is looked at here before devices are bound, or that speak of the
-# claims that were allocated here; in small letters.
+# The beginnings, in lower case, of reasons whose rule is checked here before devices are bound, or
+# that are about claims that were allocated here.
 _COVERED = (
     "insufficient ",
     "too many pods",
@@ -66,12 +66,12 @@ def is_unschedulable(pod: ApiObject) -> bool:
 
 
 def scheduled_message(pod: ApiObject) -> str:
-    """Give what kube-scheduler said of a pod; empty when it said nothing."""
+    """Return kube-scheduler's message about a pod. Empty when there is none."""
     return str(_scheduled(pod).get("message") or "")
 
 
 def uncovered_reasons(message: str) -> tuple[str, ...]:
-    """List the reasons whose rule is not looked at here, each once, in their order.
+    """List the reasons whose rule is not checked here, each once, in their order.
 
     >>> uncovered_reasons("0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had no available disk. preemption: 0/3 nodes are available: 3 x.")
     ('node(s) had no available disk',)

@@ -1,11 +1,10 @@
 """Topology spread constraints: how uneven the pods of a selector may lie over the domains of a
 topology key.
 
-Pure. Flows in: a pod's constraints, the nodes, the groups of pods on them. Flows out: counts by
-domain, made once for a choice, and for each node a Reason or None.
+Pure. Counts by domain are made once for a choice, and each node then gets a Reason or None.
 Source: kube-scheduler's PodTopologySpread plugin (calPreFilterState, Filter,
-countPodsMatchSelector), 1.36. Pods that are being deleted do not count, nodes that lack the key of
-any of the constraints neither; a selector that is empty counts nobody. The scheduler's own default
+countPodsMatchSelector), 1.36. Pods that are being deleted do not count, nor do nodes that lack the
+key of any of the constraints. An empty selector counts no pods. The scheduler's own default
 constraints are all `ScheduleAnyway`.
 """
 
@@ -80,7 +79,7 @@ class SpreadCounts:
 def required_spread(
     constraints: Collection[SpreadConstraint], labels: Mapping[str, str]
 ) -> tuple[SpreadConstraint, ...]:
-    """Choose the constraints that must hold, with the pod's own values of `matchLabelKeys` put into
+    """Choose the constraints that must hold, and put the pod's own values of `matchLabelKeys` into
     their selectors.
     """
     return spread_of(constraints, labels, "DoNotSchedule")
@@ -119,8 +118,8 @@ def count_spread(
 ) -> tuple[SpreadCounts, ...]:
     """Count the pods of each constraint by domain.
 
-    Shapes: namespace, labels — the pod's, whose namespace alone counts; constraints —
-    as `required_spread` gives them.
+    Shapes: namespace, labels — the pod's, and only pods of its namespace count; constraints — as
+            `required_spread` returns them.
     Cost: one look at each group and at each node for each constraint.
     """
     listed = [(group, counts) for group, counts in groups if group.namespace == namespace and not group.is_deleting]
@@ -146,7 +145,7 @@ def count_spread(
 
 
 def why_uneven(counts: Collection[SpreadCounts], node: Node) -> Reason | None:
-    """Say which constraint a pod on this node would break; None when none."""
+    """Explain which constraint a pod on this node would break. None when none."""
     for spread in counts:
         constraint = spread.constraint
         key = constraint.topology_key
@@ -183,7 +182,7 @@ def why_uneven(counts: Collection[SpreadCounts], node: Node) -> Reason | None:
 
 
 def _counts(constraint: SpreadConstraint, seen: SpreadNode) -> bool:
-    """Say whether a node is one over which is spread.
+    """Say whether a constraint spreads pods over a node.
 
     By default the pod's node affinity is honoured, and taints are ignored.
     """

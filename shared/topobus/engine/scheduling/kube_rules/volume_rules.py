@@ -1,8 +1,7 @@
-"""Where the volumes of a pod let it go: what of them is not ready on any node, and what keeps the
-pod off one.
+"""Where the volumes of a pod let it go: which volumes are not ready on any node, and which volumes
+keep the pod off one.
 
-Pure. Flows in: a pod's volumes, a view of claims, volumes and classes. Flows out: Reasons; what a
-choice needs of each node is prepared once.
+Pure. The data that a choice needs of each node is prepared once.
 Source: kube-scheduler's VolumeBinding (GetPodVolumeClaims, FindPodVolumes), VolumeZone,
 VolumeRestrictions (ReadWriteOncePod) and NodeVolumeLimits plugins, FindMatchingVolume and
 CheckNodeAffinity, 1.36. Left out: free capacity of storage (CSIStorageCapacity), volumes of drivers
@@ -46,7 +45,7 @@ Key = tuple[str, str]
 
 
 class VolumeView(Protocol):
-    """What there is of volumes in a cluster."""
+    """The claims, volumes and classes of a cluster."""
 
     @property
     def claims(self) -> Mapping[Key, VolumeClaim]:
@@ -74,19 +73,21 @@ class VolumeView(Protocol):
         ...
 
     def limits_of(self, node: str) -> Mapping[str, int]:
-        """Say how many volumes each CSI driver may attach to a node."""
+        """Return how many volumes each CSI driver may attach to a node."""
         ...
 
     def attached_to(self, node: str, assumed: Collection[Key]) -> Collection[Attachment]:
-        """List the volumes of CSI drivers that pods on a node use, and those pods of `assumed`."""
+        """List the volumes of CSI drivers that pods on a node use, and those that pods of `assumed`
+        use.
+        """
         ...
 
 
 class _Candidates:
-    """Volumes that a claim may be bound to, but for the node: the best first, found by the node's
+    """Volumes that a claim may be bound to apart from the node: the best first, found by the node's
     labels.
 
-    Shapes: own — the one that names the claim; then no other will do.
+    Shapes: own — the volume that names the claim; with it no other is allowed.
     """
 
     def __init__(self, own: Volume | None, volumes: Sequence[Volume]) -> None:
@@ -102,7 +103,7 @@ class _Candidates:
                     self._by_label.setdefault(label.key, {}).setdefault(value, []).append((place, volume))
 
     def first_on(self, node: Node, chosen: Collection[str]) -> Volume | None:
-        """Give the first volume that can be used on a node and is not chosen yet.
+        """Return the first volume that can be used on a node and is not chosen yet.
 
         None when there is none.
         """
@@ -131,7 +132,7 @@ class PodVolumes:
     """Claims that get their volume where the pod goes, the smallest first."""
 
     def reasons(self, node: Node, assumed: Collection[Key]) -> Iterator[Reason]:
-        """Give all that volumes keep the pod off a node by.
+        """Return all reasons by which volumes keep the pod off a node.
 
         Shapes: assumed — pods for which this node is intended.
         """
@@ -152,7 +153,7 @@ class PodVolumes:
         yield from self._over_limits(node, assumed)
 
     def _unavailable(self, node: Node) -> Iterator[Reason]:
-        """Say for which claims there is no volume here, and none can be made."""
+        """List the claims for which there is no volume here, and none can be made."""
         chosen: set[str] = set()
         for claim, candidates in self.delayed:
             why = ""
@@ -174,7 +175,7 @@ class PodVolumes:
                 )
 
     def _unmade(self, claim: VolumeClaim, node: Node) -> str:
-        """Say why no volume can be made for a claim here; empty when one can."""
+        """Explain why no volume can be made for a claim here. Empty when one can."""
         storage = self.view.classes[claim.class_name]
         if storage.provisioner in _NO_PROVISIONER:
             return (
@@ -187,7 +188,7 @@ class PodVolumes:
         return "" if fits else f"StorageClass {storage.name} makes no volumes here (allowedTopologies)"
 
     def _over_limits(self, node: Node, assumed: Collection[Key]) -> Iterator[Reason]:
-        """Say which CSI drivers may attach no more volumes here."""
+        """List the CSI drivers that may attach no more volumes here."""
         limits = self.view.limits_of(node.name)
         if not limits:
             return
@@ -220,7 +221,7 @@ def read_pod_volumes(
     """Look up a pod's volumes.
 
     Shapes: assumed — other pods for which any node is intended.
-    Cost:   for each claim that has no volume yet one look at each volume of its class.
+    Cost: for each claim that has no volume yet one look at each volume of its class.
     """
     blockers: list[Reason] = []
     bound: dict[Key, tuple[VolumeClaim, Volume]] = {}
@@ -248,10 +249,10 @@ def read_pod_volumes(
 
 
 def attachment_of(claim: VolumeClaim, view: VolumeView) -> Attachment | None:
-    """Name what has to be attached for a claim.
+    """Name the volume that has to be attached for a claim.
 
-    None when it is no CSI driver's, as far as is known. A claim without a volume counts
-    for the driver that will make it.
+    None when it belongs to no CSI driver, as far as is known. A claim without a volume counts for
+    the driver that will make it.
     """
     volume = view.volumes.get(claim.volume) if claim.volume else None
     if volume is not None:
@@ -273,7 +274,7 @@ def _blocker(
     view: VolumeView,
     assumed: Collection[Key],
 ) -> Reason | None:
-    """Say why a claim is of no use to a pod on any node; None when it is."""
+    """Explain why a pod cannot use a claim on any node. None when it can."""
     named = f"PersistentVolumeClaim {key[0]}/{key[1]}"
     if claim is None:
         why = f"there is no {named}" if not wanted.is_ephemeral else f"{named} is not made yet"
@@ -317,7 +318,7 @@ def _blocker(
 
 
 def _candidates(claim: VolumeClaim, view: VolumeView) -> _Candidates:
-    """Find the volumes that a claim may be bound to, but for the node: the one that names it, or
+    """Find the volumes that a claim may be bound to apart from the node: the one that names it, or
     the free ones, the smallest first, then by name.
     """
     own: list[Volume] = []
@@ -340,7 +341,7 @@ def _candidates(claim: VolumeClaim, view: VolumeView) -> _Candidates:
 
 
 def _zone_reasons(volume: Volume, node: Node) -> Iterator[Reason]:
-    """Say which labels about zones and regions of a volume a node does not match.
+    """List the labels about zones and regions of a volume that a node does not match.
 
     A node that has none of them is in a cluster of one zone.
     """
@@ -349,7 +350,7 @@ def _zone_reasons(volume: Volume, node: Node) -> Iterator[Reason]:
     for label, newer in _PLACES.items():
         values = [value.strip() for value in volume.labels.get(label, "").split(_BETWEEN_ZONES)]
         place = node.labels.get(label, node.labels.get(newer))
-        # A label that names an empty zone cannot be read, and says nothing.
+        # A label that names an empty zone cannot be read, and excludes no node.
         if all(values) and place not in values:
             have = f"in {place}" if place is not None else "in none"
             text = f"PersistentVolume {volume.name} is in {label} {', '.join(values)}, the node is {have}"
@@ -357,14 +358,16 @@ def _zone_reasons(volume: Volume, node: Node) -> Iterator[Reason]:
 
 
 def _is_usable(volume: Volume, node: Node) -> bool:
-    """Say whether a volume can be used on a node: by its labels alone, as CheckNodeAffinity does,
-    so that a term which names nodes holds nowhere.
+    """Say whether a volume can be used on a node.
+
+    Only labels count, as in CheckNodeAffinity, so a term that names nodes holds nowhere.
     """
     return volume.nodes is None or selector_matches(volume.nodes, Node("", node.labels))
 
 
 def _only_label(selector: NodeSelector | None) -> NodeRequirement | None:
-    """Give the one label of which a selector wants one of several values, as local volumes have it.
+    """Return the one label of which a selector wants one of several values, as local volumes have
+    it.
 
     None for any other selector.
     """
@@ -376,8 +379,8 @@ def _only_label(selector: NodeSelector | None) -> NodeRequirement | None:
 
 
 def _shown(selector: NodeSelector | None) -> str:
-    """Show for a person where a volume can be used: the first
-    requirement, and that there are more.
+    """Write for a person where a volume can be used: the first requirement, and that there are
+    more.
     """
     terms = selector.node_selector_terms if selector is not None else ()
     requirements = [requirement for term in terms for requirement in (*term.match_expressions, *term.match_fields)]

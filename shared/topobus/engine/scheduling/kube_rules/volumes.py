@@ -1,8 +1,7 @@
 """Volumes of pods as the rules about nodes see them: PersistentVolumeClaims, PersistentVolumes,
-StorageClasses and CSINodes, reduced to what decides where a pod can go.
+StorageClasses and CSINodes, reduced to the fields that decide where a pod can go.
 
-Pure. Flows in: objects as the API server shows them. Flows out: frozen values. Source: k8s.io/api
-core/v1 and storage/v1, k8s.io/component-helpers/storage/volume, 1.36.
+Pure. Source: k8s.io/api core/v1 and storage/v1, k8s.io/component-helpers/storage/volume, 1.36.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _NOTHING = Quantity(0)
 
 
 class PodVolume(NamedTuple):
-    """A volume of a pod that comes by a claim."""
+    """A volume of a pod that it gets by a claim."""
 
     name: str
     claim: str
@@ -102,7 +101,7 @@ class Volume:
     attachment: Attachment | None = None
 
     def is_for(self, claim: VolumeClaim) -> bool:
-        """Say whether it is, or is to be, this claim's."""
+        """Say whether it is this claim's, or reserved for it."""
         return self.claim == claim.key and self.claim_uid in ("", claim.uid)
 
 
@@ -219,9 +218,9 @@ class _CsiNode(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def volumes_of(pod: str, spec: Mapping[str, Any]) -> tuple[PodVolume, ...]:
-    """List the volumes of a pod that come by claims.
+    """List the volumes of a pod that it gets by claims.
 
-    What cannot be read is none, for the API server has checked it.
+    A malformed part is ignored, because the API server has checked it.
 
     >>> volumes_of("p", {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "b", "ephemeral": {}}, {"name": "c", "emptyDir": {}}]})
     (PodVolume(name='a', claim='data', is_ephemeral=False), PodVolume(name='b', claim='p-b', is_ephemeral=True))
@@ -312,7 +311,7 @@ def read_volume_class(plain: Mapping[str, Any]) -> VolumeClass:
 def read_attach_limits(plain: Mapping[str, Any]) -> dict[str, int]:
     """Read from a CSINode how many volumes each driver may attach there.
 
-    A driver that does not say is left out.
+    A driver without a limit is left out.
 
     Errors: raises ContractError.
     """
@@ -323,7 +322,7 @@ def read_attach_limits(plain: Mapping[str, Any]) -> dict[str, int]:
 def _storage(amounts: Mapping[str, str | int | float]) -> Quantity:
     """Read an amount of storage.
 
-    The API server has checked it, so what cannot be read is nothing.
+    The API server has checked it, so a malformed amount counts as nothing.
     """
     try:
         return Quantity.parse(amounts.get("storage", 0))
