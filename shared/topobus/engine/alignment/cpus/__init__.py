@@ -1,1 +1,3 @@
-"""CPUs: where they sit, the hints for them, and which of them kubelet's static policy takes."""
+"""CPUs: their place in the machine, the hints for them, and which of them kubelet's static policy
+takes.
+"""

@@ -1,7 +1,6 @@
 """Take CPUs exactly as kubelet's static policy takes them.
 
-Flows in: the topology, the free CPUs, how many, and the policy options. Flows out: the very CPUs.
-`compatible` is kubelet 1.36.2 bit for bit, its defect with retained node combinations included;
+`compatible` is kubelet 1.36.2 bit for bit, its defect with retained node combinations included.
 `corrected` differs in the cases named at `CpuOptions.is_corrected`.
 Source: kubelet 1.36 cm/cpumanager/{policy_static,cpu_assignment}.go;
 docs/knowledge/kubelet-cpu-assignment.md#packing.
@@ -23,9 +22,9 @@ _PLAIN = CpuOptions()
 
 
 def contradiction(options: CpuOptions) -> str:
-    """Name two options that kubelet refuses together; empty when there are none.
+    """Name two options that kubelet refuses together. Empty when there are none.
 
-    Source:  kubelet 1.36 cm/cpumanager/policy_options.go, ValidateStaticPolicyOptions.
+    Source: kubelet 1.36 cm/cpumanager/policy_options.go, ValidateStaticPolicyOptions.
 
     >>> contradiction(CpuOptions(full_pcpus_only=True, distribute_cpus_across_cores=True))
     'full-pcpus-only and distribute-cpus-across-cores'
@@ -48,10 +47,10 @@ def assign_cpus(
     """Take `count` of the usable CPUs, those inside the alignment first, the rest from anywhere.
 
     Shapes: usable — free CPUs and reusable ones; nodes — the merged affinity, None for no opinion.
-    Result:  exactly `count` CPUs, or None when there are too few.
+    Result: exactly `count` CPUs, or None when there are too few.
     Order: deterministic: equal units go by id.
-    Cost: O(CPUs x levels); with distribute-cpus-across-numa at most
-    200,000 combinations of NUMA nodes.
+    Cost: O(CPUs x levels). With distribute-cpus-across-numa at most 200,000 combinations of NUMA
+            nodes.
     """
     inside: CpuSet | None = CpuSet()
     if nodes is not None:
@@ -65,7 +64,7 @@ def assign_cpus(
 def take_cpus(
     topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions = _PLAIN, *, floor: int = 0
 ) -> CpuSet | None:
-    """Take `count` of the free CPUs, whole units first; None when there are too few.
+    """Take `count` of the free CPUs, whole units first. None when there are too few.
 
     >>> from topobus.engine.alignment.cpus.cpu_topology import CpuPlace
     >>> machine = CpuTopology([CpuPlace(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)])
@@ -107,15 +106,15 @@ def _packed(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions
 
 
 def _pack(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions) -> CpuSet:
-    """Take so many of the free CPUs; there are as many."""
+    """Take `count` of the free CPUs, of which there are at least as many."""
     taking = _Taking(topology, free, count, options)
     taking.run()
     return CpuSet.from_bits(taking.taken)
 
 
 class _Taking:
-    """One packed assignment in progress: what is still free, what is taken, how many are wanted
-    yet. kubelet's cpuAccumulator.
+    """One packed assignment in progress: the CPUs that are still free, those taken, and how many
+    are still wanted. kubelet's cpuAccumulator.
     """
 
     __slots__ = ("free", "options", "taken", "topology", "wanted")
@@ -178,7 +177,7 @@ class _Taking:
             for node in self.sorted_numa_nodes()
             for socket in self._sorted(by_socket, self.free & by_numa[node], count_in=self.free)
         ]
-        # CPUs that tell no NUMA node are in none of the nodes above; kubelet knows no such CPU.
+        # CPUs whose NUMA node is unknown are in none of the nodes above. kubelet has no such CPU.
         return [*sockets, *(socket for socket in self._sorted(by_socket, self.free) if socket not in set(sockets))]
 
     def _sorted_cores(self) -> Iterator[int]:
@@ -200,7 +199,7 @@ class _Taking:
         self.wanted -= bits.bit_count()
 
     def _take_whole(self, ids: list[int], units: Mapping[int, int], average: int | None) -> None:
-        """Take each wholly free unit that is not bigger than what is wanted."""
+        """Take each wholly free unit that is not bigger than the number still wanted."""
         for identifier in ids:
             bits = units[identifier]
             size = bits.bit_count()

@@ -1,14 +1,13 @@
 """Hints for exclusive CPUs by kubelet's rules: on which NUMA nodes could so many CPUs be had?
 
-Flows in: what exists, what is free, what may be reused, how much is wanted. Flows out: the rule (a
-`HintRule`) that the merge works on, or the list that kubelet would make, in kubelet's order (by
-width, then by node ids). None is "no opinion"; an empty rule or tuple is "cannot be satisfied".
-Preferred are the masks as narrow as the *whole* capacity allows, busy CPUs included, as in kubelet:
-on a busy node nothing may be preferred.
+The result is a rule (a `HintRule`) that the merge works on, or the list that kubelet would make, in
+kubelet's order (by width, then by node ids). None is "no opinion". An empty rule or tuple is
+"cannot be satisfied". Preferred are the masks as narrow as the *whole* capacity allows, busy CPUs
+included, as in kubelet: on a busy node nothing may be preferred.
 Source: kubelet 1.36 cm/cpumanager/policy_static.go.
 
 Rules are exact on any machine. Lists are complete up to 16 candidate nodes (65,535 hints) and cut
-beyond; see `hint_rule.list_hints`.
+beyond (`hint_rule.list_hints`).
 """
 
 from __future__ import annotations
@@ -32,11 +31,12 @@ def cpu_rule(
     reusable: CpuSet = _NO_CPUS,
     sockets: Mapping[int, frozenset[int]] | None = None,
 ) -> HintRule | None:
-    """Give the hints for `request` exclusive CPUs as a rule.
+    """Return the hints for `request` exclusive CPUs as a rule.
 
     Shapes: cpus_by_node — all online CPUs by NUMA node, reserved and busy ones included; nodes
-    without CPUs are no candidates; sockets — by NUMA node, with option align-by-socket only.
-    Result:  None when no CPU is asked for.
+            without CPUs are no candidates; sockets — by NUMA node, with option align-by-socket
+            only.
+    Result: None when no CPU is asked for.
     """
     if request <= 0:
         return None
@@ -78,7 +78,8 @@ def cpu_hints(
     reusable: CpuSet = _NO_CPUS,
     sockets: Mapping[int, frozenset[int]] | None = None,
 ) -> tuple[Hint, ...] | None:
-    """Give the hints for `request` exclusive CPUs as kubelet lists them; see `cpu_rule`.
+    """Return the hints for `request` exclusive CPUs as kubelet lists them. The arguments are those
+    of `cpu_rule`.
 
     >>> cpu_hints({0: CpuSet(0, 1), 1: CpuSet(2, 3)}, CpuSet(1, 2, 3), 2)
     (Hint(nodes=NodeSet(1), preferred=True), Hint(nodes=NodeSet(0, 1), preferred=False))

@@ -1,5 +1,5 @@
-"""Where the online CPUs of a machine sit, in the form that CPU assignment works on: bitsets by
-core, L3 group, NUMA node and socket.
+"""The places of a machine's online CPUs, in the form that CPU assignment works on: bitsets by core,
+L3 group, NUMA node and socket.
 
 Ids are kubelet's: a core is the lowest CPU id among its siblings, a missing L3 is the socket's own
 group. Averages (CPUs per core, per socket) are kept beside the real counts because kubelet's tests
@@ -21,7 +21,7 @@ __all__ = ["CpuPlace", "CpuTopology"]
 
 
 class CpuPlace(Struct, frozen=True):
-    """One online CPU and where it sits."""
+    """One online CPU and its place."""
 
     cpu: int
     core: int
@@ -31,10 +31,10 @@ class CpuPlace(Struct, frozen=True):
 
 
 class CpuTopology:
-    """The CPUs of one machine by level.
+    """The CPUs of one machine by level. It must not be changed once made.
 
     Shapes: every map goes from an id (core, socket, NUMA node, L3) to a bitset of CPU ids, as
-    Python's integers; a CPU without a NUMA node is in no `by_numa`. Not to be changed once made.
+            Python's integers. A CPU without a NUMA node is in no `by_numa`.
     """
 
     __slots__ = ("all_bits", "by_core", "by_l3", "by_numa", "by_socket", "count")
@@ -51,9 +51,10 @@ class CpuTopology:
 
     @classmethod
     def of_cores(cls, cores: Iterable[CoreView]) -> Self:
-        """Lay out the cores of a view. Without a socket all is one socket.
+        """Arrange the cores of a view by level.
 
-        Without an L3 the socket is the group, under an id of its own.
+        Without a socket all cores are in one socket. Without an L3 the socket is the group, under
+        an id of its own.
         """
         topology = cls(())
         for core in cores:
@@ -69,8 +70,8 @@ class CpuTopology:
         return topology
 
     def mirrored(self) -> CpuTopology:
-        """Turn all ids round, so that whoever prefers the smallest takes the largest;
-        `mirrored_cpus` leads there and back.
+        """Reverse all ids, so that code that prefers the smallest takes the largest.
+        `mirrored_cpus` converts CPUs in both directions.
         """
         mirrored = CpuTopology(())
         mirrored.all_bits, mirrored.count = self._mirror(self.all_bits), self.count
@@ -81,7 +82,7 @@ class CpuTopology:
         return mirrored
 
     def mirrored_cpus(self, cpus: CpuSet) -> CpuSet:
-        """Turn the ids of CPUs round: the lowest one of the machine's range becomes the highest."""
+        """Reverse the ids of CPUs: the lowest one of the machine's range becomes the highest."""
         return CpuSet.from_bits(self._mirror(cpus.bits))
 
     def _mirror(self, bits: int) -> int:

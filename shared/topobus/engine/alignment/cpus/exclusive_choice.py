@@ -1,9 +1,8 @@
 """Choose exclusive CPUs for a claim as kubelet's static policy chooses them for a container, its
 refusals included.
 
-Flows in: the topology, the CPUs that may be had, how many are wanted, the policy's options, the
-CPUs reserved for the system. Flows out: the very CPUs, or a Refusal. Both who allocates single CPUs
-and who decides which CPUs of a group a claim has ask here, so the two cannot differ.
+The allocation of single CPUs and the choice of a claim's CPUs within a group both use it, so the
+two cannot differ.
 Source: kubelet 1.36 cm/cpumanager/policy_static.go, Allocate and validateSMTAlignment.
 """
 
@@ -29,8 +28,8 @@ def choose_exclusive_cpus(
 ) -> CpuSet | Refusal:
     """Take `count` of the free CPUs.
 
-    Shapes: free — reserved ones are left out of it here; nodes — the
-    alignment, None for no opinion.
+    Shapes: free — reserved ones are removed from it here; nodes — the alignment, None for no
+            opinion.
     Order: deterministic, as `assign_cpus`.
     Errors: raises nothing; Refusal codes not-enough-cpus, and with full-pcpus-only smt-alignment.
 

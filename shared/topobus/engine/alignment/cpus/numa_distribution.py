@@ -1,10 +1,9 @@
 """Find how kubelet's `distribute-cpus-across-numa` shares CPUs over NUMA nodes.
 
-Flows in: free CPUs a node, in kubelet's order of nodes. Flows out: how many to take on which node,
-in order. `compatible` reproduces a defect: kubelet keeps slices that the enumeration later
-overwrites, so for some widths it allocates on nodes that it never scored (k/k 141237).
-Source: kubelet 1.36 cm/cpumanager/cpu_assignment.go,
-takeByTopologyNUMADistributed and iterateCombinations.
+`compatible` reproduces a defect: kubelet keeps slices that the enumeration later overwrites, so for
+some widths it allocates on nodes that it never scored (k/k 141237).
+Source: kubelet 1.36 cm/cpumanager/cpu_assignment.go, takeByTopologyNUMADistributed and
+iterateCombinations.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Slice:
         return _Slice(array, self.length + 1)
 
     def values(self) -> list[int]:
-        """What the slice reads now."""
+        """The present values of the slice."""
         return self.array[: self.length]
 
 
@@ -57,8 +56,9 @@ def find_spread(
     """Share `count` CPUs in groups over as few nodes as give equal shares, best balance first.
 
     Shapes: amounts — free CPUs by node, in kubelet's order; total_* — of the whole machine; floor —
-    fewest nodes to use. Result:  (node, CPUs) in the order of taking; None when no combination
-    works (the caller packs instead).
+            fewest nodes to use.
+    Result: (node, CPUs) in the order of taking. None when no combination works (the caller packs
+            instead).
     """
     nodes = list(amounts)
     groups_a_node = ((total_cpus - 1) // group + 1 - 1) // total_nodes + 1
@@ -95,9 +95,9 @@ def _combinations(nodes: Sequence[int], width: int, *, is_corrected: bool) -> It
 def _score(
     amounts: Mapping[int, int], combination: Sequence[int], count: int, group: int, *, is_corrected: bool
 ) -> tuple[float, _Slice | None] | None:
-    """Balance of the free CPUs after taking, and which nodes give the remainder.
+    """The balance of the free CPUs after taking, and which nodes give the remainder.
 
-    None when the combination cannot do it.
+    None when the combination cannot provide the CPUs.
     """
     if sum(amounts[node] // group for node in combination) * group < count:
         return None
@@ -127,8 +127,10 @@ def _score(
 
 
 def _givers_in_turn(after: Mapping[int, int], subset: Sequence[int], remainder: int, group: int) -> list[int] | None:
-    """The nodes that give the remainder, a whole group each, in turn. kubelet 1.36 loops for ever
-    where none can give one; that is never followed.
+    """The nodes that give the remainder, a whole group each, in turn.
+
+    kubelet 1.36 never leaves its loop where no node can give one. This function returns None
+    instead.
     """
     wanted = -(-remainder // group)
     turns = (node for turn in range(wanted) for node in subset if after[node] // group > turn)

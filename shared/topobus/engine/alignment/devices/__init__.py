@@ -1,1 +1,1 @@
-"""Devices: the hints for them, how close they are to each other, and which of them are chosen."""
+"""Devices: the hints for them, their distance from each other, and which of them are chosen."""

@@ -5,12 +5,11 @@ the chosen; (3) highest total bandwidth; (4) closest to the devices of other cla
 container, chosen or still to be chosen; (5) least damage to what can be asked for later, single
 devices included; (6) the smallest names, of groups that are alike the one with the smallest name
 giving most. A class whose devices report no links puts (4) before (2): a NIC belongs next to its
-GPU, not next to another NIC. An unknown link is the worst. Who chooses from the end of the names
-(`is_from_end`) has (6) turned round: the largest names; and for a single device, which has no link
-to be judged by, (6) goes before (5).
+GPU, not next to another NIC. An unknown link is the worst. With `is_from_end` (6) is reversed: the
+largest names. For a single device, which has no link to compare, (6) then goes before (5).
 
-The search walks counts a symmetry class, not subsets, and cuts branches that cannot win. It is
-exact up to `SEARCH_BUDGET` count vectors; beyond, the best of those walked (the dense ones come
+The search walks counts for each symmetry class, not subsets, and cuts branches that cannot win. It
+is exact up to `SEARCH_BUDGET` count vectors. Beyond, the best of those walked (the dense ones come
 first) is taken and `Choice.is_exact` is False.
 """
 
@@ -47,7 +46,7 @@ class Split(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """The devices chosen and what decided."""
+    """The chosen devices and the reason for the choice."""
 
     names: tuple[str, ...]
     bottleneck: LinkClass | None = None
@@ -66,9 +65,9 @@ def split_by_affinity(devices: Iterable[Device], nodes: NodeSet | None) -> Split
 
     A device is aligned when any of its nodes is in the mask.
 
-    Shapes:  nodes — the affinity; None puts all devices into "without affinity".
-    Order:   each bucket is sorted by name, whatever the order of devices.
-    Source:  kubelet 1.36 devicemanager/manager.go, filterByAffinity.
+    Shapes: nodes — the affinity; None puts all devices into "without affinity".
+    Order: each bucket is sorted by name, whatever the order of devices.
+    Source: kubelet 1.36 devicemanager/manager.go, filterByAffinity.
 
     >>> split_by_affinity([Device(name="a", device_class="gpu", numa_nodes=NodeSet(0)), Device(name="b", device_class="gpu")], NodeSet(1))
     Split(aligned=(), unaligned=('a',), no_affinity=('b',))
@@ -95,16 +94,16 @@ def choose_devices(
 ) -> Choice:
     """Choose `count` devices, those that must be included among them.
 
-    Shapes: candidates — may or may not hold `must_include`; sites — of all devices named; free
-    — all free devices of the class, for the damage; neighbours — the devices of the
-    container's other classes, chosen or still to be chosen; is_from_end — ties are won by the
-    largest names instead of the smallest.
+    Shapes: candidates — may or may not hold `must_include`; sites — of all devices named; free —
+            all free devices of the class, for the damage; neighbours — the devices of the
+            container's other classes, chosen or still to be chosen; is_from_end — ties are won by
+            the largest names instead of the smallest.
     Units: bandwidths in Gbit/s.
-    Order: independent of the order of candidates. Result:  `count` names, sorted;
-    fewer only when there are fewer.
-    Errors: raises nothing; a search that its bound cut has `is_exact` False.
-    Cost: at most `SEARCH_BUDGET` vectors of counts a symmetry class, about 5 ms for 16
-    devices of which no two are alike.
+    Order: independent of the order of candidates.
+    Result: `count` names, sorted. Fewer only when there are fewer.
+    Errors: raises nothing. A search that its bound cut has `is_exact` False.
+    Cost: at most `SEARCH_BUDGET` vectors of counts for each symmetry class, about 5 ms for 16
+            devices of which no two are alike.
     """
     musts = {device.name for device in must_include}
     pool = [*must_include, *(candidate for candidate in candidates if candidate.name not in musts)]
@@ -194,7 +193,10 @@ class _Search:
         bandwidth: float,
         gains: Sequence[float],
     ) -> None:
-        """Take some of group `place`; `gains` is each group's bandwidth to what is taken so far."""
+        """Take some of group `place`.
+
+        Shapes: gains — each group's bandwidth to the devices taken so far.
+        """
         if left == 0 and self.owed[place] == 0:
             self._score((*counts, *([0] * (len(self.groups) - place))), degraded, rank, bandwidth)
             return
@@ -241,8 +243,8 @@ class _Search:
         bandwidth: float,
         gains: Sequence[float],
     ) -> bool:
-        """Say whether nothing below can win: looks at what only grows on the way down, and at the
-        bandwidth still to be had.
+        """Say whether no branch below can win, by the sums that only grow on the way down and by
+        the bandwidth still to be had.
         """
         if self.best_links is None:
             return False
@@ -280,8 +282,7 @@ class _Search:
         closeness = _closeness(self._taken(counts), self.neighbours)
         head = (degraded, rank, -bandwidth, closeness) if self.links_first else (degraded, closeness, rank, -bandwidth)
         damage = self.damage.of(counts)
-        # A single device's place in the order tells all apart, so the
-        # damage after it never decides.
+        # The order of single devices leaves no ties, so the damage after it never decides.
         key = head if self.is_order_first else (*head, damage)
         if self.best is not None and key > self.best:
             return
@@ -297,8 +298,8 @@ class _Search:
 
 
 class _Bound:
-    """At most how much bandwidth the groups from a place on can add: each device its links to what
-    is taken, and half of its best links to others.
+    """The most bandwidth that the groups from a position on can add: for each device its links to
+    the devices taken, and half of its best links to others.
     """
 
     def __init__(self, groups: Sequence[Group], reach: Sequence[Sequence[Reach]]) -> None:
@@ -339,10 +340,10 @@ class _Bound:
 
 
 class _Damage:
-    """What is left for later: sets of 8, 4, 2 that still fit under one switch, one root, one NUMA
-    node.
+    """The device sets that remain possible later: sets of 8, 4, 2 that still fit under one switch,
+    one root, one NUMA node.
 
-    The fewer are lost the better. Tables by group, so that the search pays a few additions a set.
+    The fewer are lost the better. Tables by group, so that the search pays a few additions per set.
     """
 
     def __init__(self, groups: Sequence[Group], free: Mapping[Site, int]) -> None:
@@ -378,9 +379,10 @@ class _Damage:
 
 
 def _closeness(taken: Mapping[Site, int], neighbours: Sequence[Neighbours]) -> tuple[int, ...]:
-    """Fewer far pairs first: counts of pairs by rank, the farthest first, over all other classes.
+    """Counts of pairs by rank, the farthest first, over all other classes, so that fewer far pairs
+    sort first.
 
-    Pairs that cannot be made are no one's fault.
+    Pairs that cannot be made are not counted.
     """
     if not neighbours:
         return ()

@@ -1,9 +1,9 @@
-"""Devices that nothing tells apart but their names, and how groups of them reach each other: what
-the search for a set walks on.
+"""Devices that differ only in their names, and how groups of them reach each other: what the search
+for a set walks on.
 
-Two devices are alike when they sit in the same place, are equally healthy and have the same links
-to every third device. Groups are interchangeable when, besides, their neighbourhoods look the same
-from every side: then the earlier one may always take more, which halves the search once a pair.
+Two devices are alike when they have the same place, the same health and the same links to every
+third device. Groups are interchangeable when, besides, their neighbourhoods look the same from
+every side: then the earlier one may always take more, which halves the search for each such pair.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Group", "Links", "Neighbours", "form_groups", "interchangeable"]
 
 
 class Neighbours(Struct, frozen=True):
-    """Another class in the same container: where its devices sit, and how many of them there will
-    be.
+    """Another class in the same container: the places of its devices, and how many of them there
+    will be.
     """
 
     sites: Mapping[Site, int]
@@ -73,7 +73,7 @@ class Links:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether nobody reports a link."""
+        """Say whether no device reports a link."""
         return not any(self._by_pair.values())
 
     def of(self, name: str) -> Mapping[str, Reach]:
@@ -81,7 +81,7 @@ class Links:
         return self._by_pair[name]
 
     def between(self, first: str, second: str, one_site: Site, other_site: Site) -> Reach:
-        """A reported link where it beats the place, else the place."""
+        """A reported link where it is closer than the place, else the place."""
         place = site_rank(one_site, other_site)
         link = self._by_pair[first].get(second)
         return Reach(place, 0.0) if link is None else Reach(min(place, link.rank), link.bandwidth_gbps)
@@ -90,8 +90,10 @@ class Links:
 def form_groups(
     pool: Sequence[Device], musts: Collection[str], sites: Mapping[str, Site], links: Links, order: Mapping[str, int]
 ) -> list[Group]:
-    """Put like devices together; `order` is the place of each name, the first ones are taken first
-    where nothing else decides.
+    """Put like devices together.
+
+    Shapes: order — the position of each name. Where nothing else decides, the first ones are taken
+            first.
     """
     groups: list[list[Device]] = []
     by_kind: dict[tuple[Site, bool], list[list[Device]]] = {}

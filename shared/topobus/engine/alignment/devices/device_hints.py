@@ -1,15 +1,14 @@
 """Hints for devices by kubelet's rules: on which NUMA nodes could so many devices of one class be
 had?
 
-Flows in: what exists, what is free, what may be reused, how much is wanted. Flows out: the rule (a
-`HintRule`) that the merge works on, or the list that kubelet would make, in kubelet's order (by
-width, then by node ids). None is "no opinion"; an empty rule or tuple is "cannot be satisfied".
-Preferred are the masks as narrow as the *whole* capacity allows, busy and sick devices included, as
-in kubelet: on a busy node nothing may be preferred.
+The result is a rule (a `HintRule`) that the merge works on, or the list that kubelet would make, in
+kubelet's order (by width, then by node ids). None is "no opinion". An empty rule or tuple is
+"cannot be satisfied". Preferred are the masks as narrow as the *whole* capacity allows, busy and
+unhealthy devices included, as in kubelet: on a busy node nothing may be preferred.
 Source: kubelet 1.36 cm/devicemanager/topology_hints.go.
 
 Rules are exact on any machine. Lists are complete up to 16 candidate nodes (65,535 hints) and cut
-beyond; see `hint_rule.list_hints`.
+beyond (`hint_rule.list_hints`).
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ def device_rule(
     reusable: Collection[str] = (),
     kubelet: KubeletVersion = KubeletVersion.V1_36,
 ) -> HintRule | None:
-    """Give the hints for `count` devices of one class as a rule.
+    """Return the hints for `count` devices of one class as a rule.
 
-    Shapes: devices — all of the class, sick and busy ones too; available — names that are
-    free and healthy; nodes — the machine's NUMA nodes. Result:  None when no device tells a
-    NUMA node, or none is asked for.
+    Shapes: devices — all of the class, also unhealthy and busy ones; available — names that are
+            free and healthy; nodes — the machine's NUMA nodes.
+    Result: None when no device has a NUMA node, or no device is asked for.
     Source: from 1.36 on only nodes that host a device of the class are candidates (k/k PR 138244),
-    all nodes when none of those is known; before, all nodes. The preferred flags are the same, the
-    masks of a best-effort answer are not.
+            all nodes when none of those is known. Before 1.36, all nodes are. The preferred flags
+            are the same, the masks of a best-effort answer are not.
     """
     if count <= 0 or not any(device.numa_nodes for device in devices):
         return None
@@ -53,8 +52,8 @@ def device_rule(
             continue
         where = device.numa_nodes.bits
         if device.name in reusable:
-            # A reusable device that tells an empty node set touches no mask, so it blocks all of
-            # them; one that tells nothing (None) blocks none.
+            # A reusable device with an empty node set touches no mask, so it blocks all of them.
+            # One without a node set (None) blocks none.
             musts.add(where)
         if not where:
             continue
@@ -79,11 +78,11 @@ def device_hints(
     reusable: Collection[str] = (),
     kubelet: KubeletVersion = KubeletVersion.V1_36,
 ) -> tuple[Hint, ...] | None:
-    """Give the hints for `count` devices of one class as kubelet lists them.
+    """Return the hints for `count` devices of one class as kubelet lists them.
 
     Shapes: as `device_rule`, whose rule this lists; result — None where the class has no opinion.
-    Order: by width, then by ids. Cost: up to 2 ^ NUMA nodes hints; on a machine with very many
-    nodes the list is cut (`list_hints`).
+    Order: by width, then by ids. Cost: up to 2 ^ NUMA nodes hints. On a machine with very many
+            nodes the list is cut (`list_hints`).
     """
     rule = device_rule(devices, available, count, nodes, reusable=reusable, kubelet=kubelet)
     return None if rule is None else list_hints(rule)

@@ -1,7 +1,7 @@
-"""How close two devices are: by the links that drivers report, else by where the devices sit in the
+"""How close two devices are: by the links that drivers report, else by the devices' places in the
 PCIe tree and among NUMA nodes.
 
-What is not known never counts as close: two devices without a switch are not under the same switch,
+An unknown place never counts as close: two devices without a switch are not under the same switch,
 a device without a NUMA node is near nothing. The ranks are the positions of `LinkClass`, 0 (fabric)
 being the closest and 5 (across the system, or unknown) the farthest.
 """
@@ -38,7 +38,7 @@ _SWITCH, _ROOT, _NUMA, _SOCKET = (
 
 
 class Site(Struct, frozen=True):
-    """Where a device sits, one key a level; empty or None is unknown.
+    """A device's place, one key for each level. Empty or None is unknown.
 
     Devices with equal sites are equally close to everything by place.
     """
@@ -51,7 +51,7 @@ class Site(Struct, frozen=True):
     parent: str = ""
 
     def key(self, level: int) -> str | int:
-        """The key at a level (a rank); falsy when unknown."""
+        """The key at a level (a rank). Falsy when unknown."""
         if level == _SWITCH:
             return self.switch or self.parent
         if level == _ROOT:
@@ -76,10 +76,10 @@ def socket_of_nodes(cores: Iterable[CoreView]) -> dict[int, int]:
 
 
 def site_of(device: Device, sockets: Mapping[int, int]) -> Site:
-    """Say where a device sits.
+    """Return a device's place.
 
-    Shapes: sockets — node id to bits of socket ids, from `socket_of_nodes`. What is not known is
-    empty or 0, and near to nothing.
+    Shapes: sockets — node id to bits of socket ids, from `socket_of_nodes`. An unknown part of the
+            place is empty or 0, and near to nothing.
     """
     bits = 0
     for node in device.numa_nodes or ():
@@ -96,7 +96,7 @@ def site_of(device: Device, sockets: Mapping[int, int]) -> Site:
 
 
 def site_rank(first: Site, second: Site) -> int:
-    """Rank two places; unknown is the farthest.
+    """Rank the distance of two places. Unknown is the farthest.
 
     >>> site_rank(Site("", "pci0000:17", 1, 1), Site("", "pci0000:17", 1, 1)) == LINK_CLASSES.index(LinkClass.ROOT)
     True
@@ -111,7 +111,7 @@ def site_rank(first: Site, second: Site) -> int:
 
 
 def matching(counts: Mapping[Site, int], others: Mapping[Site, int], pairs: int) -> tuple[int, ...]:
-    """Pair devices of two classes off, as close as possible.
+    """Pair devices of two classes, as close as possible.
 
     Return how many pairs are made at each rank from switch to farthest. Places nest (switch in root
     in NUMA node in socket), so pairing at the closest level first is optimal.

@@ -1,3 +1,3 @@
-"""Memory and huge pages: what is free on each NUMA node, and what kubelet's static memory policy
-takes.
+"""Memory and huge pages: the free memory of each NUMA node, and the memory that kubelet's static
+memory policy takes.
 """

@@ -1,8 +1,8 @@
-"""The memory of a node during one plan: hints out of it, blocks taken from it, and what init
-containers leave for reuse.
+"""The memory of a node during one plan: hints out of it, blocks taken from it, and the memory that
+init containers leave for reuse.
 
-Immutable: taking gives the blocks and what is available afterwards, so a search
-may fork as often as it likes.
+Immutable: taking returns the blocks and the memory that is available afterwards, so a search may
+fork as often as it likes.
 Source: kubelet 1.36 cm/memorymanager/policy_static.go.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["AvailableMemory"]
 
 
 class AvailableMemory(Struct, frozen=True, kw_only=True):
-    """What is there, what is held, and what may be reused."""
+    """The memory that exists, the memory that is held, and the memory that may be reused."""
 
     allocatable: dict[int, dict[str, int]] = {}
     """NUMA node to kind to bytes; empty when memory is not aligned."""
@@ -34,7 +34,7 @@ class AvailableMemory(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, view: NodeView) -> AvailableMemory:
-        """The memory of a view; nothing at all when the node does not align memory."""
+        """The memory of a view. Empty when the node does not align memory."""
         if not view.options.aligns_memory:
             return cls()
         blocks = tuple(block for _, held in sorted(view.held_memory.items()) for block in held)
@@ -54,7 +54,7 @@ class AvailableMemory(Struct, frozen=True, kw_only=True):
     ) -> tuple[tuple[MemoryBlock, ...], AvailableMemory] | Reason:
         """Take memory inside the affinity.
 
-        What an init container takes may be taken again by what comes after it.
+        Memory that an init container takes may be taken again by the containers after it.
         """
         if not self.allocatable or not wanted:
             return (), self

@@ -1,11 +1,9 @@
 """Memory by kubelet's static memory policy: hints for memory and huge pages together, and the
 allocation over NUMA nodes.
 
-Flows in: per node what can be allocated and what is free, the blocks that are held, the amounts
-wanted. Flows out: one hint list a resource; then, inside an affinity, which node gives how much. A
-node serves either single-node or one group's allocations, never both at a time.
-Source: kubelet 1.36 cm/memorymanager/policy_static.go. Its trap is kept: when nothing survives
-there is no hint list at all, which means "no opinion", not "impossible" (k/k 128708); the
+A node serves either single-node or one group's allocations, never both at a time.
+Source: kubelet 1.36 cm/memorymanager/policy_static.go. Its defect is kept: when nothing survives
+there is no hint list at all, which means "no opinion", not "impossible" (k/k 128708), and the
 allocation fails afterwards. `is_corrected` gives empty lists instead.
 """
 
@@ -23,13 +21,13 @@ __all__ = ["MemoryAmount", "MemoryBlock", "MemoryNode", "allocate_memory", "memo
 
 
 def memory_nodes(allocatable: Mapping[int, Mapping[str, int]], blocks: Iterable[MemoryBlock]) -> tuple[MemoryNode, ...]:
-    """Work out what is free on each node, and which nodes it serves together with, from what is
-    held.
+    """Compute what is free on each node, and which nodes it serves together with, from the blocks
+    that are held.
 
-    Shapes: allocatable — node to kind to bytes; blocks — of all owners; a block on a node that
-    is not there counts for nothing.
-    Units: bytes. Result:  sorted by node id. Free is never below 0, also when more is held than
-    there is (huge pages were resized).
+    Shapes: allocatable — node to kind to bytes; blocks — of all owners. A block on a node that does
+            not exist counts for nothing.
+    Units: bytes. Result: sorted by node id. Free is never below 0, even when more is held than
+            exists (huge pages were resized).
     Cost: O(blocks x nodes of a block).
     """
     free = {node: dict(kinds) for node, kinds in allocatable.items()}
@@ -61,13 +59,13 @@ def memory_hints(
     reusable: Mapping[NodeSet, Mapping[str, int]] | None = None,
     is_corrected: bool = False,
 ) -> dict[str, tuple[Hint, ...]]:
-    """Give one hint list a resource, the same masks for all of them, in kubelet's order.
+    """Return one hint list for each resource, the same masks for all of them, in kubelet's order.
 
     No list at all when nothing survives.
 
-    Shapes: request — kind to bytes; reusable — bytes that init containers left, by
-    exactly the mask they were taken for.
-    Cost: up to 2^16 masks; the merge works on `memory_rule` instead.
+    Shapes: request — kind to bytes; reusable — bytes that init containers left, by exactly the mask
+            they were taken for.
+    Cost: up to 2^16 masks. The merge works on `memory_rule` instead.
     Source: kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
     """
     hints = list_hints(memory_rule(nodes, request, reusable))
@@ -86,10 +84,11 @@ def allocate_memory(
     """Allocate inside the affinity as kubelet does: extend it when it is too narrow, keep single
     and grouped nodes apart, fill nodes by id.
 
-    Shapes: affinity — the merged hint; without nodes, the policy's own best hint is used, which
-    must be preferred if the affinity is.
-    Units: bytes. Result:  one block a kind, kinds sorted; or the reason (`not-enough-memory`,
-    `memory-group`) why kubelet would fail here, too.
+    Shapes: affinity — the merged hint. Without nodes, the policy's own best hint is used, which
+            must be preferred if the affinity is.
+    Units: bytes.
+    Result: one block for each kind, kinds sorted, or the reason (`not-enough-memory`,
+            `memory-group`) why kubelet would also fail here.
     Errors: raises nothing.
     Source: kubelet 1.36 cm/memorymanager/policy_static.go, Allocate and extendTopologyManagerHint.
     """
@@ -130,7 +129,7 @@ def _satisfies(nodes: Sequence[MemoryNode], mask: NodeSet, request: Mapping[str,
 
 
 def _fill(by_id: Mapping[int, MemoryNode], mask: NodeSet, kind: str, wanted: int, reused: int) -> MemoryBlock:
-    """Take from the mask's nodes in ascending order of id; what is reused is not taken again."""
+    """Take from the mask's nodes in ascending order of id. Reused memory is not taken again."""
     left = max(0, wanted - reused)
     shares: list[tuple[int, int]] = []
     for node in mask:

@@ -1,10 +1,10 @@
 """The memory policy's hints as a rule: sets of nodes that hold nothing yet, and a few masks
 besides.
 
-A node serves either single-node or one group's allocations. So the masks are exactly: sets of
-unassigned nodes; single nodes that are in no group; each existing group; all of them with enough
-free (docs/knowledge/topology-merge.md#lemma-c). What init containers left for exactly one mask may
-add a few more. Memory and huge pages of each size are wanted together, on the same mask.
+A node serves either single-node or one group's allocations. So the masks with enough free memory
+are exactly the sets of unassigned nodes, the single nodes that are in no group, and each existing
+group (docs/knowledge/topology-merge.md#lemma-c). Memory that init containers left for exactly one
+mask may add a few more. Memory and huge pages of each size are wanted together, on the same mask.
 Source: kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
 """
 
@@ -46,10 +46,10 @@ _NOTHING = MemoryAmount(allocatable=0, free=0)
 def memory_rule(
     nodes: Sequence[MemoryNode], request: Mapping[str, int], reusable: Mapping[NodeSet, Mapping[str, int]] | None = None
 ) -> HintRule:
-    """Give the hints for so much of each kind of memory together as a rule.
+    """Return the hints for so much of each kind of memory together as a rule.
 
     Shapes: nodes — all of the machine; request — kind to bytes, not empty; reusable — bytes that
-    init containers left, by exactly the mask that they were taken for.
+            init containers left, by exactly the mask that they were taken for.
     Cost: O(nodes x kinds).
     """
     kinds = sorted(request)
@@ -72,7 +72,7 @@ def memory_rule(
         request=lanes(request[kind] for kind in kinds),
         candidates=everywhere,
         combinable=unassigned,
-        # A node that holds nothing serves alone, too, unless it still names a group.
+        # A node that holds nothing also serves alone, unless it still names a group.
         least=1 if not unassigned & ~singles else 2,
         kinds=len(kinds),
         lane_bits=lane_bits,
@@ -88,7 +88,7 @@ def memory_rule(
     }
 
     def is_whole(mask: int) -> bool:
-        """Say whether the mask tears no group apart and joins no node that serves alone."""
+        """Say whether the mask splits no group and joins no node that serves alone."""
         if mask & (mask - 1) == 0:
             return bool(mask & singles)
         return not mask & ~unassigned or mask in groups
@@ -108,11 +108,11 @@ def memory_rule(
 
 
 def best_hint(rule: HintRule, around: int = 0) -> Hint | None:
-    """Give the hint that kubelet's memory policy takes by itself, among those that hold `around`:
-    preferred, then narrowest, then of smallest value.
+    """Return the hint that kubelet's memory policy takes by itself, among those that contain
+    `around`: preferred, then narrowest, then of smallest value.
 
-    Shapes:  around — bits of node ids.
-    Result:  None when there is none. Beyond 16 nodes a narrow one that a short look finds.
+    Shapes: around — bits of node ids.
+    Result: None when there is none. Beyond 16 nodes, a narrow one that a short search finds.
     """
     order = positions(rule.candidates)
     mask: int | None
@@ -137,7 +137,7 @@ def best_hint(rule: HintRule, around: int = 0) -> Hint | None:
 
 
 def _combinations(rule: HintRule, around: int) -> list[int]:
-    """A few combinations that hold `around`: nodes by id, and nodes by how much they have of the
+    """A few combinations that contain `around`: nodes by id, and nodes by how much they have of the
     kind they are shortest of.
     """
     wanted = rule.lanes(rule.request)

@@ -1,14 +1,14 @@
 """The strategy beyond bitset width: search in the order of fitness, within a budget.
 
 Both phases are knapsacks in general, and trivial on real machines, where many nodes are alike or
-empty. A search that its budget cuts says so and gives the best answer found, or a right one that is
-easy to find. Up to bitset width the search runs first with a small budget, for where it proves its
-answer it is faster than the bitset.
+empty. A search that its budget cuts reports that, and returns the best answer found, or a valid one
+that is easy to find. Up to bitset width the search runs first with a small budget, because where it
+proves its answer it is faster than the bitset.
 
 Combinations grow with width, so the target width is always reached
 (docs/knowledge/topology-merge.md#lemma-a) and the question is only which nodes can be left out
-together. Extras and lists do not grow: their masks are tried one by one beside it, and the
-answer is marked as not proved.
+together. Extras and lists do not grow: their masks are tried one by one beside it, and the answer
+is marked as not proved.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _MASKS = 2_000
 def find_common(
     rules: Sequence[HintRule], common: int, size: int, fit: Fit, most: int, *, is_closest: bool
 ) -> tuple[list[int], bool]:
-    """Find masks of `size` nodes that are hints of all rules, fittest first: `most` at most, or
-    none; and whether the first is proved the fittest.
+    """Find masks of `size` nodes that are hints of all rules, fittest first.
 
-    Shapes:  common — bits of the nodes that all rules reach.
+    Shapes: common — bits of the nodes that all rules reach; result — at most `most` masks, and
+            whether the first is proved the fittest.
     """
     masks = {
         mask
@@ -85,8 +85,8 @@ class _Lowest:
         )
 
     def _can(self, rule: HintRule, left: int, size: int, chosen: int) -> bool:
-        """Say whether a rule alone could still be met: its musts, and its
-        best nodes of those left.
+        """Say whether a rule alone could still be met, by its musts and its best nodes of those
+        left.
         """
         below = sum(1 << node for node in self.order[:left]) if size else 0
         if not all(must & (chosen | below) for must in rule.musts):
@@ -102,15 +102,16 @@ class _Lowest:
 def find_reachable(
     families: Sequence[HintRule | HintMasks], window: int, width: int, fit: Fit, *, is_closest: bool
 ) -> tuple[int, bool]:
-    """Find the fittest intersection of one mask from each family that a bounded search can (bits of
-    ids; 0 for none), and whether it is proved.
+    """Find the fittest intersection of one mask from each family that a bounded search can find.
+
+    Shapes: result — bits of ids, 0 for none, and whether it is proved.
     """
     rules = [family for family in families if isinstance(family, HintRule)]
     lists = [family for family in families if isinstance(family, HintMasks)]
     is_exact = not (lists and rules) and not any(rule.extras for rule in rules)
     reached_masks = {window}
-    # A rule can be met by all that it combines, so whatever a list or the extras offer is reachable
-    # as it stands, clipped to the window.
+    # A rule can be met by all that it combines, so every mask that a list or the extras offer is
+    # reachable unchanged, clipped to the window.
     offers = [[*family.masks, *([window] if family.is_open else [])] for family in lists]
     offers += [[*rule.extras, *([rule.nodes] if rule.is_combining else [])] for rule in rules if rule.extras]
     for masks in offers:
@@ -135,10 +136,12 @@ def find_combined(
     rules: Sequence[HintRule], order: Sequence[int], size: int, fit: Fit, *, is_closest: bool, budget: int
 ) -> tuple[int, bool]:
     """Find the fittest mask of `size` nodes that is an intersection of one combination from each
-    rule, and say whether that is proved.
+    rule.
 
     It exists, since combinations grow with width (docs/knowledge/topology-merge.md#lemma-a). The
     nodes left out are shared among the rules: each does without some.
+
+    Shapes: result — the mask, and whether it is proved the fittest.
     """
     sharing = _Sharing(rules, order, budget)
     window = sum(1 << node for node in order)
@@ -156,8 +159,8 @@ def find_combined(
 
 
 def _some_of_width(rules: Sequence[HintRule], order: Sequence[int], size: int) -> int:
-    """A mask of `size` nodes that is right, whatever its fitness: a narrow combination of one rule,
-    all of what the others combine; 0 when none is found.
+    """Find a valid mask of `size` nodes, whatever its fitness: a narrow combination of one rule,
+    and all nodes that the others combine. 0 when none is found.
     """
     window = sum(1 << node for node in order)
     for rule in rules:
@@ -249,9 +252,9 @@ class _Sharing:
         return min(most, len(nodes))
 
     def _charges(self, node: int, spares: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """What is left after charging the node to each rule that can bear it.
+        """What is left after charging the node to each rule that can do without it.
 
-        A free charge alone, when there is one.
+        Only a free charge, when there is one.
         """
         charges: list[tuple[int, ...]] = []
         for which, amount in enumerate(self.amounts[node]):
@@ -269,7 +272,7 @@ class _Sharing:
 
     def lowest(self, size: int) -> int:
         """The reachable mask of smallest value: leave out from the highest node down wherever the
-        rest can still be done.
+        rest can still be met.
         """
         kept: list[int] = []
         left_out: list[int] = []
@@ -286,7 +289,7 @@ class _Sharing:
 
 
 def _count_within(amounts: Sequence[int], left: int) -> int:
-    """How many of the ascending amounts can be taken off before less than nothing is left."""
+    """How many of the ascending amounts can be subtracted before the rest falls below zero."""
     for count, amount in enumerate(amounts):
         left -= amount
         if left < 0:

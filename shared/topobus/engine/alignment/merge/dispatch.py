@@ -1,10 +1,8 @@
 """Merge the hints of all resources into the one that kubelet's Topology Manager would choose,
 without walking permutations.
 
-Flows in: the opinion of each resource (a rule, a list of hints, or none), the machine's
-NUMA nodes, the policy. Flows out: one hint and whether the pod is admitted. Exact for every
-input up to `BITSET_LIMIT` nodes in play, sparse ids and ids above 63 included; beyond, the
-answer says whether it is proved.
+Exact for every input up to `BITSET_LIMIT` nodes in play, sparse ids and ids above 63 included.
+Beyond, the answer states whether it is proved.
 
 Why this is exact: kubelet keeps the smaller of two merged candidates under a strict total order
 (docs/knowledge/topology-merge.md#theorem-1), so only the *set* of reachable candidates matters.
@@ -13,9 +11,10 @@ fittest intersection of one mask from each, inside the window of nodes that all 
 (docs/knowledge/topology-merge.md#lemma-b).
 
 Which strategy when: lists that bind phase 1 are intersected as sets of masks, and one preferred
-node is looked up node by node, on any machine. Else up to `BITSET_LIMIT` nodes in play (common to
-all for phase 1, in the window for phase 2) `exact` decides, beyond `beyond_bitset`. The search of
-the latter goes first on 10 to 16 nodes, with a small budget, where all rules combine freely.
+node is looked up node by node, on any machine. Otherwise up to `BITSET_LIMIT` nodes in play (common
+to all for phase 1, in the window for phase 2) `exact` decides, and beyond that `beyond_bitset`. The
+search of the latter goes first on 10 to 16 nodes, with a small budget, where all rules combine
+freely.
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/{policy,policy_*}.go.
 """
 
@@ -42,14 +41,14 @@ Opinion = HintRule | Sequence[Hint] | None
 
 # Alternatives named in an answer at most.
 _TIED_SHOWN = 8
-# Up to so many nodes a bitset is a few machine words and beats any search.
+# Up to this number of nodes a bitset is a few machine words and beats any search.
 _ALWAYS_BITSET = 9
 # States that the search may look at before the bitset takes over: about 4 ms.
 _SEARCH_FIRST = 1500
 
 
 class Merged(Struct, frozen=True, kw_only=True):
-    """The merge's answer and how it came about."""
+    """The merge's answer and how it was found."""
 
     hint: Hint
     is_admitted: bool
@@ -74,16 +73,16 @@ def merge_hints(
     distances: Distances = (),
     prefer_closest: bool = False,
 ) -> Merged:
-    """Merge one opinion a resource into the best common hint.
+    """Merge one opinion for each resource into the best common hint.
 
-    Shapes: opinions — one a resource: None for no opinion, an empty list for "cannot be satisfied";
-    distances — as for `fit_order`.
+    Shapes: opinions — one for each resource: None for no opinion, an empty list for "cannot be
+            satisfied"; distances — as for `fit_order`.
     Order: independent of the order of opinions and of hints.
-    Errors: raises nothing; a pod that the policy turns away has `is_admitted` False.
+    Errors: raises nothing. A pod that the policy refuses has `is_admitted` False.
     Cost: with n nodes in play: O(opinions x n) when one preferred node serves all; O(opinions x n x
-    2^n) bit operations up to n = 16; a bounded number of steps beyond (about 50 ms).
-    Source: kubelet 1.36 topologymanager; prefer_closest is `prefer-closest-numa-nodes`,
-    which single-numa-node ignores.
+            2^n) bit operations up to n = 16; a bounded number of steps beyond (about 50 ms).
+    Source: kubelet 1.36 topologymanager; prefer_closest is `prefer-closest-numa-nodes`, which
+            single-numa-node ignores.
 
     >>> low, both = NodeSet(0), NodeSet(0, 1)
     >>> merge_hints([[Hint(low, preferred=True), Hint(both, preferred=False)], None], both, Policy.RESTRICTED).hint
@@ -117,9 +116,9 @@ def merge_hints(
 
 
 def _single(opinion: Opinion) -> HintMasks:
-    """What counts under single-numa-node: preferred hints of one node, and having no opinion.
+    """Keep what counts under single-numa-node: preferred hints of one node, and "no opinion".
 
-    Without either, nothing will do.
+    Without either, the opinion cannot be satisfied.
     """
     if isinstance(opinion, HintRule):
         masks = (1 << node for node in positions(opinion.singles))
@@ -134,10 +133,11 @@ def _single(opinion: Opinion) -> HintMasks:
 def _preferred_by_all(
     families: Sequence[HintRule | HintMasks], whole: int, fit: Fit, *, is_closest: bool
 ) -> tuple[list[int], bool]:
-    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine;
-    and whether the first is proved the fittest.
+    """Phase 1: find masks that all prefer or have no opinion on, fittest first, clipped to the
+    machine.
 
-    Source:  docs/knowledge/topology-merge.md#phase-1.
+    Shapes: result — the masks, and whether the first is proved the fittest.
+    Source: docs/knowledge/topology-merge.md#phase-1.
     """
     binding = [family for family in families if isinstance(family, HintRule) or not family.is_wild]
     rules = [family for family in binding if isinstance(family, HintRule)]
@@ -167,8 +167,8 @@ def _preferred_by_all(
     most = _TIED_SHOWN + 1
     if len(order) <= BITSET_LIMIT:
         return fittest_common(rules, order, fit, most, is_closest=is_closest), True
-    # The masks that align-by-socket prefers besides are too many here: the
-    # narrowest ones are preferred alone.
+    # The masks that align-by-socket also prefers are too many here: only the narrowest ones are
+    # preferred.
     widths = {rule.narrowest for rule in rules}
     return (
         find_common(rules, common, widths.pop(), fit, most, is_closest=is_closest) if len(widths) == 1 else ([], True)

@@ -1,10 +1,10 @@
 """The exact strategy: all masks over the window at once, as bits of one integer.
 
-The window is what the hints of all resources have in common
-(docs/knowledge/topology-merge.md#lemma-b); up to `BITSET_LIMIT` nodes its 2^n masks fit an integer.
-What is reachable is built resource by resource. Where a resource may combine nodes freely, it is
-built from what can be left out: each resource can do without nodes worth its spare amounts, and
-what is left out together is the union of what each leaves out
+The window is the nodes that the hints of all resources have in common
+(docs/knowledge/topology-merge.md#lemma-b). Up to `BITSET_LIMIT` nodes its 2^n masks fit an integer.
+The reachable masks are built resource by resource. Where a resource may combine nodes freely, they
+are built from the nodes that can be left out: each resource can do without nodes worth its spare
+amounts, and the nodes left out together are the union of those that each leaves out
 (docs/knowledge/topology-merge.md#lemma-d).
 """
 
@@ -30,7 +30,7 @@ _SUMS_LIMIT = 512
 def fittest_common(
     rules: Sequence[HintRule], order: Sequence[int], fit: Fit, most: int, *, is_closest: bool
 ) -> list[int]:
-    """Give masks inside the nodes of `order` that all rules prefer, fittest first: those of the
+    """Return masks inside the nodes of `order` that all rules prefer, fittest first: those of the
     smallest width, `most` at most, or none.
     """
     algebra = MaskAlgebra(len(order))
@@ -49,15 +49,15 @@ def fittest_common(
 def fittest_reachable(
     families: Sequence[HintRule | HintMasks], order: Sequence[int], width: int, fit: Fit, *, is_closest: bool
 ) -> int:
-    """Give the fittest non-empty intersection of one mask from each family (bits of ids).
+    """Return the fittest non-empty intersection of one mask from each family (bits of ids).
 
-    0 when there is none.
-
-    Shapes:  order — the window's node ids, ascending; width — the target width.
-    Cost:    O(nodes x families x different amounts) operations on 2^nodes bits.
+    Shapes: order — the window's node ids, ascending; width — the target width.
+    Errors: raises InvariantError when the families have no non-empty intersection inside the
+            window.
+    Cost: O(nodes x families x different amounts) operations on 2^nodes bits.
     """
     algebra = MaskAlgebra(len(order))
-    # The costliest family goes first, where it is what is reachable as it stands.
+    # The costliest family goes first, where its masks are the reachable ones without any operation.
     steps = sorted((_Step(family, algebra, order) for family in families), key=lambda step: -step.cost)
     reached = steps[0].family.clipped(algebra, order)
     dense = [step for step in steps[1:] if step.cost > _SUMS_LIMIT]
@@ -77,7 +77,7 @@ def fittest_reachable(
 
 
 class _Step:
-    """One family to be intersected with what is reachable so far."""
+    """One family to be intersected with the masks that are reachable so far."""
 
     __slots__ = ("algebra", "amounts", "cost", "family", "order", "spare")
 
@@ -94,7 +94,7 @@ class _Step:
     def _weigh(self, rule: HintRule) -> int:
         """Count the different amounts that leaving nodes out can add up to.
 
-        Above the limit where sums do not tell.
+        Above the limit for a rule that sums do not describe.
         """
         if not rule.is_additive or not rule.is_combining:
             return _SUMS_LIMIT + 1
@@ -112,7 +112,7 @@ class _Step:
         return len(spares)
 
     def leave_out(self, without: int) -> int:
-        """Given the sets of nodes that the families so far can leave out together, give those that
+        """Turn the sets of nodes that the families so far can leave out together into those that
         all can with this one.
         """
         rule = self.family
@@ -130,8 +130,8 @@ class _Step:
         for position, amount in enumerate(self.amounts):
             if amount is None:
                 continue
-            # Each node is left out once at most, so what it adds is worked
-            # out from the levels as they were.
+            # Each node is left out once at most, so its contribution is computed from the levels as
+            # they were.
             half, having = 1 << position, algebra.having[position]
             for spare, family in tuple(levels.items()):
                 left = spare - amount
@@ -147,8 +147,8 @@ def _closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
     """The fittest of a family of masks that all have `size` positions, by distance: branch and
     bound where they are many.
 
-    Masks are walked by value, so of equally near ones the first is the right
-    one and all others can be cut.
+    Masks are walked by value, so of equally near ones the first is the fittest and all others can
+    be cut.
     """
     if layer.bit_count() <= _FEW:
         return min((unpack(mask, order) for mask in members(layer)), key=fit)
@@ -164,8 +164,9 @@ def _closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
     best: tuple[int, int] | None = None
 
     def descend(top: int, left: int, mask: int, cost: int, adds: Sequence[int]) -> None:
-        """Choose `left` more positions below `top`; `adds` is what each would cost beside those
-        chosen.
+        """Choose `left` more positions below `top`.
+
+        Shapes: adds — the cost of each position beside those chosen.
         """
         nonlocal best
         if not left:

@@ -2,7 +2,7 @@
 
 A merge is the least element of a strict total order (docs/knowledge/topology-merge.md#theorem-1),
 so neither the order of resources nor the number of times that a mask arises matters. This module
-owns that order; what is reachable is found elsewhere.
+owns that order. The reachable masks are found elsewhere.
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/{policy,numa_info}.go.
 """
 
@@ -41,8 +41,8 @@ def fit_order(nodes: NodeSet, distances: Distances = ()) -> Fit:
     Shapes: distances — a row and a column per node of `nodes`, in its order.
     Units: distances as in SLIT, 10 = local.
     Cost: of one key: O(nodes of the mask x nodes / 8) with distances, O(1) without.
-    Source: kubelet compares mean distances, the diagonal included; it does so for masks of equal
-    size only, so the integer sum orders them the same.
+    Source: kubelet compares mean distances, the diagonal included, and only for masks of equal
+            size, so the integer sum orders them the same.
     """
     if not distances:
         return lambda mask: (mask.bit_count(), 0, mask)

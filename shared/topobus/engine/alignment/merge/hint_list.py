@@ -1,8 +1,8 @@
-"""A list of hints as the merge works on it: what kubelet would be told of a resource, hint by hint.
+"""A list of hints as the merge works on it: the hints of a resource that kubelet would receive.
 
-Lists come from device services that have hints of their own, and from whoever replays kubelet. A
-hint without nodes is "no opinion" where it is preferred and "cannot be satisfied" where it is not;
-either leaves every node in play.
+Lists come from device services that have hints of their own, and from replays of kubelet's
+decisions. A hint without nodes is "no opinion" where it is preferred and "cannot be satisfied"
+where it is not. Either leaves every node in play.
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/policy.go.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["HintMasks"]
 
 
 class HintMasks:
-    """A list of hints, taken apart. Immutable; it answers what a `HintRule` answers."""
+    """A list of hints, taken apart, with the properties of a `HintRule`. Immutable."""
 
     __slots__ = ("is_empty", "is_open", "is_wild", "masks", "preferred", "reach", "width")
 

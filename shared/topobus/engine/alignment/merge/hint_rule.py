@@ -1,13 +1,13 @@
-"""Hints as a rule instead of a list: how much of a resource is where, and how much is wanted.
+"""Hints as a rule instead of a list: how much of a resource each node has, and how much is wanted.
 
-A list of hints has up to 2^n - 1 entries; the rule behind it is a handful of numbers, and
-everything the merge needs follows from it: whether a mask is a hint, how narrow hints can be, how
-narrow the capacity allows, and all hints inside a set of nodes as one bitset.
+A list of hints has up to 2^n - 1 entries. The rule behind it is a handful of numbers, from which
+everything that the merge needs can be computed: whether a mask is a hint, how narrow hints can be,
+how narrow the capacity allows, and all hints inside a set of nodes as one bitset.
 
 The masks of a rule are the sets of *combinable* nodes that hold enough (they only get more with
-width), and a few *extras* besides. CPUs and devices have no extras; memory has them for nodes that
+width), and a few *extras* besides. CPUs and devices have no extras. Memory has them for nodes that
 hold something already (docs/knowledge/topology-merge.md#lemma-c). Memory asks for several kinds at
-once: their amounts lie side by side in one integer, a lane each, with one bit above every lane but
+once: their amounts are side by side in one integer, a lane each, with one bit above every lane but
 the last that shows where a subtraction went below zero.
 """
 
@@ -27,8 +27,8 @@ from topobus.values.idset import NodeSet
 
 __all__ = ["HintRule", "Unit", "list_hints", "sample_hints"]
 
-# Sets of nodes of one size that are tried beyond BITSET_LIMIT, where sums do not tell the narrowest
-# one; then a greedy choice decides.
+# Sets of nodes of one size that are tried beyond BITSET_LIMIT, where sums do not give the narrowest
+# one. After them a greedy choice decides.
 _TRIES = 20_000
 # Sets listed beyond BITSET_LIMIT at most: kubelet's own list would have 2^17 and more.
 _LISTED = 100_000
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 class _lazy(cached_property[T]):  # noqa: N801
     """A `cached_property` without the lock that Python 3.11 takes each time one is made (3.12 has
-    none): it costs as much as most of what is made here.
+    none): the lock costs as much as most of what is computed here.
     """
 
     @overload
@@ -108,8 +108,8 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return sum(1 << self.lane_bits * lane - 1 for lane in range(1, self.kinds))
 
     def spare_of(self, amount: int) -> int:
-        """What is left of an amount after the request, guards set; `is_left` says whether that is
-        anything.
+        """What is left of an amount after the request, guards set. `is_left` tests whether it is
+        negative.
         """
         return (amount | self.guards) - self.request
 
@@ -118,7 +118,7 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return spare >= 0 and spare & self.guards == self.guards
 
     def lanes(self, amount: int) -> list[int]:
-        """An amount by kind; guards are dropped."""
+        """An amount by kind, without guards."""
         if self.kinds == 1:
             return [amount]
         lane = (1 << self.lane_bits - 1) - 1
@@ -140,8 +140,8 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
 
     @_lazy
     def is_additive(self) -> bool:
-        """Say whether every unit and every must is on one node: then sums over nodes are all there
-        is to combinations.
+        """Say whether every unit and every must is on one node, so that sums over nodes describe
+        all combinations.
         """
         if self.least > 1 or any(must & (must - 1) for must in self.musts):
             return False
@@ -217,7 +217,7 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
 
     @_lazy
     def width(self) -> int | None:
-        """The fewest nodes of any hint; None when there is none."""
+        """The fewest nodes of any hint. None when there is none."""
         if not self.extras:
             return self.combination_width
         widths = [mask.bit_count() for mask in self.extras]
@@ -225,7 +225,7 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
 
     @_lazy
     def combination_width(self) -> int | None:
-        """The fewest nodes of any combination; None when there is none."""
+        """The fewest nodes of any combination. None when there is none."""
         among = self.nodes
         inside = [(where, unit.free) for unit in self.units if (where := unit.where & among) and unit.free]
         return self._fewest(inside, among, self.musts, self.least)
@@ -275,8 +275,8 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return family & self.inside(algebra, order) if family else 0
 
     def _combinations(self, algebra: MaskAlgebra, order: Sequence[int], within: int, outside: int) -> int:
-        """Combinations of the nodes `within`, given that all nodes
-        `outside` are in them besides.
+        """Combinations of the nodes `within`, given that all nodes `outside` are in them as
+        well.
         """
         if not self.is_combining:
             return 0
@@ -297,7 +297,7 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return family
 
     def _enough(self, algebra: MaskAlgebra, units: Sequence[tuple[int, int]], request: int, base: int) -> int:
-        """Masks over positions that touch enough of every kind, given what there is besides."""
+        """Masks over positions that touch enough of every kind, given a base amount."""
         if self.kinds == 1:
             return algebra.at_least(units, request - base)
         split = [(where, self.lanes(amount)) for where, amount in units]
@@ -309,7 +309,7 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
     def _fewest(self, inside: Sequence[tuple[int, int]], among: int, musts: Sequence[int], least: int) -> int | None:
         """The fewest of these nodes that touch enough of every kind and all musts.
 
-        None when all of them do not.
+        None when even all of them do not.
         """
         have = sum([amount for _, amount in inside])
         if (
@@ -341,8 +341,8 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         return self._fewest_by_trying(bound, order, inside, by_node, musts)
 
     def _fewest_of_kind(self, kind: int, by_node: dict[int, int], forced: set[int]) -> int:
-        """The fewest nodes for one kind alone, counted as if units on several nodes were on each:
-        no set of fewer nodes can do.
+        """The fewest nodes for one kind alone, counted as if units on several nodes were on each,
+        so no set of fewer nodes is enough.
         """
         rows = {node: self.lanes(amount)[kind] for node, amount in by_node.items()} if self.kinds > 1 else by_node
         left = self.lanes(self.request)[kind]
@@ -365,8 +365,8 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
         by_node: dict[int, int],
         musts: Sequence[int],
     ) -> int:
-        """More nodes than a bitset holds, and sums that do not tell: a greedy choice, else all sets
-        of a size where they are few enough.
+        """Find the fewest nodes where there are more than a bitset holds and sums do not decide: by
+        a greedy choice, or by all sets of a size where they are few enough.
         """
         wanted = self.lanes(self.request)
         amounts = {node: self.lanes(by_node.get(1 << node, 0)) for node in order}
@@ -408,7 +408,7 @@ def list_hints(rule: HintRule) -> tuple[Hint, ...]:
 
 
 def sample_hints(rule: HintRule, limit: int) -> tuple[tuple[Hint, ...], int]:
-    """Give the first hints of kubelet's list, and at most how many there are beyond.
+    """Return the first hints of kubelet's list, and at most how many there are beyond.
 
     Cheap on any machine.
     """
@@ -429,7 +429,7 @@ def _hints(rule: HintRule, masks: Iterator[int] | Sequence[int] | set[int]) -> t
 def _narrow_combinations(rule: HintRule) -> Iterator[int]:
     """Walk combinations by size, then by ids.
 
-    0 for each that does not hold enough, so that whoever stops early counts tries.
+    0 for each that does not hold enough, so that a caller that stops early counts tries.
     """
     if not rule.is_combining:
         return

@@ -1,9 +1,9 @@
-"""Families of masks as one integer: bit m says whether mask m is in the family, so a family over n
+"""Families of masks as one integer: bit m is set when mask m is in the family, so a family over n
 nodes has 2^n bits.
 
-One operation on such an integer treats all masks at once, which is what makes the merge fast
-in plain Python: 16 nodes are 8 KiB an operation. Masks here are over positions 0..n-1; who
-calls maps node ids to positions.
+One operation on such an integer treats all masks at once, which makes the merge fast in plain
+Python: 16 nodes are 8 KiB per operation. Masks here are over positions 0..n-1, and the caller maps
+node ids to positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BITSET_LIMIT = 16
 
 
 class MaskAlgebra:
-    """All masks over n positions, with the patterns that the operations need. Made per merge.
+    """All masks over n positions, with the patterns that the operations need. Made for each merge.
 
     Immutable.
     """
@@ -49,8 +49,8 @@ class MaskAlgebra:
     def at_least(self, units: Sequence[tuple[int, int]], need: int) -> int:
         """The family of masks that touch units worth `need` in total.
 
-        Shapes: units — (positions as a mask, amount); a unit counts once when the
-        mask has any of its positions.
+        Shapes: units — (positions as a mask, amount). A unit counts once when the mask has any of
+                its positions.
         Cost: bit-sliced addition: units x log(amounts) operations on the family.
         """
         if need <= 0:
@@ -84,7 +84,7 @@ class MaskAlgebra:
         return family
 
     def with_position(self, family: int, position: int) -> int:
-        """Every mask of the family, with this position put in."""
+        """Every mask of the family, with this position added."""
         half = 1 << position
         return (family & self.having[position]) | ((family & ~self.having[position]) << half)
 
@@ -139,14 +139,12 @@ def members(family: int) -> Iterator[int]:
 
 
 def positions(bits: int) -> tuple[int, ...]:
-    """Ids in a bitset, ascending: the place of an id in the tuple is its
-    position in packed masks.
-    """
+    """Ids in a bitset, ascending: an id's index in the tuple is its position in packed masks."""
     return tuple(ids_of_bits(bits))
 
 
 def pack(bits: int, order: Sequence[int]) -> int:
-    """Turn bits of ids into bits of positions; ids that have no position are dropped.
+    """Turn bits of ids into bits of positions. Ids without a position are dropped.
 
     >>> pack(1 << 70 | 1 << 3 | 1 << 2, (3, 70)) == 0b11
     True

@@ -1,5 +1,5 @@
-"""List every set of NUMA nodes that a policy would admit, not only the one that the merge takes:
-what the planner chooses from.
+"""List every set of NUMA nodes that a policy would admit, not only the one that the merge takes, so
+that the planner can choose from them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MOST = 4096
 
 
 def preferred_hints(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, fit: Fit) -> tuple[list[Hint], bool]:
-    """Give all hints that every resource prefers, the fittest first, and whether these are all of
+    """Return all hints that every resource prefers, the fittest first, and whether these are all of
     them.
 
-    The first one is the merge's answer. Under single-numa-node the whole machine is
-    "no affinity", as in the merge.
+    The first one is the merge's answer. Under single-numa-node the whole machine is "no affinity",
+    as in the merge.
     """
     rules: list[HintRule] = []
     lists: list[frozenset[int]] = []

@@ -1,17 +1,17 @@
 """Find a placement where kubelet's order of containers and choices ends in a refusal: mode
 `corrected`.
 
-Flows in: what greedy could not do. Flows out: a Placement that every container's policy admits, a
-Conflict when there is none, or `GaveUp` when the budget was spent before either was known. It
-differs from kubelet in three things: a container may take any set of NUMA nodes that its resources
-prefer, not only the lowest; any devices inside it, not only the best; and what an init container
-leaves may be used again but need not be (k/k 123816, 110306).
+The result is a Placement that every container's policy admits, a Conflict when there is none, or
+`GaveUp` when the budget was spent before either was known. It differs from kubelet in three things.
+A container may take any set of NUMA nodes that its resources prefer, not only the lowest. It may
+take any devices inside the set, not only the best. And units that an init container leaves may be
+used again but need not be (k/k 123816, 110306).
 
 The search decides which nodes (and which domain of locality) each container gets, and leaves units
 open: whether enough is left for all is a sharing problem that `unit_sharing` solves exactly. A dead
 end goes back to the latest container that had a part in it. Units are chosen last, each container's
-best choice first, held back only as far as the containers after it need. All of it is
-deterministic; a step is one try of one container.
+best choice first, limited only as far as the containers after it need. All of it is deterministic.
+A step is one try of one container.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class _Option(Struct, frozen=True, kw_only=True):
 
 
 def search(view: NodeView, task: PlacementTask, conflict: Conflict, steps: Steps) -> Placement | Conflict | GaveUp:
-    """Look for another way to place what greedy refused with `conflict`."""
+    """Look for another way to place what greedy planning refused with `conflict`."""
     available = NodeAvailability(view)
     for group in () if task.is_pod else groups_of(task):
         alone = place_greedily(available.fork(), structs.replace(task, demands=group))
         if isinstance(alone, Conflict):
-            # What cannot be had alone cannot be had in company.
+            # A container that cannot be placed alone cannot be placed with others.
             return alone
     if len(task.demands) < 2:
         return conflict
@@ -116,7 +116,7 @@ def search(view: NodeView, task: PlacementTask, conflict: Conflict, steps: Steps
 
 
 class _Search:
-    """One search: options of each group, what is chosen so far, and the budget."""
+    """One search: options of each group, the choices so far, and the budget."""
 
     def __init__(self, available: NodeAvailability, task: PlacementTask, steps: Steps) -> None:
         self.available = available
@@ -139,14 +139,14 @@ class _Search:
         self.start = {name: self._available(available, name) for name in (*self.names, CPU_CLASS)}
 
     def run(self) -> list[ContainerPlacement] | None:
-        """Search; None when nothing was found."""
+        """Search. None when nothing was found."""
         self._descend(0)
         return self.found
 
     def _descend(self, depth: int) -> set[int]:
         """Choose for the group at this depth and below.
 
-        Give the groups that had a part in the failure.
+        Return the groups that had a part in the failure.
         """
         if depth == len(self.order):
             self._take_all()
@@ -262,7 +262,7 @@ class _Search:
         return any(key.startswith(f"{device_class}/") for key in self.available.view.custom_hints)
 
     def _twin(self, depth: int) -> int | None:
-        """The group before that wants exactly the same."""
+        """The earlier group that wants exactly the same."""
         if depth == 0:
             return None
         (demand, *more), other = self.groups[self.order[depth]], self.groups[self.order[depth - 1]]
@@ -293,9 +293,9 @@ class _Search:
         return [(option.allowed.get(resource, 0) & ~apart, device_demand.any_count), (named, len(device_demand.names))]
 
     def _clash(self, group: int) -> set[int] | None:
-        """Say who cannot have enough together with this group.
+        """Return the groups that cannot have enough together with this group.
 
-        None when all that are chosen can.
+        None when all groups chosen so far can.
         """
         places = {demand.place for demand in self.groups[group]}
         for clique in self.cliques:
@@ -347,8 +347,10 @@ class _Search:
     def _try(
         self, position: int, available: NodeAvailability, option: _Option, limits: Mapping[str, int]
     ) -> tuple[dict[int, ContainerPlacement] | None, set[str]]:
-        """Take one container's units within limits and all after it; or say of what too little
-        would be left for those.
+        """Take one container's units within limits, and then those of all containers after it.
+
+        Shapes: result — the placements, None when that fails; and the resources of which too little
+                would be left for the containers after it.
         """
         demand = self.task.demands[position]
         if not self._step():
@@ -403,8 +405,8 @@ class _Search:
         """Limit these resources to units that leave enough for all that run together with the
         container.
 
-        There always are: for the first container `_clash` has found that all can have enough, for
-        each other one `_short` has, when those before it were taken.
+        Such units always exist: for the first container `_clash` has found that all can have
+        enough, and for each later one `_short` has, when those before it were taken.
         """
         demand = self.task.demands[position]
         limits = dict(option.allowed)
@@ -421,7 +423,7 @@ class _Search:
         return limits
 
     def _all_shares(self, position: int, available: NodeAvailability, option: _Option) -> Iterator[dict[str, int]]:
-        """Every way to take a container's units by kind, a kind being units that the same
+        """Every way to take a container's units by kind. A kind is the units that the same
         containers may use.
         """
         demand = self.task.demands[position]
@@ -437,8 +439,8 @@ class _Search:
             yield {**option.allowed, **dict(zip(resources, chosen, strict=True))}
 
     def _pick(self, available: NodeAvailability, resource: str, parts: Mapping[int, int]) -> int:
-        """So many units of each kind: what can be used again first, then whole cores, then the
-        first by name.
+        """Pick the given number of units of each kind: first those that can be used again, then
+        whole cores, then the first by name.
         """
         bits = 0
         for kind, count in sorted(parts.items()):

@@ -1,10 +1,9 @@
 """A pod's claims and the pod itself, aligned together: the claims' devices count as wanted by name
 by the containers that use them.
 
-Flows in: a view in which the claims hold their devices, and a request that names the claims. Flows
-out: the same as if the pod had asked for exactly these devices and nobody held them; and from the
-placement of that, what is the pod's own. So there is one engine and one set of rules for devices of
-claims and of pods, and without claims nothing here runs.
+The plan is the same as if the pod had asked for exactly these devices and they were free. The pod's
+own share is then taken from the placement. So there is one engine and one set of rules for devices
+of claims and of pods, and without claims nothing here runs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["join_claims", "leave_claims", "with_claim_held"]
 
 
 def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodRequest]:
-    """Hand the claims' devices to the containers that use them: the view without these claims, and
+    """Give the claims' devices to the containers that use them: the view without these claims, and
     the request with their devices by name.
 
     A claim that several containers use is aligned with the first of them. One that none uses counts
@@ -42,7 +41,7 @@ def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodReque
 
 
 def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> Placement:
-    """Take what the claims hold out of a placement: they hold it already.
+    """Remove the claims' devices from a placement, because the claims hold them already.
 
     The placement's NUMA nodes and reasons still count it.
     """
@@ -59,10 +58,10 @@ def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> P
 
 
 def with_claim_held(view: NodeView, owner_key: str, devices: dict[str, tuple[str, ...]], cpus: CpuSet) -> NodeView:
-    """Give the same node when a claim holds these devices, too: what will be once it is allocated.
+    """Return the view as it will be once a claim holds these devices as well.
 
-    Shapes: owner_key — as in `Owner.key`; devices — class to names
-    without CPUs, which come as `cpus`.
+    Shapes: owner_key — as in `Owner.key`; devices — class to names without CPUs, which come as
+            `cpus`.
     """
     held = {name: dict(owners) for name, owners in view.held_devices.items()}
     for name, names in devices.items():

@@ -1,10 +1,8 @@
-"""Devices that a pod gets by a claim only, never by count: those that several may hold, and those
-that can exclude each other.
+"""Devices that a pod gets by a claim only, never by count: those that several owners may hold, and
+those that can exclude each other.
 
-Flows in: a NodeView and a request, by class. Flows out: the view without such devices
-unless the request names them, and why named ones cannot be had besides what is held.
-Whoever chooses by count (this planner, kubelet's device plugin) counts devices; counters
-and shares are a claim's to ask for.
+A planner or kubelet's device plugin that chooses by count only counts devices. Counters and shares
+are available only to claims.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _Facts = dict[str, str | int | float | bool | tuple[str, ...]]
 
 
 def claims_only(devices: Iterable[Device], counter_sets: Sequence[CounterSet]) -> frozenset[str]:
-    """Name the devices of a class that nobody can be given by count.
+    """Name the devices of a class that cannot be requested by count.
 
     >>> claims_only([Device(name="a", device_class="nic"), Device(name="b", device_class="nic", allows_multiple=True)], ())
     frozenset({'b'})
@@ -44,7 +42,9 @@ def claims_only(devices: Iterable[Device], counter_sets: Sequence[CounterSet]) -
 
 
 def by_count(view: NodeView, request: PodRequest) -> NodeView:
-    """Give the view that devices are counted and chosen in; what the request names stays."""
+    """Return the view in which devices are counted and chosen. Devices that the request names stay
+    in it.
+    """
     hidden = _hidden(view)
     if not any(hidden.values()):
         return view
@@ -59,8 +59,8 @@ def by_count(view: NodeView, request: PodRequest) -> NodeView:
 
 
 def share_faults(view: NodeView, request: PodRequest) -> list[Reason]:
-    """List why devices that a request names cannot be had: a counter is short, or a share is wanted
-    of what is held whole, not shared or not well.
+    """List why devices that a request names are not available: a counter is short, or a share is
+    wanted of a device that is held whole, not shared or unhealthy.
     """
     whole, shares = _names(request, ("whole",)), _names(request, ("share",))
     reasons = capacity_shortages(view, _amounts(request), view.held_shares)
@@ -101,10 +101,10 @@ def share_faults(view: NodeView, request: PodRequest) -> list[Reason]:
 
 
 def shortages(view: NodeView, wanted: Mapping[str, Iterable[str]]) -> list[Reason]:
-    """List the counters that are short when these devices (class to names) are held besides what is
-    held.
+    """List the counters that are short when these devices (class to names) are held in addition to
+    the present ones.
 
-    One a class.
+    One for each class.
     """
     reasons: list[Reason] = []
     for device_class, names in sorted(wanted.items()):
@@ -138,10 +138,10 @@ def capacity_shortages(
     wanted: Mapping[str, Mapping[str, HeldShare]],
     held: Mapping[str, Mapping[str, Mapping[str, HeldShare]]],
 ) -> list[Reason]:
-    """List the shared devices that have too little left; one reason a device.
+    """List the shared devices that have too little left, one reason for each device.
 
-    Shapes: wanted — class to device to what is wanted of it; held — class to device to
-    owner key to what others have.
+    Shapes: wanted — class to device to the share wanted of it; held — class to device to owner key
+            to the share that the owner has.
     """
     reasons: list[Reason] = []
     for device_class, shares in sorted(wanted.items()):
@@ -167,8 +167,8 @@ def capacity_shortages(
 
 
 def explain_claims_only(view: NodeView, request: PodRequest, refusal: Refusal) -> Refusal:
-    """Add to a refusal that devices of a class that was asked for by
-    count can be had by a claim.
+    """Add to a refusal that devices of a class that was requested by count are available to a
+    claim.
     """
     asked = {
         device.device_class for container in request.containers for device in container.devices if not device.names
@@ -196,8 +196,8 @@ def _hidden(view: NodeView) -> dict[str, frozenset[str]]:
 
 
 def _names(request: PodRequest, kinds: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """List what a request names, by class: devices that it holds whole,
-    by share, or only looks at.
+    """List the devices that a request names, by class: those that it holds whole, by share, or only
+    accesses.
     """
     named: dict[str, list[str]] = {}
     for container in request.containers:
@@ -209,7 +209,7 @@ def _names(request: PodRequest, kinds: Sequence[str]) -> dict[str, tuple[str, ..
 
 
 def _amounts(request: PodRequest) -> dict[str, dict[str, HeldShare]]:
-    """Add up how much a request names of shared devices."""
+    """Add up how much a request wants of the shared devices that it names."""
     wanted: dict[str, dict[str, dict[str, int]]] = {}
     for container in request.containers:
         for device in container.devices:

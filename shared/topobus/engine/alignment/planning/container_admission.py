@@ -1,8 +1,8 @@
 """Admit one container (or a pod's totals) into what is free: hints, their merge by the policy, and
-what is taken, with the reasons for each.
+the units taken, with the reasons for each.
 
-Flows in: what is available, a demand, the policy. Flows out: an `Aligned` and then a
-ContainerPlacement, or the Conflict that says why not.
+`align` returns an `Aligned` and `fill` a ContainerPlacement. Either may return the Conflict that
+explains why not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Aligned:
     def records(self) -> tuple[HintList, ...]:
         """The hints for the record.
 
-        Made when first asked for, since a search tries many that come to nothing.
+        Made when first asked for, since a search tries many alignments that fail.
         """
         if self._records is None:
             self._records = tuple(resource_hints.record() for resource_hints in self._lists)
@@ -48,7 +48,9 @@ class Aligned:
 
 
 def align(available: NodeAvailability, demand: ContainerDemand, policy: Policy, *, is_pod: bool) -> Aligned | Conflict:
-    """Merge what all resources of a demand say about NUMA nodes, or say why it cannot be met."""
+    """Merge the opinions of all resources of a demand about NUMA nodes, or explain why it cannot be
+    met.
+    """
     faults = demand_faults(available, demand)
     if faults:
         return Conflict(demand=demand, reasons=tuple(faults))
@@ -67,7 +69,10 @@ def align(available: NodeAvailability, demand: ContainerDemand, policy: Policy, 
 
 
 def fill(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned) -> ContainerPlacement | Conflict:
-    """Take what a container demands, inside the alignment first. Updates what is available."""
+    """Take what a container demands, inside the alignment first.
+
+    It updates `available`.
+    """
     faults = demand_faults(available, demand)
     if faults:
         return Conflict(demand=demand, reasons=tuple(faults))
@@ -155,8 +160,8 @@ def _why(
 
 
 def _why_outside(available: NodeAvailability, device_class: str, names: Sequence[str], hint: Hint) -> str:
-    """Say why devices are outside the alignment: the machine does not tell their node, or too few
-    are inside.
+    """Explain why devices are outside the alignment: their NUMA node is unknown, or too few are
+    inside.
     """
     devices = available.devices[device_class]
     unknown = [name for name in names if devices[name].numa_nodes is None]

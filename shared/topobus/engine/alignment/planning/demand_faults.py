@@ -1,8 +1,7 @@
-"""What makes a demand impossible whatever the alignment: unknown things, held or sick ones, too
-few.
+"""Faults that make a demand impossible whatever the alignment: devices that are unknown, held or
+unhealthy, or fewer than wanted.
 
-Flows in: what is free, and what one container (or a pod in total) asks for. Flows out: one reason
-for each fault, with stable codes; none when the demand may be met. Nothing is taken here.
+One reason for each fault, with stable codes. Nothing is taken here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ __all__ = ["demand_faults"]
 
 
 def demand_faults(available: NodeAvailability, demand: ContainerDemand) -> list[Reason]:
-    """List what makes a demand impossible whatever the alignment; empty when nothing does."""
+    """List the faults that make a demand impossible whatever the alignment. Empty when there is
+    none.
+    """
     unheard = available.view.unheard_classes
     reasons = [_unheard(demand, name, unheard[name]) for name in sorted(_wanted(demand) & unheard.keys())]
     if CPU_CLASS not in unheard:
@@ -109,7 +110,7 @@ def _cpu_faults(available: NodeAvailability, demand: ContainerDemand) -> Iterabl
 
 
 def _nobody_offers(view: NodeView, resource: str) -> str:
-    """Say that no service here has a resource, and who has something like it."""
+    """Explain that no service here has a resource, and which class has a similar one."""
     lacking = f"no device service on this node offers {resource}"
     if resource.startswith(CLASS_RESOURCE_PREFIX):
         name = resource.removeprefix(CLASS_RESOURCE_PREFIX)
@@ -181,7 +182,7 @@ def _too_few(
     of_class = available.devices[device_demand.device_class]
     held_names = available.view.held_devices.get(device_demand.device_class, {}).keys() & of_class.keys()
     held = len(held_names)
-    # What is held and sick is held: each device is counted once.
+    # A device that is held and unhealthy counts as held: each device is counted once.
     others = [
         device for name, device in sorted(of_class.items()) if name not in held_names and not device.is_allocatable
     ]
@@ -206,14 +207,14 @@ def _too_few(
 
 
 def _own_part(own: Mapping[str, int]) -> str:
-    """Say what other containers of the same pod keep, sidecars above all."""
+    """List what other containers of the same pod keep, sidecars above all."""
     return "".join(f", {count} with container {name!r} of this pod" for name, count in sorted(own.items()))
 
 
 def _wanted(demand: ContainerDemand) -> set[str]:
-    """Classes of which something is to be held.
+    """Return the classes of which devices are to be held.
 
-    What is only shared needs no answer of its service.
+    A class that is only accessed with admin access needs no answer of its service.
     """
     cpus = {CPU_CLASS} if demand.cpus or demand.named_cpus else set()
     return cpus | {device.device_class for device in demand.devices if device.count}

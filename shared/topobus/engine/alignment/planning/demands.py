@@ -1,7 +1,7 @@
 """What a pod demands, checked and put in the order in which kubelet admits containers.
 
-Flows in: the request as it came. Flows out: one `ContainerDemand` a container, or a Refusal that
-names every fault. Nothing about the node is looked at here.
+The result is one `ContainerDemand` for each container, or a Refusal that names every fault. Nothing
+about the node is considered here.
 Source: kubelet's order (init containers and sidecars as listed, then app containers); pod totals as
 in k8s.io/component-helpers/resource PodLimits.
 """
@@ -21,7 +21,7 @@ __all__ = ["ContainerDemand", "DeviceDemand", "pod_total", "read_demands"]
 
 
 class DeviceDemand(Struct, frozen=True, kw_only=True):
-    """So many devices of one class, some of them by name."""
+    """A number of devices of one class, some of them by name."""
 
     device_class: str
     any_count: int = 0
@@ -39,15 +39,16 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
 
     @property
     def spoken_for(self) -> set[str]:
-        """Devices that are no choice for the rest: wanted by name, or only looked at (what is
-        looked at is not held, so it must not be chosen, too).
+        """Devices that may not be chosen for the rest: those wanted by name, and those with admin
+        access, which are not held but must not be chosen either.
         """
         return {*self.names, *self.shared}
 
 
 class ContainerDemand(Struct, frozen=True, kw_only=True):
-    """What one container asks for (or, without a name, a pod in total),
-    in the order of admission.
+    """The demand of one container (or, without a name, of a whole pod).
+
+    Demands are in the order of admission.
     """
 
     name: str
@@ -63,14 +64,14 @@ class ContainerDemand(Struct, frozen=True, kw_only=True):
     """Kind to bytes, of what is wanted at all."""
 
     def of_class(self, device_class: str) -> DeviceDemand:
-        """What is wanted of a class; zero when nothing is."""
+        """The demand for a class, zero when there is none."""
         return next(
             (device for device in self.devices if device.device_class == device_class),
             DeviceDemand(device_class=device_class),
         )
 
     def unmet(self, code: str, message: str, resource: str, **facts: str | int) -> Reason:
-        """Make the reason why this cannot be had; the message says whose demand it is."""
+        """Make the reason why this cannot be met. The message names the container or the pod."""
         who = f"container {self.name!r}" if self.name else "the pod"
         return Reason(
             code=code, message=f"{who}: {message}", facts={"container": self.name, "resource": resource, **facts}
@@ -220,7 +221,7 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
 
 
 def _memory(container: ContainerRequest) -> dict[str, int]:
-    """What the memory policy speaks of.
+    """Return the memory that the memory policy handles.
 
     As in kubelet, only for containers whose memory is guaranteed.
     """

@@ -1,10 +1,9 @@
-"""Place a pod as kubelet would: container after container in its order, the best for each, and no
-way back.
+"""Place a pod as kubelet would: container after container in its order, the best for each, without
+backtracking.
 
-Flows in: what is available and what is demanded. Flows out: a Placement or the first Conflict.
-kubelet knows no locality below NUMA nodes; where a pod asks for some, each container (with
-scope pod: the pod) is tried in every domain of that level, and the one with the best hint wins,
-then the one left with least free.
+kubelet has no locality below NUMA nodes. Where a pod asks for some, each container (with scope pod:
+the pod) is tried in every domain of that level, and the one with the best hint wins, then the one
+left with least free.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class PlacementTask(Struct, frozen=True, kw_only=True):
 
 
 def place_greedily(available: NodeAvailability, task: PlacementTask) -> Placement | Conflict:
-    """Place all containers, or give the conflict of the first that fails.
+    """Place all containers, or return the conflict of the first that fails.
 
-    Updates what is available.
+    It updates `available`.
 
-    Order: containers in the order of the task; nothing is taken back.
-    Cost: one merge and one choice a container; with a locality one of
-    each for every domain of the tier.
+    Order: containers in the order of the task. Nothing is undone.
+    Cost: one merge and one choice for each container. With a locality one of each for every domain
+            of the tier.
     Source: kubelet 1.36 cm/topologymanager/scope_{container,pod}.go.
     """
     placed: dict[int, ContainerPlacement] = {}
@@ -60,14 +59,14 @@ def place_greedily(available: NodeAvailability, task: PlacementTask) -> Placemen
 
 
 def groups_of(task: PlacementTask) -> list[tuple[ContainerDemand, ...]]:
-    """List the containers that are aligned together: all of them in scope
-    pod, else each by itself.
+    """List the containers that are aligned together: all of them in scope pod, else each by
+    itself.
     """
     return [task.demands] if task.is_pod else [(demand,) for demand in task.demands]
 
 
 def total_of(task: PlacementTask, group: Sequence[ContainerDemand]) -> ContainerDemand:
-    """Give what a group demands in total."""
+    """Return what a group demands in total."""
     return pod_total(group) if task.is_pod else group[0]
 
 
@@ -81,7 +80,7 @@ def tiers_of(
 
 
 def locality_reason(task: PlacementTask, domain: Domain | None, tier: int) -> Reason | None:
-    """Say which locality was met, and which soft one was not."""
+    """Report which locality was met, and which soft one was not."""
     if not task.locality or (domain is None and tier == 0):
         return None
     soft = [locality for locality in task.locality if not locality.is_hard]
@@ -153,8 +152,8 @@ def _within(available: NodeAvailability, domain: Domain | None) -> NodeAvailabil
 def _rank(
     fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequence[ContainerPlacement]
 ) -> tuple[object, ...]:
-    """The better hint, then the fuller domain: what is left whole
-    elsewhere can be asked for later.
+    """Rank by the better hint, then the fuller domain, so that other domains stay whole for later
+    requests.
     """
     hint = placed[0].alignment
     nodes = hint.nodes

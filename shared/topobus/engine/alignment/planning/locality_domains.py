@@ -1,10 +1,9 @@
 """Domains of locality: what lies within one PCIe switch, NUMA node, socket, L3 cache or group of
 linked devices.
 
-Flows in: what is where on a node, what a container demands, the locality it asked for.
-Flows out: limits to plan within, in tiers: first those that keep every soft wish, last
-those that keep only what is hard. What is not known is in no domain; on a machine with one
-NUMA node all is on that node.
+The domains are limits to plan within, in tiers: first those that keep every soft wish, last those
+that keep only what is hard. A device whose place is unknown is in no domain. On a machine with one
+NUMA node everything is on that node.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ _MOST = 512
 
 
 class Domain(Struct, frozen=True, kw_only=True):
-    """One place and what is in it. None and absent classes are not bound by it."""
+    """One place and the units in it. CPUs that are None, and absent classes, are not limited by
+    it.
+    """
 
     key: str
     cpus: CpuSet | None = None
@@ -36,7 +37,7 @@ class Domain(Struct, frozen=True, kw_only=True):
 
 
 class LocalityTopology(Struct, frozen=True, kw_only=True):
-    """What is where on a node."""
+    """The place of each CPU and device of a node."""
 
     devices: Mapping[str, Mapping[str, Device]]
     sites: Callable[[str], Mapping[str, Site]]
@@ -55,7 +56,7 @@ class LocalityTopology(Struct, frozen=True, kw_only=True):
     def nodes_of(self, device: Device) -> NodeSet:
         """NUMA nodes that a device is local to.
 
-        None when the machine does not tell and has several.
+        Empty when they are unknown and the machine has several.
         """
         return device.numa_nodes or (self.nodes if len(self.nodes) <= 1 else NodeSet())
 
@@ -63,14 +64,14 @@ class LocalityTopology(Struct, frozen=True, kw_only=True):
 def tiers(
     topology: LocalityTopology, demand: ContainerDemand, localities: Sequence[Locality]
 ) -> list[list[Domain | None]]:
-    """List the domains to plan within, the most local tier first; None is the whole node.
+    """List the domains to plan within, the most local tier first. None is the whole node.
 
-    Shapes: demand — whose classes must find links in a domain of linked devices; localities
-    — as asked, the most important soft one first. Result:  one list a tier: all soft
-    localities kept, then one less each time, at last the hard ones alone. A list is empty
-    when the node has no such place.
+    Shapes: demand — whose classes must find links in a domain of linked devices; localities — as
+            asked, the most important soft one first.
+    Result: one list for each tier: all soft localities kept, then one less each time, at last the
+            hard ones alone. A list is empty when the node has no such place.
     Errors: raises nothing.
-    Cost: at most 512 domains a tier.
+    Cost: at most 512 domains for each tier.
     """
     hard = [locality for locality in localities if locality.is_hard]
     soft = [locality for locality in localities if not locality.is_hard]
@@ -118,8 +119,8 @@ def _of_level(topology: LocalityTopology, demand: ContainerDemand, level: Locali
         name, units = ("socket", topology.by_socket) if level is LocalityLevel.SOCKET else ("L3 cache", topology.by_l3)
         for unit, bits in sorted(units.items()):
             nodes = NodeSet.of(node for node, cpus in topology.by_numa.items() if cpus & bits)
-            # Without an L3 of its own a CPU stands under an id below zero, which is its socket's:
-            # not a cache that anybody knows.
+            # A CPU without an L3 of its own has a negative unit, which is its socket's and no real
+            # cache.
             if unit >= 0:
                 rows.append(
                     (
@@ -165,7 +166,7 @@ def _switches(topology: LocalityTopology) -> list[Domain]:
 def _linked(topology: LocalityTopology, demand: ContainerDemand) -> list[Domain]:
     """Groups in which every device is linked with every other.
 
-    Classes that report no links are not bound.
+    Classes that report no links are not limited.
     """
     domains: list[Domain] = []
     for device in demand.devices:

@@ -1,9 +1,8 @@
-"""What is free on a node while a pod is being planned: hints come out of it, CPUs and devices are
-taken from it, one container after the other.
+"""What is free on a node while a pod is being planned: hints are computed from it, and CPUs and
+devices are taken from it, one container after the other.
 
-Flows in: a NodeView. Flows out: hint lists a container, and what it takes inside an alignment, or
-the reasons why it cannot. Reuse follows kubelet: what an init container held may be taken again by
-later containers of the same pod.
+Reuse follows kubelet: units that an init container held may be taken again by later containers of
+the same pod.
 Source: kubelet 1.36 cm/{cpumanager/policy_static,devicemanager/manager}.go.
 """
 
@@ -38,9 +37,9 @@ class NodeAvailability:
 
     A search works on forks.
 
-    Shapes: devices — class to name to device, all of them; free — class to names
-    that are healthy and not held; reusable — class to names that init containers of
-    this pod left; the same for CPUs.
+    Shapes: devices — class to name to device, all of them; free — class to names that are healthy
+            and not held; reusable — class to names that init containers of this pod left; the same
+            for CPUs.
     """
 
     def __init__(self, view: NodeView) -> None:
@@ -72,9 +71,9 @@ class NodeAvailability:
         self._sites: dict[str, dict[str, Site]] = {}
 
     def sites(self, device_class: str) -> Mapping[str, Site]:
-        """Say where the devices of a class sit; empty for a class that the node does not have.
+        """Return the places of a class's devices. Empty for a class that the node does not have.
 
-        Worked out once a plan.
+        Computed once for each plan.
         """
         if device_class not in self._sites:
             self._sites[device_class] = {
@@ -83,7 +82,9 @@ class NodeAvailability:
         return self._sites[device_class]
 
     def locality(self) -> LocalityTopology:
-        """Give what lies where on the node: the input of `locality_domains.tiers`."""
+        """Return the places of the node's CPUs and devices: the input of
+        `locality_domains.tiers`.
+        """
         topology = self.topology
         return LocalityTopology(
             devices=self.devices,
@@ -98,9 +99,9 @@ class NodeAvailability:
     def fork(
         self, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None
     ) -> NodeAvailability:
-        """Copy what is free, cut down to the limits; None and absent classes are not limited.
+        """Copy what is free, reduced to the limits. None and absent classes are not limited.
 
-        The copy changes apart from this one.
+        The copy changes independently of this one.
         """
         part = copy.copy(self)
         limits = devices or {}
@@ -119,7 +120,7 @@ class NodeAvailability:
     def absorb(
         self, fork: NodeAvailability, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None
     ) -> None:
-        """Take over what happened in a fork that was made with these limits."""
+        """Apply the changes of a fork that was made with these limits."""
         self.memory, self.own, self.own_cpus = fork.memory, fork.own, fork.own_cpus
         limits = devices or {}
         for kept, taken in ((self.free, fork.free), (self.reusable, fork.reusable)):
@@ -135,9 +136,9 @@ class NodeAvailability:
         """Collect the opinion of each resource that the demand touches, in kubelet's order: CPUs,
         devices by class, memory by kind.
 
-        Shapes: is_pod — scope pod, which starts without anything to reuse. Named CPUs and
-        devices are resources of their own.
-        Errors: raises nothing for a demand that `demand_faults` has nothing against.
+        Shapes: is_pod — scope pod, which starts without anything to reuse. Named CPUs and devices
+                are resources of their own.
+        Errors: raises nothing for a demand without `demand_faults`.
         """
         lists: list[ResourceHints] = []
         reusable_cpus = CpuSet() if is_pod else self.reusable_cpus
@@ -161,16 +162,17 @@ class NodeAvailability:
         return [*lists, *self._memory_lists(demand, is_pod=is_pod)]
 
     def take(self, demand: ContainerDemand, hint: Hint) -> ContainerAllocation | list[Reason]:
-        """Take what a container demands, inside the alignment first; the reasons when that fails.
+        """Take what a container demands, inside the alignment first, or return the reasons when
+        that fails.
 
-        Updates what is free and what may be reused.
+        It updates what is free and what may be reused.
 
         Shapes: hint — the merged one; without nodes nothing is aligned.
-        Order: memory first, since it alone may fail after a merge; devices with links before
-        others, so that these can go next to them.
+        Order: memory first, since it alone may fail after a merge. Devices with links before
+                others, so that these can go next to them.
         Source: kubelet 1.36
-        cm/{cpumanager/policy_static,devicemanager/manager,memorymanager/policy_static}.go,
-        Allocate.
+                cm/{cpumanager/policy_static,devicemanager/manager,memorymanager/policy_static}.go,
+                Allocate.
         """
         nodes = hint.nodes
         blocks = self.memory.take(demand.memory, hint, demand.kind)
@@ -258,9 +260,9 @@ class NodeAvailability:
                 yield ResourceHints(resource=device.device_class, opinion=opinion)
 
     def _memory_lists(self, demand: ContainerDemand, *, is_pod: bool) -> Iterable[ResourceHints]:
-        """One list a kind of memory, the same for all, as kubelet has it.
+        """One list for each kind of memory, the same for all, as kubelet has it.
 
-        Nothing that fits is "no opinion" there, and impossible when corrected.
+        When nothing fits, that is "no opinion" there, and impossible in mode corrected.
         """
         rule = self.memory.rule(demand.memory, is_pod=is_pod)
         if rule is not None:
@@ -275,7 +277,9 @@ class NodeAvailability:
         waiting: Iterable[DeviceDemand],
         nodes: NodeSet | None,
     ) -> list[Neighbours]:
-        """The other classes: those chosen as they are, those to come as what could be chosen."""
+        """The other classes: chosen ones as they are, later ones as the devices that could be
+        chosen.
+        """
         neighbours = [
             Neighbours(Counter(self.sites(name)[device] for device in devices), len(devices))
             for name, devices in sorted(chosen.items())
@@ -303,7 +307,7 @@ class NodeAvailability:
     ) -> tuple[Choice, tuple[str, ...]]:
         """Choose by kubelet's order: reusable ones, then aligned ones, then the rest.
 
-        The choice inside each is ours.
+        Within each group Topobus chooses.
         """
         devices, sites = self.devices[device_demand.device_class], self.sites(device_demand.device_class)
         free = [devices[name] for name in sorted(self.free[device_demand.device_class] - device_demand.spoken_for)]

@@ -1,8 +1,7 @@
 """Make the NodeView that a plan works on, out of the machine, the inventories and the ledger.
 
-Flows in: what discovery, the device services and the ledger say. Flows out: one frozen value, which
-a decision event keeps, so that the plan can be made again. A view of another state (an owner gone,
-a claim allocated, another ledger) is a new value made from it.
+A decision event keeps the view, so that the plan can be repeated. A view of another state (an owner
+gone, a claim allocated, another ledger) is a new value made from it.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def cpu_name(cpu: int) -> str:
 
 
 def cpu_of_name(name: str) -> int | None:
-    """Read a CPU device's name; None when it is not one.
+    """Read a CPU device's name. None when it is not one.
 
     >>> cpu_of_name("cpu-7"), cpu_of_name("cpu-07"), cpu_of_name("gpu-7"), cpu_of_name("cpu-8192")
     (7, None, None, None)
@@ -80,14 +79,15 @@ def node_view(
     custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None,
     reserved_memory: Mapping[int, int] | None = None,
 ) -> NodeView:
-    """Put together what a plan sees.
+    """Combine the inputs of a plan.
 
     Shapes: inventories — by class; ledger — None when nothing is held; custom_hints — by
-    `class/count`; unheard_classes — classes of silent services to since when (their devices are
-    Unknown); silent_classes — classes whose service was asked for hints and did not answer.
+            `class/count`; unheard_classes — classes of silent services to since when (their devices
+            are Unknown); silent_classes — classes whose service was asked for hints and did not
+            answer.
     Units: reserved_memory — bytes by NUMA node.
     Order: independent of the order of inventories and devices: all are sorted.
-    Errors: raises nothing; CPUs that are offline are left out.
+    Errors: raises nothing. CPUs that are offline are left out.
     """
     silences = unheard_classes or {}
     inventories = {
@@ -128,9 +128,9 @@ def node_view(
 
 
 def _sick_cpus(devices: Sequence[Device]) -> CpuSet:
-    """List CPUs that nobody gets.
+    """List CPUs that are not allocated.
 
-    One that is only not listed by itself any more, but in a group, is none of these.
+    A CPU that is only no longer listed by itself, but in a group, is not among them.
     """
     grouped = CpuSet()
     for device in devices:
@@ -151,7 +151,7 @@ def _is_only_gone(device: Device) -> bool:
 
 
 def cores_of(machine: Machine) -> tuple[CoreView, ...]:
-    """List a machine's cores by their lowest CPU; CPUs that are offline are left out."""
+    """List a machine's cores by their lowest CPU. CPUs that are offline are left out."""
     cores: dict[int, list[int]] = {}
     places: dict[int, CoreView] = {}
     for cpu in machine.cpus:
@@ -175,13 +175,13 @@ def aligned_view(
     *,
     unheard_classes: Mapping[str, str] | None = None,
 ) -> NodeView:
-    """Put together what the node's own plan would see, from what it publishes: for who plans for a
-    node from elsewhere.
+    """Combine the inputs that the node's own plan would see, from what the node publishes, for a
+    planner elsewhere.
 
-    Shapes: alignment — the node's options, reserved CPUs and memory (text of a node id to
-    bytes; what is no id is ignored).
-    Errors: raises nothing. Custom hints are not published, so classes that have some are
-    planned by their devices' nodes.
+    Shapes: alignment — the node's options, reserved CPUs and memory (text of a node id to bytes; a
+            key that is no id is ignored).
+    Errors: raises nothing. Custom hints are not published, so classes that have some are planned by
+            their devices' nodes.
     """
     reserved = {
         int(node): size for node, size in alignment.reserved_memory.items() if node.isascii() and node.isdecimal()
@@ -198,9 +198,9 @@ def aligned_view(
 
 
 def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
-    """Give the same node with what this ledger says is held; what the view said before is dropped.
+    """Return the same node with the holdings of this ledger instead of the view's own.
 
-    Cost:    O(devices, CPUs and blocks that are held).
+    Cost: O(devices, CPUs and blocks that are held).
     """
     held_devices: dict[str, dict[str, str]] = {}
     held_cpus: dict[str, CpuSet] = {}
@@ -208,12 +208,12 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
     shares: dict[str, set[str]] = {}
     for key, allocation in sorted(ledger.allocations.items()):
         if not any(holding.devices or holding.cpus or holding.memory for holding in allocation.holdings):
-            # Placed, too, though it asked for nothing: without it the pod could be placed again,
-            # and two decisions would stand for one owner.
+            # It counts as placed although it asked for nothing. Otherwise the pod could be placed
+            # again, and two decisions would exist for one owner.
             held_cpus[key] = CpuSet()
         if any(holding.shared for holding in allocation.holdings):
-            # Of several owners with a share of one device a view names the
-            # last; this one is placed, too.
+            # Of several owners with a share of one device a view names only the last. This one
+            # counts as placed as well.
             held_cpus[key] = CpuSet()
         for holding in allocation.holdings:
             for device_class, names in holding.devices.items():
@@ -238,12 +238,12 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
 
 
 def with_devices(view: NodeView, owner: str, devices: Mapping[str, Iterable[str]]) -> NodeView:
-    """Give the same node with more devices held by an owner.
+    """Return the same node with more devices held by an owner.
 
-    What is held already stays its holder's.
+    A device that is held already stays its holder's.
 
-    Shapes: devices — class to names, CPUs by their device names (`cpu-7`); what is
-    no CPU's name is ignored there.
+    Shapes: devices — class to names, CPUs by their device names (`cpu-7`); other names of class
+            `cpu` are ignored.
     """
     held = {name: dict(holders) for name, holders in view.held_devices.items()}
     cpus = CpuSet()
@@ -261,8 +261,8 @@ def with_devices(view: NodeView, owner: str, devices: Mapping[str, Iterable[str]
 
 
 def _memory(node: NumaNode, reserved: int) -> NumaMemory:
-    """Ordinary memory is what is left beside the huge pages and what is reserved, as kubelet
-    counts.
+    """Compute ordinary memory as what is left beside the huge pages and the reserved memory, as
+    kubelet counts.
     """
     pools = {f"hugepages-{_size(pool.page_bytes)}": pool.total * pool.page_bytes for pool in node.hugepages}
     return NumaMemory(
@@ -279,9 +279,9 @@ def _size(size_bytes: int) -> str:
 
 
 def without_owners(view: NodeView, owner_keys: frozenset[str]) -> NodeView:
-    """Give the same node with nothing held by these owners: what would be if they went.
+    """Return the same node with nothing held by these owners, as if they were gone.
 
-    Shapes:  owner_keys — as in `Owner.key`; keys that hold nothing change nothing.
+    Shapes: owner_keys — as in `Owner.key`; keys that hold nothing change nothing.
     """
     return structs.replace(
         view,

@@ -1,13 +1,12 @@
 """Place a pod on a node: all its containers, or none, with reasons.
 
-Flows in: a NodeView and a PodRequest. Flows out: a Placement, or a Refusal whose reasons a
-machine can act on. A pure function: the same inputs give the same answer, so a decision event
-replays by calling `place` again.
+A pure function: the same inputs give the same answer, so a decision event replays by calling
+`place` again.
 
 Containers are planned in kubelet's order (init containers and sidecars, then app containers), each
-with one merge (scope container) or all with one merge of the pod's totals (scope pod); CPUs and
+with one merge (scope container) or all with one merge of the pod's totals (scope pod). CPUs and
 devices are taken inside the alignment first, then, where the policy allows it, outside. Pools are
-resources of their own, as they are to kubelet: `resource_pools` says how.
+resources of their own, as they are to kubelet (`resource_pools`).
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _HINT_STEPS = 200
 
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
-    """Place all containers of a pod, or say why not and what would have to be freed.
+    """Place all containers of a pod, or explain why not and what would have to be freed.
 
-    Shapes: view — by class, with what the pod's claims hold held by them; request — as it came. The
-    Placement has one entry a container, in its order.
-    Errors: raises nothing for any request; a Refusal has a reason for each fault, and `to_free` is
-    proved by planning without these owners.
-    Cost: one merge and one choice of devices a container; a refusal up to 200 further plans, in
-    mode corrected up to `search_steps` tries.
+    Shapes: view — by class, with the devices of the pod's claims held by the claims; request — as
+            it came. The Placement has one entry for each container, in its order.
+    Errors: raises nothing for any request. A Refusal has a reason for each fault, and `to_free` is
+            proved by planning without these owners.
+    Cost: one merge and one choice of devices for each container. A refusal up to 200 further plans,
+            in mode corrected up to `search_steps` tries.
     Source: kubelet 1.36 cm/topologymanager/scope_{container,pod}.go; mode corrected:
     docs/adr/0009-upstreams-order-by-default.md.
     """
@@ -74,11 +73,13 @@ def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
 
 
 def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
-    """Place without looking into what would have to be freed: for whoever tries many requests.
+    """Place without searching for what would have to be freed, for a caller that tries many
+    requests.
 
     Shapes: view, request — as for `place`; steps — the budget of the search in mode corrected,
-    instead of the node's own. Result:  a Refusal is a fault of the request itself, a Conflict what
-    stopped the first container that failed, GaveUp that the budget was spent.
+            instead of the node's own.
+    Result: a Refusal is a fault of the request itself, a Conflict is the reason of the first
+            container that failed, GaveUp means that the budget was spent.
     Errors: raises nothing.
     Cost: as `place` without a refusal's plans.
     """
@@ -158,7 +159,7 @@ def _would_fit_otherwise(view: NodeView, request: PodRequest) -> bool:
 
 
 def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
-    """Name what the pod asks for itself on a node that does not let it.
+    """List what the pod asks for itself and the node does not allow.
 
     Policy none is never forbidden to a claim: its devices are chosen already, and a claim that asks
     for no alignment comes with this policy.
@@ -185,8 +186,9 @@ def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
 
 
 def _too_many_nodes(view: NodeView, policy: Policy) -> list[Reason]:
-    """Where kubelet does not start on a machine above the limit, the limit here is the operator's
-    wish, and the pods are refused.
+    """Refuse pods on a machine with more NUMA nodes than the operator allows.
+
+    kubelet does not start on such a machine.
     """
     limit, nodes = view.options.max_allowable_numa_nodes, len(view.numa_nodes)
     if not limit or nodes <= limit or policy is Policy.NONE:
@@ -199,10 +201,10 @@ def _too_many_nodes(view: NodeView, policy: Policy) -> list[Reason]:
 
 
 def policy_of(view: NodeView, request: PodRequest) -> Policy:
-    """Give the policy that applies: the request's, else the node's.
+    """Return the policy that applies: the request's, else the node's.
 
-    A claim whose devices are all chosen already is aligned as well as possible and never
-    turned away: its allocation stands.
+    A claim whose devices are all chosen already is aligned as well as possible and never refused,
+    because its allocation is made.
     """
     if request.policy is not None:
         return request.policy
@@ -222,14 +224,15 @@ def prefer(
     withheld: Collection[str] = (),
     is_from_end: bool = False,
 ) -> tuple[tuple[str, ...], str]:
-    """Choose the best `size` of the available devices, and say why: the answer to
+    """Choose the best `size` of the available devices, and explain why: the answer to
     GetPreferredAllocation.
 
     Shapes: available, must_include — device names of the class, in any order; withheld — free
-    devices that are about to be another owner's, taken after all others; is_from_end — of equally
-    aligned devices the largest names, for a caller beside one that takes the smallest. Result:
-    `size` names, those of `must_include` first; fewer only when fewer are available. Names that the
-    inventory does not know come last.
+            devices that are about to be another owner's, taken after all others; is_from_end — of
+            equally aligned devices the largest names, for a caller beside one that takes the
+            smallest.
+    Result: `size` names, those of `must_include` first. Fewer only when fewer are available. Names
+            that the inventory does not know come last.
     Errors: raises nothing and never fails: kubelet would refuse the pod.
     Cost: one choice of devices (`choose_devices`).
     """
@@ -242,8 +245,8 @@ def prefer(
     node = NodeAvailability(view)
     devices = node.devices.get(device_class, {})
     spoken_for = _spoken_for(view, device_class)
-    # kubelet knows neither pods placed without it nor what went sick a moment ago: such
-    # devices come after all others.
+    # kubelet does not know of pods placed without it, nor of devices that became unhealthy a moment
+    # ago: such devices come after all others.
     free = [
         devices[name] for name in pool if name in devices and devices[name].is_allocatable and name not in spoken_for
     ]
@@ -265,9 +268,9 @@ def prefer(
 
 
 def _spoken_for(view: NodeView, device_class: str) -> set[str]:
-    """Devices of live pods and claims.
+    """Return the devices of live pods and claims.
 
-    What kubelet's own allocations hold is free when kubelet offers it again.
+    Devices of kubelet's own allocations are free when kubelet offers them again.
     """
     stale = (f"{OwnerKind.DEVICE_PLUGIN}/", f"{OwnerKind.CONTAINER}/")
     if device_class == CPU_CLASS:
@@ -284,7 +287,7 @@ def _prefer_cpus(
     *,
     is_from_end: bool,
 ) -> tuple[tuple[str, ...], str]:
-    """Whole free cores first, as the static policy packs."""
+    """Choose whole free cores first, as the static policy packs."""
     node = NodeAvailability(view)
     spoken_for = _spoken_for(view, CPU_CLASS)
     wanted = size - len(musts)

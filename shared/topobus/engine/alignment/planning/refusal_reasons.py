@@ -1,9 +1,8 @@
-"""Say why a pod does not fit, what would have to give way, and whose devices would have to be
+"""Explain why a pod does not fit, what would have to change, and whose devices would have to be
 freed.
 
-Flows in: the conflict that stopped the plan, and a way to ask "and if these owners were
-gone?". Flows out: a Refusal. All searches are bounded; where a bound cuts in, the answer is
-still true, but perhaps not the smallest.
+All searches are bounded. Where a bound ends one, the answer is still true, but perhaps not the
+smallest.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from topobus.values.view import NodeView
 
 __all__ = ["Conflict", "explain_conflict"]
 
-# Plans tried to find the smallest set of owners to free; each costs about as much as a `place`.
+# Plans tried to find the smallest set of owners to free. Each costs about as much as a `place`.
 _FREE_BUDGET = 200
-# What the fact `nodes` says when no set of NUMA nodes is offered.
+# The value of the fact `nodes` when no set of NUMA nodes is offered.
 _NOWHERE = "none"
 # Sets of owners beyond this size are found by leaving out one owner after the other
 # instead of by trying all sets.
 _FREE_SIZE = 3
-# Devices that nobody new gets now, of which it is tried which would be enough; with more
-# of them something else is wrong.
+# Most devices that are withheld or unhealthy of which subsets are tried for one that would be
+# enough. With more of them something else is wrong.
 _RECOVER_TRIES = 16
 
 
 class Conflict(Struct, frozen=True, kw_only=True):
-    """What stopped a plan: faults that no alignment heals, or hints that
-    the policy does not admit.
+    """What stopped a plan: faults that no alignment can remove, or hints that the policy does not
+    admit.
     """
 
     demand: ContainerDemand
@@ -62,10 +61,10 @@ def explain_conflict(
 ) -> Refusal:
     """Turn a conflict into a Refusal with reasons and what to free.
 
-    Shapes: fits — says whether the request fits a view; it is asked of
-    this node without some owners.
-    Order: of reasons: the policy's, each resource's by name, what to
-    relax, the conflict's own notes.
+    Shapes: fits — True when the request fits a view. It is called with this node without some
+            owners.
+    Order: of reasons: the policy's, each resource's by name, what to relax, the conflict's own
+            notes.
     Cost: at most 440 calls of `fits`.
     """
     reasons = list(conflict.reasons)
@@ -136,7 +135,7 @@ def _offer_text(hint_list: HintList, policy: Policy) -> str:
 def _resource_reason(
     available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy
 ) -> Reason:
-    """How much of a resource is where, and which node sets it offers."""
+    """Report how much of a resource each node has, and which node sets it offers."""
     resource = hint_list.resource.removesuffix(" (named)")
     if resource == CPU_CLASS:
         wanted = len(demand.named_cpus) if hint_list.resource != resource else demand.cpus
@@ -198,16 +197,16 @@ def _resource_reason(
 
 
 class _WithoutNode(Struct, frozen=True, kw_only=True):
-    """What there is of a resource whose NUMA node the machine does not tell."""
+    """The units of a resource whose NUMA node is unknown."""
 
     exists: int
     free: tuple[str, ...]
 
 
 def _without_node(available: NodeAvailability, resource: str) -> _WithoutNode | None:
-    """Find what is in no hint, as in kubelet, since its NUMA node is not known.
+    """Find the units that are in no hint, as in kubelet, because their NUMA node is unknown.
 
-    None when there is nothing of the kind.
+    None when there are no such units.
     """
     if resource == CPU_CLASS:
         cpus = available.online
@@ -226,8 +225,9 @@ def _without_node(available: NodeAvailability, resource: str) -> _WithoutNode | 
 def _unknown_node_reason(
     available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy
 ) -> Reason | None:
-    """Say that what is wanted is there, but that a part of it does not tell its NUMA node, which no
-    policy but none and best-effort passes over.
+    """Report that enough is there, but that the NUMA node of a part of it is unknown.
+
+    Only the policies none and best-effort accept such units.
     """
     resource = hint_list.resource
     if resource in demand.memory or resource.endswith(" (named)"):
@@ -260,8 +260,8 @@ def _unknown_node_reason(
 
 
 def _strays(available: NodeAvailability, resource: str) -> tuple[str, ...]:
-    """Devices that name only NUMA nodes which the machine does not have: they are in no hint, as in
-    kubelet.
+    """Return the devices that name only NUMA nodes which the machine does not have: they are in no
+    hint, as in kubelet.
     """
     return tuple(
         f"{device.name} ({device.numa_nodes})"
@@ -292,7 +292,8 @@ def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tu
 
 
 def _ways_out(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> tuple[Reason, ...]:
-    """Say whose devices would have to go, or which would have to come back.
+    """Name the owners whose devices would have to be released, or the devices that would have to
+    come back.
 
     Where neither helps alone, both: a device may be held and out.
     """
@@ -320,7 +321,7 @@ def _to_free(view: NodeView, request: PodRequest, fits: Callable[[NodeView], boo
 
 
 def _to_recover(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> Iterable[Reason]:
-    """Name the devices that nobody new gets now and with which the pod would fit: as few as
+    """Name the devices that are not allocatable now and with which the pod would fit: as few as
     possible, those that come back by themselves first.
     """
     classes = sorted({device.device_class for container in request.containers for device in container.devices})
@@ -330,7 +331,7 @@ def _to_recover(view: NodeView, request: PodRequest, fits: Callable[[NodeView], 
         for device in view.devices.get(device_class, ())
         if not device.is_allocatable and device.name not in view.held_devices.get(device_class, {})
     ]
-    # Left out as long as it fits without them: what is broken, then what an operator keeps back.
+    # Left out in turn as long as it fits without them: first broken ones, then withheld ones.
     out.sort(key=lambda device: (_recovery(device), device.name))
     if not out or len(out) > _RECOVER_TRIES or not fits(_with_devices_well(view, out)):
         return ()
@@ -343,7 +344,7 @@ def _to_recover(view: NodeView, request: PodRequest, fits: Callable[[NodeView], 
 
 
 def _recovery(device: Device) -> int:
-    """Rank what brings a device back: time, an operator's word, a repair."""
+    """Rank what brings a device back: time, then the operator, then a repair."""
     if device.maintenance is not None:
         return 1
     return 0 if device.health.state is HealthState.RECOVERING else 2
@@ -411,8 +412,8 @@ def _smallest(
 def _holdings(
     view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memory: bool
 ) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Who holds anything of the classes wanted: owner to class to names (CPUs by id, memory by
-    amount).
+    """Return who holds anything of the classes wanted: owner to class to names (CPUs by id, memory
+    by amount).
     """
     holdings: dict[str, dict[str, list[str]]] = {}
     for device_class in sorted(classes):

@@ -1,4 +1,4 @@
-"""What goes into a merge and what comes out of taking: the opinion of one resource, and what one
+"""The input of a merge and the result of taking: the opinion of one resource, and what one
 container got.
 """
 
@@ -20,7 +20,7 @@ _RECORDED_HINTS = 64
 
 
 class ResourceHints(Struct, frozen=True, kw_only=True):
-    """What one resource of one container (or of the whole pod) says about NUMA nodes."""
+    """The opinion of one resource of one container (or of the whole pod) about NUMA nodes."""
 
     resource: str
     opinion: HintRule | tuple[Hint, ...] | None

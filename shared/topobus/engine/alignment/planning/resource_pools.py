@@ -1,9 +1,9 @@
 """Pools while a pod is being planned: each resource is planned like a class of its own, as kubelet
 plans resources.
 
-Flows in: a view and a request by class. Flows out: the same by resource (`gpu-h100` beside `gpu`),
-and an answer turned back: who holds what is kept by class, for a device's name is unique in its
-class. A count asks a resource; names ask the class, for a claim may take any of its devices.
+A view and a request by class are turned into the same by resource (`gpu-h100` beside `gpu`), and
+the answer back. Holdings stay by class, because a device's name is unique in its class. A count
+asks a resource. Names ask the class, because a claim may take any of its devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def has_pools(view: NodeView) -> bool:
-    """Say whether any device is in a pool; without one a view by resource is the view by class.
+    """Say whether any device is in a pool. Without one a view by resource is the view by class.
 
     Cost: O(devices).
     """
@@ -39,11 +39,11 @@ def has_pools(view: NodeView) -> bool:
 
 
 def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
-    """Give the same request with resources of third-party device plugins by the class that has
-    their devices.
+    """Replace resources of third-party device plugins in a request by the class that has their
+    devices.
 
-    Shapes: a resource name (`vendor.com/thing`) becomes the class that `view.resource_names` says;
-    one that nobody offers keeps its name, which is refused later with what comes near to it.
+    Shapes: a resource name (`vendor.com/thing`) becomes its class in `view.resource_names`. A name
+            that no service offers stays, and is refused later with the nearest one.
     """
     if not any(
         is_resource_name(device_request.device_class)
@@ -65,10 +65,10 @@ def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
 
 
 def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
-    """Give the same request without resources that no service of this node knows.
+    """Return the same request without resources that no service of this node has.
 
-    On a cluster's node kubelet has those from plugins that do not run here, and judges them itself.
-    A class (`gpu`) always stays: that it is missing is a refusal.
+    On a cluster's node kubelet has those from plugins that do not run here, and checks them itself.
+    A class (`gpu`) always stays, so that a missing one is refused.
     """
 
     def is_known(device_request: DeviceRequest) -> bool:
@@ -86,8 +86,8 @@ def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
 def class_of_resource(view: NodeView, resource: str) -> str:
     """Name the class whose devices a resource has.
 
-    Shapes: resource — without the prefix (`gpu-h100`). Result: the class (`gpu`); the same text
-    when it is a class, or nothing on this node.
+    Shapes: resource — without the prefix (`gpu-h100`).
+    Result: the class (`gpu`), or the same text when it is a class, or nothing on this node.
     """
     if resource in view.devices:
         return resource
@@ -97,9 +97,9 @@ def class_of_resource(view: NodeView, resource: str) -> str:
 
 
 def view_by_resource(view: NodeView) -> NodeView:
-    """Give the same node with each pool as a class of its own.
+    """Return the same node with each pool as a class of its own.
 
-    A class keeps its name for what no pool has.
+    A class keeps its name for devices that no pool has.
     """
     devices: dict[str, tuple[Device, ...]] = {}
     held: dict[str, dict[str, str]] = {name: dict(owners) for name, owners in view.held_devices.items()}
@@ -124,9 +124,9 @@ def view_by_resource(view: NodeView) -> NodeView:
 
 
 def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
-    """Give the same request with names sorted by the resource that has them.
+    """Return the same request with names sorted by the resource that has them.
 
-    `view` is the one by class.
+    Shapes: view — by class.
     """
     places = {
         (device_class, device.name): resource
@@ -138,7 +138,10 @@ def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
 
 
 def placed_by_class(view: NodeView, placement: Placement) -> Placement:
-    """Give the same placement with devices by class. `view` is the one by class."""
+    """Return the same placement with devices by class.
+
+    Shapes: view — by class.
+    """
     return structs.replace(placement, containers=tuple(_placed(container, view) for container in placement.containers))
 
 
@@ -151,7 +154,7 @@ def _container(container_request: ContainerRequest, places: Mapping[tuple[str, s
 
 def _parts(device_request: DeviceRequest, places: Mapping[tuple[str, str], str]) -> tuple[DeviceRequest, ...]:
     if not device_request.names or device_request.count != len(device_request.names):
-        # Also what is wrong with it: that is told in the words of the request.
+        # A faulty request also stays as it is, so that its fault is reported in its own terms.
         return (device_request,)
     by_resource: dict[str, list[str]] = {}
     for name in device_request.names:

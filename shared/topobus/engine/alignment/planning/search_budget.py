@@ -1,5 +1,5 @@
-"""How long a search for another way to place a pod may go on, and what it says when it stopped
-before it knew.
+"""The limit of a search for another way to place a pod, and its answer when it stopped before it
+knew.
 
 The planner counts tries, not time: the same view and request give the same answer on any machine.
 """
@@ -24,13 +24,13 @@ class Steps:
         self.left = budget
 
     def take(self) -> bool:
-        """Spend one; False when there is none."""
+        """Spend one try. False when there is none."""
         self.left -= 1
         return self.left >= 0
 
     @property
     def used(self) -> int:
-        """How many were spent."""
+        """How many tries were spent."""
         return self.budget - max(self.left, 0)
 
 

@@ -1,9 +1,8 @@
-"""Share units of one resource among several who may use different ones: is there enough for all,
-and who takes how many of what?
+"""Share units of one resource among several takers who may use different ones: is there enough for
+all, and how many of what does each take?
 
-Flows in: the units that can be had (bits), and for each taker which units would do (bits) and how
-many it wants. Flows out: how many units each takes of each kind, units being of one kind when the
-same takers may use them; or None. Exact: a maximum flow between takers and kinds.
+Units are of one kind when the same takers may use them. Exact: a maximum flow between takers and
+kinds.
 """
 
 from __future__ import annotations
@@ -18,11 +17,13 @@ Demand = tuple[int, int]
 
 
 def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | None:
-    """Give every taker what it wants, or None when that cannot be done.
+    """Give every taker what it wants, or return None when that is impossible.
 
-    Result:  one map a taker: the units of a kind (bits) to how many of them it takes.
-    Cost: O(takers x kinds) a path; nothing is searched where one taker's
-    units lie apart from all others'.
+    Shapes: available — the units, as bits; demands — for each taker the units that it may use, as
+            bits, and how many it wants.
+    Result: one map for each taker: the units of a kind (bits) to how many of them it takes.
+    Cost: O(takers x kinds) per path. Nothing is searched where one taker's units lie apart from all
+            others'.
 
     >>> share(0b111, [(0b011, 1), (0b001, 1), (0b110, 1)])
     [{2: 1}, {1: 1}, {4: 1}]
@@ -65,7 +66,7 @@ def compositions(kinds: Sequence[int], count: int) -> Iterator[dict[int, int]]:
 
 
 def _kinds(available: int, sets: set[int]) -> list[int]:
-    """Split the units by who may use them; those that nobody may are left out."""
+    """Split the units by the takers that may use them. Units that no taker may use are left out."""
     kinds = [available]
     union = 0
     for allowed in sorted(sets):
@@ -77,9 +78,9 @@ def _kinds(available: int, sets: set[int]) -> list[int]:
 def _augment(
     start: int, most: int, usable: Sequence[Sequence[int]], taken: list[dict[int, int]], remaining: list[int]
 ) -> int:
-    """Find a shortest way to a kind with room, moving other takers aside.
+    """Find a shortest way to a kind with room, moving other takers to other kinds.
 
-    Take along it and say how many.
+    Move along it and return how many units were moved.
     """
     came_from: dict[int, tuple[int, int]] = {}
     reached: dict[int, int] = {}
