@@ -38,7 +38,7 @@ class CapacityPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CounterUse(Struct, frozen=True, kw_only=True):
-    """What a device takes of a counter while anybody holds it.
+    """What a device takes of a counter while it is held.
 
     A device with several holders takes it once.
     """

@@ -144,7 +144,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
     @property
     def is_allocatable(self) -> bool:
-        """Say whether a new owner may get it: it is well enough, and no operator withholds it."""
+        """Say whether a new owner may get it: its health allows it and no operator withholds it."""
         return self.maintenance is None and self.health.is_allocatable
 
     @property
@@ -178,10 +178,10 @@ class KeptFunction(Struct, frozen=True, kw_only=True):
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """All devices of one class on one node, sick ones included, sorted by name.
+    """All devices of one class on one node, unhealthy ones included, sorted by name.
 
-    A device that vanished stays listed as Unhealthy while it may be held (an allocated id
-    must never leave kubelet's list).
+    A device that vanished stays listed as Unhealthy while it may be held (an allocated id must
+    never leave kubelet's list).
     """
 
     node: str

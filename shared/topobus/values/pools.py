@@ -107,7 +107,7 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
             return (self.minimum is None or not amount < _amount(self.minimum)) and (
                 self.maximum is None or not _amount(self.maximum) < amount
             )
-        # True and 1 are equal to Python, and not to whoever wrote one of them.
+        # True and 1 are equal to Python, but not to the operator who wrote one of them.
         return any(type(value) is type(other_value) and value == other_value for other_value in self._values())
 
     def _values(self) -> tuple[bool | int | str, ...]:

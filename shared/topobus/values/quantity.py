@@ -22,8 +22,8 @@ _DECIMAL_SUFFIX = {exponent: suffix for suffix, exponent in _DECIMAL.items()} | 
 # apimachinery caps binary amounts that do not fit 64 bits instead of refusing
 # them (quantity.go, "maxAllowed").
 _LARGEST = (2**63 - 1) * _NANO
-# So many decimal digits fit 64 bits whatever they are (quantity.go, "maxInt64Factors"),
-# and so many with a binary suffix.
+# This many decimal digits fit 64 bits whatever they are (quantity.go, "maxInt64Factors"), and fewer
+# with a binary suffix.
 _SHORT_DIGITS = 18
 _SHORT_BINARY_DIGITS = {"Ki": 11, "Mi": 8, "Gi": 5, "Ti": 2, "Pi": -1, "Ei": -4}
 # A number with more digits than this is no amount of anything; it only costs time to read.

@@ -34,7 +34,7 @@ __all__ = [
     "resolve_cdi",
 ]
 
-# What a runtime grants when edits name no permissions.
+# The access that a runtime grants when edits name no permissions.
 _ALL_ACCESS = "rwm"
 
 

@@ -70,8 +70,8 @@ _PARAMETER_SPECS: dict[str, type] = {
     CLAIM_PARAMETERS: classic_parameters.ClaimParameters,
 }
 _PARAMETERS_VERSION = "v1alpha1"
-# Parameters of somebody else's classic driver: only that driver can judge them. A group of
-# Kubernetes' or of ours is no such.
+# Parameters of another vendor's classic driver: only that driver can check them. A group of
+# Kubernetes' or of ours is none of these.
 _FOREIGN = re.compile(r"(?!(?:.*\.)?(?:k8s\.io|topobus\.dev)/)[a-z0-9-]+(?:\.[a-z0-9-]+)+/v[0-9a-z]+")
 _ANNOTATIONS = "metadata.annotations"
 # How msgspec ends its messages: "Expected `int`, got `str` - at `$.spec.containers[0].name`".

@@ -92,7 +92,7 @@ def slice_device(device: Device) -> SliceDevice:
         },
         consumes_counters=_consumption(device.consumes),
         taints=_taints(device),
-        # False is the default, which a server that does not know the field would seem to drop.
+        # False is the default, and a server without the field would seem to drop it.
         allow_multiple_allocations=True if device.allows_multiple else None,
     )
 
@@ -173,8 +173,8 @@ def _standard_attributes(device: Device) -> dict[str, Attribute]:
     if device.pcie_root:
         attributes[f"{STANDARD_DOMAIN}/pcieRoot"] = Attribute(string=device.pcie_root)
     elif device.pcie_roots:
-        # A list where there are several (KEP-5491): a server that knows none gets the
-        # attribute left out by who publishes.
+        # A list where there are several (KEP-5491). For a server without lists the publisher leaves
+        # the attribute out.
         is_single = len(device.pcie_roots) == 1
         attributes[f"{STANDARD_DOMAIN}/pcieRoot"] = (
             Attribute(string=device.pcie_roots[0]) if is_single else Attribute(strings=device.pcie_roots[:_ROOTS])

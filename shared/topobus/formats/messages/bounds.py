@@ -67,8 +67,8 @@ MAX_VALID_VALUES = 10
 MAX_INTEGER = 2**63 - 1
 """As far as every reader of Kubernetes' numbers goes (int64); downwards the same."""
 
-# What is written for people or taken over from a machine, by the field's
-# name; all other texts are names.
+# Texts that are written for people or copied from a machine, by the field's name. All other texts
+# are names.
 _TEXTS = frozenset(
     {
         "annotations",
@@ -129,7 +129,7 @@ def bounded(kind: type[Struct], unread: str = "") -> type[Struct]:
         forbid_unknown_fields=config.forbid_unknown_fields,
         tag=config.tag,
         tag_field=config.tag_field,
-        gc=False,  # thrown away at once and never part of a cycle
+        gc=False,  # dropped at once and never part of a cycle
     )
 
 

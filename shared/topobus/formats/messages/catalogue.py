@@ -73,8 +73,8 @@ PROVISIONER = "controller"
 FORGETTER = "controller"
 # Reads all that its node's server stores, to copy it to the hub.
 _RELAY = "relay"
-# Who serves a class: its own service, and the gateway for classes of device
-# plugins that are somebody else's.
+# The servers of a class: its own service, and the gateway for classes of other vendors' device
+# plugins.
 _CLASS_SERVERS = (*DEVICE_SERVICES, "gateway")
 
 MACHINE = State(
@@ -282,7 +282,7 @@ HINT = Ask(
     # explicit "no opinion".
     timeout_s=0.02,
     writer=_CLASS_SERVERS,
-    # The controller asks for no hints: it only looks whether anybody would answer.
+    # The controller asks for no hints: it only checks whether a service would answer.
     readers=("topology", "controller", "cli"),
     description="Hints of one class, by the device service itself.",
 )
@@ -367,7 +367,7 @@ OPERATE = Ask(
     request=operation_messages.OperateRequest,
     reply=operation_messages.OperateReply,
     timeout_s=15.0,
-    # It has the ledger, so it knows who holds the device, and it writes the decision.
+    # It has the ledger with the devices' holders, and it writes the decision.
     writer=("topology",),
     readers=("cli",),
     description="Do what an operator wants with one device: keep it back, give it back, forgive its faults, reset it.",
@@ -379,7 +379,7 @@ PERFORM = Ask(
     reply=operation_messages.PerformReply,
     # A reset has a driver's time limit, and waits for its turn on the device before.
     timeout_s=12.0,
-    # Devices of somebody else's device plugins are that plugin's to operate.
+    # Devices of another vendor's device plugin are operated by that plugin.
     writer=DEVICE_SERVICES,
     readers=("topology",),
     description="Perform on one device what an operator wants and topology has decided.",

@@ -21,8 +21,8 @@ FOREIGN_SERVER = "gateway"
 # The name is a NATS user, a token of subjects, a part of variables (TOPOBUS_NPU__…) and of an
 # account's name; 20 characters leave room in a socket's path.
 _NAME = re.compile(r"[a-z][a-z0-9]{0,19}")
-# Who connects under these names is somebody else: other processes, the server itself, NATS' users
-# that are no process, and variables that count for every service.
+# Other clients connect under these names: other processes, the server itself, NATS' users that are
+# no process, and variables that count for every service.
 _TAKEN = frozenset(
     {
         "all",

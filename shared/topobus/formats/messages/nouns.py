@@ -183,7 +183,7 @@ class State(Noun, Generic[M]):
         if len(tokens) != len(self.parts):
             raise ContractError(f"bucket {self.bucket}: key {key!r} has {len(tokens)} parts, wanted {list(self.parts)}")
         parts = {part: from_token(token) for part, token in zip(self.parts, tokens, strict=True)}
-        # What a key names is asked and written to later: it must fit into a subject again.
+        # The names in a key are used in subjects later, so they must fit into one.
         self.key(**parts)
         return parts
 

@@ -110,8 +110,8 @@ class _Writer:
         domain, slash, identifier = name.partition("/")
         return f"device.{part}[{_literal(domain if slash else self._driver)}].{identifier if slash else name}"
 
-    # `type(x) == string` means the same, but API servers refuse it: their
-    # estimate knows no size of a type.
+    # `type(x) == string` means the same, but API servers refuse it: their estimate has no size for
+    # a type.
     def _plain(self, path: str, kind: str, sign: str, value: str) -> str:
         return f"has({path}) && type({path}) in [{kind}] && {path} {sign} {value}"
 
@@ -144,7 +144,7 @@ class _Writer:
         return f"has({path}) && (type({path}) in [string] ? {as_text} : {path}.compareTo({wanted}) {sign} 0)"
 
 
-# CEL's lowerAscii leaves all other letters alone, and so must whoever compares with it.
+# CEL's lowerAscii leaves all other letters unchanged, so the text compared with it must as well.
 _LOWER = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 

@@ -34,7 +34,7 @@ templates are the same in both."""
 ALLOCATION_MODE = "topobus.dev/allocation-mode"
 """Of Topobus' stand-alone home: when a claim is allocated. Kubernetes ignores it."""
 
-# What an API server writes into metadata, and what only a stored object has.
+# Fields that an API server writes into metadata, and that only a stored object has.
 _SERVER_FIELDS = frozenset(
     [
         "uid",
