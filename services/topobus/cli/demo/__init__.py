@@ -1,5 +1,5 @@
-"""The demo: the main job of Topobus on a recorded 8-GPU machine, every step checked; `topobus
-demo`, `make demo`.
+"""The demo: the main job of Topobus on a recorded 8-GPU machine, with every step checked. It runs
+by `topobus demo` or `make demo`.
 """
 
 import os
@@ -16,8 +16,8 @@ def demo(*, svg: Annotated[Path | None, Parameter(help="Save the two central ste
 
     Every step is checked, nothing is left behind.
     """
-    # gRPC's core tells on stderr of every plugin that goes away, which is what they do at the end.
-    # It reads this as it is loaded, so before our imports.
+    # gRPC's core reports on stderr every plugin that disconnects, as all do at the end. It reads
+    # this variable when it is loaded, so it is set before our imports.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from topobus.cli.demo.run import run_demo
 

@@ -75,7 +75,10 @@ class Subscriber:
                     await process.wait()
 
     async def next(self) -> WatchedEvent:
-        """Wait for the next line."""
+        """Wait for the next line.
+
+        Errors: raises ExpectationError when none comes.
+        """
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -83,7 +86,10 @@ class Subscriber:
         return decode(line, WatchedEvent, where="topobus health watch --json")
 
     async def until(self, holds: Callable[[WatchedEvent], bool], what: str) -> WatchedEvent:
-        """Read on until a line satisfies `holds`."""
+        """Read lines until one satisfies `holds`.
+
+        Errors: raises ExpectationError when none does.
+        """
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
@@ -97,7 +103,7 @@ class Subscriber:
 def _is_every_user_known(ledger: Ledger) -> bool:
     """Say whether each allocation through the device plugin names its pod.
 
-    What kubelet's CPU manager gave to a container has a name by itself.
+    Allocations by kubelet's CPU manager have names of their own.
     """
     by_plugin = [
         allocation for allocation in ledger.allocations.values() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
@@ -106,12 +112,15 @@ def _is_every_user_known(ledger: Ledger) -> bool:
 
 
 async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
-    """Let a GPU that is in use fail, and come back."""
+    """Let a GPU that is in use fail, and recover.
+
+    Errors: raises ExpectationError when a promise is broken.
+    """
     stage = scene.stage
     with stage.step("A GPU falls off the bus; a subscriber hears of it", "topobus health watch --class gpu"):
         for device_class in ("gpu", "nic"):
-            # The gateway hands the claim's devices back to kubelet a moment
-            # after the ledger let go of them.
+            # The gateway offers the claim's devices to kubelet again a moment after the ledger
+            # released them.
             await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
         admitted = await kubelet.admit(as_kubelet_pod(read_pod(manifest(TRAINER))))
         if not isinstance(admitted, Admission):
@@ -120,7 +129,7 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
                 next_step=f"{admitted.reason}: {admitted.message}",
             )
         victim = admitted.containers[0].devices[resource("gpu")][0]
-        # Allocate names no pod; PodResources does, a moment later.
+        # Allocate names no pod. PodResources does, a moment later.
         await scene.ledger(_is_every_user_known, "kubelet to tell whose the devices are")
         address = str((await scene.devices())[victim].pci)
         async with Subscriber.started(scene.system.settings_of("cli")) as subscriber:
@@ -196,6 +205,6 @@ async def _recover(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscrib
 
 
 def reason_of(watched: WatchedEvent) -> str:
-    """Name the condition that decides."""
+    """Name the condition that decides the health."""
     worst = watched.event.health.worst
     return f"{worst.reason}, {worst.message}" if worst is not None else "no reason given"

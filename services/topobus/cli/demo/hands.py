@@ -1,9 +1,9 @@
-"""The demo's hands: on this machine's own hardware, a real interface moves into a real network
-namespace, a real process is pinned, and both are undone.
+"""The demo on this machine's own hardware: a real interface moves into a real network namespace, a
+real process is pinned, and both are undone.
 
 A second system runs for it, on the running kernel instead of the recorded machine. Kubelet and the
-container runtime are simulated, their sockets are real; the interface, the namespace and the
-processes are the kernel's. Where this machine does not allow it, one line says why.
+container runtime are simulated, but their sockets are real. The interface, the namespace and the
+processes are the kernel's. Where this machine does not allow it, one line gives the reason.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LOOK_S = 0.01
 
 
 async def show_hands(stage: Stage, state: Path, hardware: RecordedMachine) -> None:
-    """Show it, or say why it cannot be shown here."""
+    """Show this part, or the reason why it cannot be shown here."""
     with stage.step(_TITLE, _COMMAND):
         why = await asyncio.to_thread(why_not)
         if why:
@@ -146,8 +146,8 @@ async def _allocate(scene: Scene, kubelet: KubeletSimulator, interface: Interfac
 
 
 async def _create(runtime: SimulatedRuntime, names: tuple[str, ...]) -> MadeContainer:
-    """Make the container as kubelet does: again while it is refused, because its interface is on
-    the way.
+    """Create the container as kubelet does: it tries again while its interface is not ready and the
+    runtime refuses.
     """
     why = ""
     try:
@@ -163,7 +163,7 @@ async def _create(runtime: SimulatedRuntime, names: tuple[str, ...]) -> MadeCont
 
 
 def _pin(pids: dict[str, int], made: MadeContainer) -> None:
-    """Do to the process what a runtime does by its cgroup."""
+    """Pin the process, as a runtime does by its cgroup."""
     if made.id in pids:
         os.sched_setaffinity(pids[made.id], set(made.cpus))
 
@@ -175,7 +175,7 @@ def _cpus_of(pid: int) -> CpuSet:
 async def _until(holds: Callable[[], bool], what: str) -> None:
     try:
         async with asyncio.timeout(_WAIT_S):
-            while not holds():  # noqa: ASYNC110 - the kernel tells nobody
+            while not holds():  # noqa: ASYNC110 - the kernel sends no notice
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError as err:
         raise ExpectationError(f"waited {_WAIT_S:g} s for {what}") from err

@@ -42,7 +42,10 @@ CLAIM = "claims/gpu-nic-pair.yaml"
 
 
 async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
-    """Let kubelet admit the first pod and reject the second."""
+    """Let kubelet admit the first pod and reject the second.
+
+    Errors: raises ExpectationError when a promise is broken.
+    """
     stage = scene.stage
     with stage.step("The same two pods through kubelet's door: device plugins"):
         for device_class in ("gpu", "nic", "fpga"):
@@ -104,8 +107,8 @@ async def _check_grant(scene: Scene, grant: ContainerGrant) -> None:
 
 
 async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
-    """Allocate a claim with a selector and a constraint, prepare it over the DRA socket, and let go
-    of it.
+    """Allocate a claim with a selector and a constraint, prepare it over the DRA socket, and
+    release it.
     """
     stage = scene.stage
     title = "A ResourceClaim: CEL selectors, matchAttribute pcieRoot, prepared over the DRA socket"
@@ -177,7 +180,7 @@ def resource(device_class: str) -> str:
 
 
 def as_kubelet_pod(pod: PodRequest) -> Pod:
-    """Say to kubelet what the manifest says: extended resources and exclusive CPUs."""
+    """Convert the manifest to a pod for kubelet: extended resources and exclusive CPUs."""
     return Pod(
         name=pod.owner.name,
         namespace=pod.owner.namespace,
@@ -209,7 +212,7 @@ def call_table(events: Sequence[KubeletEvent]) -> Table:
 
 
 def _detail(event: KubeletEvent) -> str:
-    """Say what kubelet asked for in one call, in the words of its messages."""
+    """Return what kubelet asked for in one call, in the words of its messages."""
     request = (event.detail.get("container_requests") or [event.detail])[0]
     available = request.get("available_deviceIDs")
     if available is not None:
@@ -251,7 +254,7 @@ def edits_table(edits: ContainerEdits) -> Table:
 
 
 def _spec_of(path: str) -> str:
-    """Give a manifest from its spec on, without the comment on top."""
+    """Return a manifest from its spec on, without the comment on top."""
     lines = manifest(path).read_text(encoding="utf-8").splitlines()
     return "\n".join(lines[lines.index("spec:") :])
 

@@ -56,7 +56,10 @@ async def show_node(scene: Scene) -> None:
 
 
 async def show_placement(scene: Scene) -> PodRequest:
-    """Place the trainer and check that it sits as close as it can."""
+    """Place the trainer and check that its devices lie as close as possible.
+
+    Errors: raises ExpectationError when they do not.
+    """
     stage = scene.stage
     pod = read_pod(manifest(TRAINER))
     with stage.step(
@@ -114,7 +117,10 @@ def check_alignment(scene: Scene, placed: ContainerPlacement, devices: dict[str,
 
 
 async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
-    """Show a pod that does not fit beside the first, why, and what would have to go."""
+    """Show a pod that does not fit beside the first, why, and what would have to be released.
+
+    Errors: raises ExpectationError when it fits.
+    """
     stage = scene.stage
     pod = read_pod(manifest(SEQUENCER))
     title = "A second pod asks for 4 GPUs and an FPGA on one NUMA node: refused, and why"
@@ -140,7 +146,7 @@ async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
 
 
 async def show_release(scene: Scene, holder: PodRequest, waiting: PodRequest) -> None:
-    """Release the first pod; the second fits now."""
+    """Release the first pod, so that the second fits."""
     stage = scene.stage
     with stage.step(
         "The first pod goes; now the second would fit",
@@ -164,7 +170,10 @@ async def show_release(scene: Scene, holder: PodRequest, waiting: PodRequest) ->
 
 
 async def place_pod(scene: Scene, pod: PodRequest, *, is_dry_run: bool = False) -> PlaceReply:
-    """Ask the controller for a place."""
+    """Ask the controller for a placement.
+
+    Errors: raises ExpectationError when no node answers.
+    """
     plan = await scene.bus.ask(PLAN, PlanRequest(op_id=str(uuid.uuid4()), pod=pod, is_dry_run=is_dry_run), node=CLUSTER)
     if plan.chosen is not None:
         return plan.chosen
@@ -174,7 +183,7 @@ async def place_pod(scene: Scene, pod: PodRequest, *, is_dry_run: bool = False) 
 
 
 async def release_owner(scene: Scene, owner: Owner) -> None:
-    """Let go of what an owner holds."""
+    """Release what an owner holds."""
     await scene.bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=scene.node)
 
 

@@ -1,5 +1,5 @@
-"""What the last step of the demo works on: a pair of virtual interfaces of this machine, and
-processes that stand for containers. All of it is gone at the end.
+"""The objects of the demo's last step: a pair of virtual interfaces of this machine, and processes
+in place of containers. All of them are removed at the end.
 
 The addresses are of TEST-NET-2 (RFC 5737): no network of this machine has them.
 """
@@ -31,8 +31,8 @@ __all__ = [
 _HOST_ADDRESS, POD_ADDRESS, _PREFIX = "198.51.100.1", "198.51.100.2", 30
 _PEER = "tbpeer"
 _PORT = 7007
-# Answers what it is told, in a network namespace of its own; there is no
-# way in until an interface comes.
+# Returns what it receives, in a network namespace of its own, which cannot be reached before an
+# interface is moved into it.
 _ECHO = f"""
 import socket
 server = socket.create_server(("0.0.0.0", {_PORT}))
@@ -41,7 +41,7 @@ while True:
     client.sendall(client.recv(100))
     client.close()
 """
-# What the kernel has, as JSON.
+# The kernel's view, as JSON.
 _READ = """
 import json, sys
 from pyroute2 import IPRoute
@@ -57,7 +57,7 @@ with IPRoute() as socket:
 
 
 class Interface(Struct, frozen=True, kw_only=True):
-    """An interface as the kernel has it."""
+    """An interface in the kernel."""
 
     name: str
     mac: str
@@ -69,7 +69,7 @@ class Interface(Struct, frozen=True, kw_only=True):
 
 
 def why_not() -> str:
-    """Say why no interface can be moved and no process pinned here; empty when both can."""
+    """Return why no interface can be moved and no process pinned here. Empty when both can."""
     if sys.platform != "linux":
         return f"it takes Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
@@ -92,7 +92,7 @@ def why_not() -> str:
 
 
 def make_pair() -> Interface:
-    """Make a pair of virtual interfaces; gives the end that may be handed out.
+    """Make a pair of virtual interfaces, and return the end that may be offered.
 
     The other one stays on the host, with an address.
 
@@ -120,7 +120,7 @@ def make_pair() -> Interface:
 
 
 def remove_pair(interface: Interface) -> None:
-    """Remove both ends, wherever the other one is; what is gone is no error."""
+    """Remove both ends, wherever the other one is. An end that is gone is no error."""
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
 
@@ -132,8 +132,8 @@ def remove_pair(interface: Interface) -> None:
 def read_interface(name: str, pid: int | None = None) -> Interface | None:
     """Read an interface of the host, or of a process's network namespace.
 
-    None when there is none of that name. By a process of its own: who enters a namespace stays in
-    it, and pyroute2 runs an event loop, of which a thread has one.
+    None when there is none of that name. It is read in a process of its own: a thread that enters a
+    namespace stays in it, and pyroute2 runs an event loop, of which a thread has one.
     """
     inside = ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid is not None else []
     done = subprocess.run([*inside, sys.executable, "-c", _READ, name], capture_output=True, check=True)
@@ -142,9 +142,9 @@ def read_interface(name: str, pid: int | None = None) -> Interface | None:
 
 @contextmanager
 def pod_process() -> Iterator[int]:
-    """Run a process in a network namespace of its own for the length of a block; gives its pid.
+    """Run a process in a network namespace of its own for a block, and yield its pid.
 
-    It answers at its port whoever reaches it.
+    It answers at its port.
     """
     process = subprocess.Popen(
         ["unshare", "-n", sys.executable, "-c", _ECHO], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -157,7 +157,7 @@ def pod_process() -> Iterator[int]:
 
 
 def echo_through(address: str, text: str) -> str:
-    """Say something to the process behind an address, and give its answer.
+    """Send a text to the process at an address, and return its answer.
 
     Errors: raises OSError when it cannot be reached.
     """

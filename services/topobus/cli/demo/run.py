@@ -44,8 +44,8 @@ from topobus.values.view import AlignmentOptions
 
 __all__ = ["run_demo"]
 
-# The demo has no 30 seconds to wait until a recovered device counts as healthy, nor for
-# the periodic looks at the tree.
+# The demo has no 30 seconds to wait until a recovered device counts as healthy, nor for the
+# periodic reads of the tree.
 _QUICK = {
     "TOPOBUS_ALL__HARDWARE__RESCAN_S": "1",
     "TOPOBUS_GPU__HEALTH__POLL_S": "0.2",
@@ -59,7 +59,9 @@ _TAIL_LINES = 12
 
 
 def run_demo(svg: Path | None = None) -> int:
-    """Run the demo and give its exit code; `svg` is where a picture of the central steps goes."""
+    """Run the demo and return its exit code. `svg` is the file for a picture of the central
+    steps.
+    """
     output = Output()
     stage = Stage(output.console)
     stage.show(
@@ -117,7 +119,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
         stage.show_text("interrupted; everything is stopped and removed")
         return ExitCode.INTERRUPTED
     except TopobusError as err:
-        # The folder that the error may point to is removed: the logs' ends are shown instead.
+        # The folder that the error may name is removed: the ends of the logs are shown instead.
         output.error(
             ExpectationError(err.message, next_step=err.next_step if isinstance(err, ExpectationError) else "")
         )
@@ -131,7 +133,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
 
 
 async def _run_scenes(stage: Stage, system: System, state: Path) -> None:
-    """Tell the story on a running system."""
+    """Run the steps on a running system."""
     hardware = RecordedMachine.open(Layout(state=state).machine)
     async with Bus.session(system.settings_of("cli"), name="topobus-cli") as bus:
         scene = Scene(stage=stage, system=system, bus=bus, hardware=hardware)
@@ -171,8 +173,8 @@ def _summary(stage: Stage) -> Panel:
 
 
 def _show_logs(stage: Stage, system: System | None) -> None:
-    """Show the last lines of those services that are not well, else the
-    warnings and errors of all.
+    """Show the last lines of those services that are not well, else the warnings and errors
+    of all.
     """
     statuses = system.supervisor.statuses if system is not None else ()
     ill = [status for status in statuses if status.restarts or status.ready_after_s is None]

@@ -27,14 +27,14 @@ __all__ = ["Scene", "manifest"]
 
 M = TypeVar("M")
 
-# Generous, for a machine that is busy with other things; each wait ends as soon
-# as what it waits for is there.
+# Generous, for a machine that is busy with other things. Each wait ends as soon as its state is
+# there.
 _WAIT_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The demo's world."""
+    """What the demo's steps share."""
 
     stage: Stage
     system: System
@@ -83,7 +83,10 @@ class Scene:
         }
 
     async def drawing(self) -> RenderableType:
-        """Draw the machine as the bus has it now."""
+        """Draw the machine as the bus has it now.
+
+        Errors: raises ExpectationError when the bus has no machine.
+        """
         machine = await self.bus.get(MACHINE, node=self.node)
         ledger = await self.bus.get(LEDGER, node=self.node)
         if machine is None:

@@ -20,12 +20,12 @@ from topobus.values.errors import TopobusError
 
 __all__ = ["ExpectationError", "Stage"]
 
-# The pod that is placed and the one that is refused: what Topobus is for, on one page.
+# The pod that is placed and the one that is refused: the purpose of Topobus on one page.
 _PICTURED_STEPS = (3, 4)
 
 
 class ExpectationError(TopobusError):
-    """Raised when what the demo shows is not what it promises."""
+    """Raised when a promise of the demo is broken."""
 
 
 class Stage:
@@ -47,7 +47,7 @@ class Stage:
 
     @contextmanager
     def step(self, title: str, command: str = "") -> Iterator[None]:
-        """Frame one step; `command` is what a user would type for the same."""
+        """Frame one step. `command` is the user's command for the same."""
         number = len(self.steps) + 1
         self._is_pictured = number in _PICTURED_STEPS
         started_at = time.monotonic()
@@ -81,7 +81,10 @@ class Stage:
         self._print(Padding(part, (0, 0, 0, indent)) if indent else part)
 
     def expect(self, is_so: bool, what: str, evidence: object = "") -> None:
-        """Check a promise and show it; the demo ends when it is broken."""
+        """Check a promise and show it.
+
+        Errors: raises ExpectationError, which ends the demo, when it is broken.
+        """
         if not is_so:
             raise ExpectationError(
                 f"the demo expected: {what}", next_step=f"found instead: {evidence}" if evidence != "" else ""

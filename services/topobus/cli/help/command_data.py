@@ -1,7 +1,7 @@
-"""What help and completion know of each command: read from `commands.json`, which
+"""The data of help and completion for each command: read from `commands.json`, which
 `tools/render-docs` writes from the commands themselves.
 
-One line a command, in the order of their words. Only the standard library, and no more of it than
+One line per command, in the order of their words. Only the standard library, and no more of it than
 the interpreter has loaded anyway, plus json.
 """
 
@@ -18,14 +18,14 @@ _FILE = Path(__file__).parent / "commands.json"
 
 
 class ArgumentData(TypedDict):
-    """A word without a name."""
+    """An argument without a name."""
 
     name: str
     help: str
     is_required: bool
     is_many: bool
     value: str
-    """What it is, for completion: `NODE`, `PATH`."""
+    """Its kind, for completion: `NODE`, `PATH`."""
     choices: list[str]
 
 
@@ -34,32 +34,32 @@ class OptionData(TypedDict):
 
     names: list[str]
     value: str
-    """Placeholder of its value; empty: a switch."""
+    """Placeholder of its value. Empty: a switch."""
     help: str
     choices: list[str]
     default: str
     is_required: bool
     is_many: bool
     is_shared: bool
-    """One that many commands take: how to print, and which system."""
+    """Many commands have it: how to print, and which system."""
 
 
 class CommandData(TypedDict):
     """A command, or a group of them."""
 
     words: str
-    """Such as `keys secrets make`; empty for the program itself."""
+    """Such as `keys secrets make`. Empty for the program itself."""
     help: str
     is_command: bool
-    """It can be run; a group cannot, unless it is a command, too."""
+    """Whether it can be run. A group cannot, unless it is also a command."""
     arguments: list[ArgumentData]
     options: list[OptionData]
 
 
 def read_commands() -> dict[str, CommandData]:
-    """Read what was written, by words.
+    """Read the data, by words.
 
-    Empty when there is nothing, as in a checkout in which it was never made.
+    Empty when the file does not exist, as in a checkout in which it was never made.
     """
     try:
         lines = _FILE.read_text(encoding="utf-8").splitlines()
@@ -72,7 +72,7 @@ def read_commands() -> dict[str, CommandData]:
 def find_command(commands: dict[str, CommandData], arguments: Sequence[str]) -> tuple[CommandData | None, list[str]]:
     """Find the command that a line's leading words name.
 
-    Gives it, and the words after it that are no options.
+    Returns it, and the words after it that are no options.
 
     >>> commands = {"": {"words": ""}, "keys": {"words": "keys"}, "keys make": {"words": "keys make"}}
     >>> find_command(commands, ["keys", "make", "FOLDER", "--help"])

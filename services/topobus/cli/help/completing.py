@@ -1,8 +1,9 @@
-"""Completes a command line: which words may stand at its end. Pure.
+"""Completes a command line: finds the words that are possible at its end. Pure.
 
-Names of nodes, devices and objects are asked for by kind, elsewhere. The answer is written as
+Names of nodes, devices and objects are looked up by kind, elsewhere. The answer is written as
 kubectl's plugins write it: a line for each value, a tab, what it means, and at the end `:4` for "no
-files" or `:0` for "files, too".
+files" or `:0` for "files as well".
+
 Source: kubectl's `kubectl_complete-<plugin>`, and cobra's __complete.
 """
 
@@ -16,21 +17,21 @@ from topobus.cli.help.command_data import CommandData, OptionData
 __all__ = ["KINDS", "Completion", "complete", "script_lines"]
 
 KINDS = ("pods", "claims", "templates", "deviceclasses", "slices")
-# The parser has no list for --output of listings: a wrong one is refused when
-# the options are read together.
+# The parser has no list for --output of listings: a wrong one is refused when the options are read
+# together.
 _FORMATS = ("table", "wide", "yaml", "json", "name")
 # Placeholders of values that a running system, or the user's own files, have names for.
 _NAMED = {"NODE": "nodes", "CLASS": "classes", "CONTEXT": "contexts", "SERVICE": "logs", "MACHINE": "machines"}
 
 
 class Completion(NamedTuple):
-    """What may stand at the end of a line."""
+    """The possible ends of a line."""
 
     values: tuple[tuple[str, str], ...] = ()
-    """Each with what it means."""
+    """Each with its meaning."""
     names: str = ""
-    """Of what the names must be asked for: `nodes`, `classes`, `devices`, `contexts`, `logs`,
-    `machines`, `holders`, `decisions`, `objects KIND`; empty: nothing."""
+    """The kind of names to look up: `nodes`, `classes`, `devices`, `contexts`, `logs`, `machines`,
+    `holders`, `decisions`, `objects KIND`. Empty: none."""
     takes_files: bool = False
 
 
@@ -76,7 +77,7 @@ def complete(words: Sequence[str], commands: Mapping[str, CommandData]) -> Compl
 
 
 def script_lines(completion: Completion, names: Sequence[str], last: str) -> list[str]:
-    """Write the answer; `names` are those that were asked for."""
+    """Write the answer. `names` are those that were looked up."""
     values = [*completion.values, *((name, "") for name in names if name.startswith(last))]
     directive = ":0" if completion.takes_files else ":4"
     return [*(f"{value}\t{meaning}".rstrip() for value, meaning in values), directive]
@@ -87,7 +88,7 @@ def _options(path: str, commands: Mapping[str, CommandData]) -> list[OptionData]
     own = command["options"] if command is not None else []
     if path:
         return own
-    # Before the command stand those that every command takes.
+    # Before the command, the options that every command has are possible.
     shared: dict[str, OptionData] = {}
     for other in commands.values():
         shared |= {option["names"][-1]: option for option in other["options"] if option["is_shared"]}
@@ -95,7 +96,9 @@ def _options(path: str, commands: Mapping[str, CommandData]) -> list[OptionData]
 
 
 def _waiting_option(word: str, path: str, commands: Mapping[str, CommandData]) -> OptionData | None:
-    """Give the option whose value comes next; None for a switch, and for one that has its value."""
+    """Return the option whose value comes next. None for a switch, and for one that has its
+    value.
+    """
     if "=" in word:
         return None
     return next((option for option in _options(path, commands) if word in option["names"] and option["value"]), None)

@@ -1,7 +1,7 @@
-"""Examples of each command: what one shows, and its command line.
+"""Examples of each command: a title, and its command line.
 
-A test parses every line, and wants one of each command. Only the standard library: help is printed
-before anything else is imported.
+A test parses every line, and requires one of each command. Only the standard library: help is
+printed before anything else is imported.
 """
 
 from __future__ import annotations

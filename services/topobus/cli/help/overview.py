@@ -1,5 +1,5 @@
-"""The commands of `topobus` in groups, as its help shows them: name, where the command is below
-topobus.cli, and what the overview says of it.
+"""The commands of `topobus` in groups, as its help shows them: name, the module below topobus.cli,
+and the text of the overview.
 
 Only the standard library: help is printed before anything else is imported.
 """

@@ -1,8 +1,7 @@
 """Answers what needs no command: help and this program's own version, before the parser or any
 command is imported.
 
-Flows in: the command line. Flows out: text on standard output, or nothing, and then
-the program goes on as ever. With everything imported, `topobus place --help` took
+Any other command line is left to the program. With everything imported, `topobus place --help` took
 half a second of processor time.
 """
 
@@ -22,7 +21,8 @@ from topobus.cli.help.rendering import command_help, program_help
 __all__ = ["COMPLETE", "answer_quickly", "help_of", "print_help", "show_version"]
 
 COMPLETE = "__complete"
-"""What a shell's script asks: the words after the program's name follow."""
+"""The word with which a shell's script asks for completion. The words after the program's name
+follow."""
 
 _HELP = ("--help", "-h")
 # Lines of prose beyond this are hard to read.
@@ -30,7 +30,9 @@ _WIDEST = 100
 
 
 def answer_quickly(arguments: list[str]) -> bool:
-    """Print help or the version when that is all that is asked for; says whether it was."""
+    """Print help or the version when the command line asks for nothing else. Returns whether it
+    did.
+    """
     if arguments[:1] == [COMPLETE]:
         _complete(arguments[1:])
         return True
@@ -57,7 +59,7 @@ def answer_quickly(arguments: list[str]) -> bool:
         return True
     commands = read_commands()
     command, rest = find_command(commands, options)
-    # A word that is no command is the parser's to refuse, unless it is an argument of one.
+    # The parser refuses a word that is no command, unless it is an argument of one.
     if command is None or (rest and not command["is_command"]):
         return False
     print_help(help_of(command, commands))
@@ -75,12 +77,12 @@ def help_of(command: CommandData, commands: dict[str, CommandData]) -> str:
 
 
 def program_name() -> str:
-    """Say how this program is called: as itself, or by kubectl."""
+    """Return the name by which this program was called: its own, or kubectl's."""
     return "kubectl topobus" if sys.argv[:1] and os.path.basename(sys.argv[0]) == "kubectl-topobus" else "topobus"  # noqa: PTH119 - pathlib would cost an import
 
 
 def print_help(text: str) -> None:
-    """Print help; on a terminal headings are bold and remarks of examples faint."""
+    """Print help. On a terminal, headings are bold and remarks of examples faint."""
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         text = "".join(_emphasized(line) for line in text.splitlines(keepends=True))
     encoding = sys.stdout.encoding or "ascii"
@@ -91,20 +93,20 @@ def print_help(text: str) -> None:
 
 def show_version() -> None:
     """Print this program's version."""
-    # Here: it costs more than all the rest, and help does not need it.
+    # Imported here: it costs more than all the rest, and help does not need it.
     from importlib.metadata import version
 
     _write(f"topobus {version('topobus')}\n")
 
 
 def _complete(words: Sequence[str]) -> None:
-    """Print what may stand at the end of a command line."""
+    """Print the possible ends of a command line."""
     completion = complete(words, read_commands())
     last = words[-1] if words else ""
     names: list[str] = []
     if completion.names:
-        # Only here is the system asked, as it is by any command; the system that the line
-        # itself names is the one meant.
+        # Imported here: only this asks the system, as a command does. If the line itself names a
+        # system, that one is asked.
         from topobus.cli.help.value_names import names_of, options_of
 
         names = names_of(completion.names, options_of(words))
@@ -116,12 +118,13 @@ def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader is gone (`| head`): point stdout away, or the interpreter complains at exit.
+        # The reader is gone (`| head`): point stdout elsewhere, or the interpreter complains at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _width() -> int:
-    # 80 columns unless a terminal says otherwise: pages are compared and copied.
+    # 80 columns unless a terminal has another width, as pages are compared and copied.
     return max(40, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80))
 
 

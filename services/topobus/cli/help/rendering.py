@@ -1,6 +1,7 @@
-"""Writes help as text: of the program, its commands in groups.
+"""Writes help as text: of the program, its commands in groups, and of a command, its usage, options
+and examples.
 
-Of a command, how to call it, what it takes, and examples. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from topobus.cli.help.overview import COMMANDS, PROGRAM
 __all__ = ["command_help", "program_help"]
 
 _INDENT = "  "
-# Beyond this a name stands on a line of its own.
+# A longer name has a line of its own.
 _WIDEST_NAME = 26
 _EXIT_CODES = (
     "0 yes, 1 no, 2 usage, 65 bad content, 66 no such file, 69 unavailable, 70 our defect, 74 hardware, 78 "
@@ -49,8 +50,8 @@ def command_help(
 ) -> str:
     """Write the help of one command.
 
-    Shapes: commands — all, to list those below this one; examples — what
-    each shows, and its command line.
+    Shapes: commands — all, to list those below this one; examples — the title and the command line
+    of each.
     """
     parts = [textwrap.fill(command["help"], width)] if command["help"] else []
     below = [

@@ -1,6 +1,7 @@
-"""Reads from the program's parser what help and completion say of each command.
+"""Reads the data of help and completion from the program's parser.
 
-It imports every command: run by `tools/render-docs`, and where a command is not in its data yet.
+It imports every command: it is run by `tools/render-docs`, and where a command is not in its data
+yet.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def _option(argument: Argument, words: tuple[str, ...]) -> OptionData:
     default = argument.field_info.default
     shown = default.value if isinstance(default, Enum) else default
     return OptionData(
-        # Short names first, as everybody writes them; of a switch that is on by default,
-        # what switches it off says more.
+        # Short names first, as usual. For a switch that is on by default, the name that switches it
+        # off is more important.
         names=sorted(names, key=lambda name: (name.startswith("--"), names.index(name))),
         value="" if is_switch else _value(argument, names[0]),
         help=_text(argument),

@@ -1,7 +1,7 @@
 """Names of what runs, for a shell that completes a command line: nodes, classes, devices, objects,
-holders, decisions, contexts; and of recorded machines.
+holders, decisions, contexts, and recorded machines.
 
-Whatever goes wrong there are no names: a shell that waits for a key is no place for errors.
+Any failure gives no names: a shell that waits for a key must not print errors.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _NEWEST_DECISIONS = 50
 
 
 def names_of(what: str, options: BusOptions) -> list[str]:
-    """Give the names, sorted; empty when they are not known in time."""
+    """Return the names, sorted. Empty when they are not known in time."""
     if what == "contexts":
         return [context.name for context in ContextFolder().all()]
     if what == "machines":
-        # Here: of all completions one needs it.
+        # Imported here: only one completion needs it.
         from topobus.simulation.machines import PROFILES
 
         return sorted(PROFILES)
     try:
         if what == "logs":
-            # Here: of all completions one needs it.
+            # Imported here: only one completion needs it.
             from topobus.cli.commands.logs import log_folder
 
             return sorted(path.stem for path in log_folder(options.context).glob("*.log"))
@@ -44,7 +44,7 @@ def names_of(what: str, options: BusOptions) -> list[str]:
 
 
 def options_of(words: Sequence[str]) -> BusOptions:
-    """Read from an unfinished command line which system it is about."""
+    """Read from an unfinished command line which system it names."""
     given = {name: value for name, value in pairwise(words[:-1]) if name in ("--nats", "--context")}
     given |= {
         name: value
@@ -55,8 +55,8 @@ def options_of(words: Sequence[str]) -> BusOptions:
 
 
 async def _ask(what: str, options: BusOptions) -> list[str]:
-    # Somebody has pressed a key and waits: for all together no longer than any
-    # command waits for its connection.
+    # A user has pressed a key and waits: all steps together may take no longer than a command waits
+    # for its connection.
     async with asyncio.timeout(options.settings().connect_timeout_s), open_bus(options, NamesSystem.NEVER) as bus:
         return sorted(await _names(bus, what))
 

@@ -1,7 +1,7 @@
 """Renders answers for people: a Placement with its devices and reasons, a Refusal with its reasons
 and the devices that would have to be released.
 
-Flows in: outcomes. Flows out: rich renderables. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = [
     "summary",
 ]
 
-# Of a device that nobody new gets now.
+# States of a device that is not allocated to new owners now.
 _COMES_BACK = ("wait", "return", "repair")
-# What comes nearest and what would fit stands among the reasons; it refuses nothing.
+# The nearest miss and what would fit are among the reasons, but refuse nothing.
 _ADVICE = ("nearest-miss", "would-fit")
-# Nobody else is in the way.
+# With this reason no other owner is in the way.
 _HELD = "already-placed"
 _UNITS = {"_gbps": "Gbit/s", "_bytes": "bytes", "_ms": "ms", "_s": "s"}
-# Drivers that do not tell a link's speed say 0.
+# Drivers that do not know a link's speed report 0.
 _ZERO_IS_UNKNOWN = ("bandwidth_gbps",)
-# A hint list of a big machine has hundreds of entries; the narrow ones
-# decide, and JSON has all of them.
+# A hint list of a big machine has hundreds of entries. The narrow ones decide, and JSON has all of
+# them.
 _SHOWN_HINTS = 12
 
 
 def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_be_freed: bool = True) -> RenderableType:
-    """Show an answer in full; with `has_facts` each reason shows its facts, too.
+    """Show an answer in full. With `has_facts` each reason shows its facts as well.
 
-    Without `could_be_freed` it is about nothing that others may hold.
+    With `could_be_freed` false, no other owner may hold what the answer is about.
     """
     if isinstance(result, Placement):
         return Group(*(_container_view(container, has_facts=has_facts) for container in result.containers))
@@ -70,7 +70,7 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_b
 
 
 def summary(result: Placement | Refusal | None) -> str:
-    """Sum an answer up in one line."""
+    """Summarize an answer in one line."""
     if result is None:
         return "done"
     if isinstance(result, Refusal):
@@ -88,15 +88,15 @@ def summary(result: Placement | Refusal | None) -> str:
 
 
 def answer_text(event: DecisionEvent) -> str:
-    """Sum the answer of a decision up in one line: what an operator wants is begun until its
-    outcome is decided.
+    """Summarize the answer of a decision in one line. An operator's request shows as begun until
+    its outcome is decided.
     """
     return "begun" if event.is_begun else summary(event.outcome)
 
 
 def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[RenderableType]:
-    """List reasons: the sentence for people, the code (and the facts, when wanted) for those who
-    look them up.
+    """List reasons: the sentence for people, and the code (and the facts, when wanted) for looking
+    it up.
     """
     lines: list[RenderableType] = []
     for reason in reasons:
@@ -114,7 +114,7 @@ def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[
 def facts_text(reason: Reason) -> str:
     """Write the facts in words, sorted by key.
 
-    What is empty, or 0 where the driver does not tell, is left out.
+    Empty facts, and those with 0 for unknown, are left out.
 
     >>> facts_text(Reason(code="devices-chosen", message="", facts={"tied": 0, "is_exact": True, "bandwidth_gbps": 0.0, "devices": ("a", "b")}))
     'devices a, b; exact: yes; tied 0'
@@ -158,7 +158,7 @@ def hint_text(hint: Hint) -> str:
 
 
 def hint_table(hints: Iterable[HintList]) -> Table:
-    """Show the hints of each resource; a star marks a preferred one."""
+    """Show the hints of each resource. A star marks a preferred one."""
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
     table.add_column("resource")
     table.add_column("hints (* preferred)", overflow="fold")

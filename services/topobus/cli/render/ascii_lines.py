@@ -1,9 +1,9 @@
-"""Writes finished lines by the signs of ASCII, each as wide as it was: a border or a column that
-stands behind a longer sign stays where it is.
+"""Writes finished lines in ASCII, each as wide as it was, so that a border or a column after a
+longer sign stays where it is.
 
-Flows in: lines of rich, laid out with one cell a sign. Flows out: the same lines in ASCII. What a
-sign needs beyond its one cell is taken from the blanks behind it, and where there are none, from
-the text before it, which `…` has cut already. Pure.
+The lines come from rich, laid out with one cell for each sign. What a sign needs beyond its one
+cell is taken from the blanks after it, and where there are none, from the text before it, which `…`
+has cut already. Pure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Cell = tuple[str, Style | None]
 def ascii_text(text: str) -> str:
     """Write a text by signs that every terminal has.
 
-    Whatever has no such sign becomes a question mark.
+    A sign without an ASCII form becomes a question mark.
 
     >>> ascii_text("a → b…"), ascii_text("ö")
     ('a -> b...', '?')
@@ -57,7 +57,7 @@ def ascii_text(text: str) -> str:
 
 
 def ascii_line(line: str) -> str:
-    """Write one line in ASCII, as wide as it is where that can be.
+    """Write one line in ASCII, at its present width where that is possible.
 
     >>> ascii_line("│ gpu-0000-18… │"), ascii_line("was → is  │"), ascii_line("reading …")
     ('| gpu-0000-... |', 'was -> is |', 'reading ...')
@@ -66,7 +66,7 @@ def ascii_line(line: str) -> str:
 
 
 class AsciiLines(RenderHook):
-    """Has a console write whatever it renders in ASCII, after it is laid out."""
+    """Makes a console write everything in ASCII, after it is laid out."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """Wrap what is to be printed."""
@@ -89,7 +89,9 @@ class _InAscii:
 
 
 def _cells_in_ascii(line: Sequence[Cell]) -> list[Cell]:
-    """Write a line's cells; `owed` is how many cells what was written is too wide by."""
+    """Write a line's cells in ASCII. `owed` counts the cells by which the written text is too
+    wide.
+    """
     written: list[Cell] = []
     owed = 0
     for place, (sign, style) in enumerate(line):
@@ -108,10 +110,8 @@ def _cells_in_ascii(line: Sequence[Cell]) -> list[Cell]:
 
 
 def _blanks_after(line: Sequence[Cell], place: int) -> int:
-    """Count the blanks behind a cell that can be done without: all at the line's end, all but one
-    within it.
-
-    At the end itself nothing has to be kept.
+    """Count the blanks after a cell that are not needed: all at the line's end, all but one within
+    it.
     """
     blanks = 0
     for sign, _ in line[place + 1 :]:
@@ -122,9 +122,9 @@ def _blanks_after(line: Sequence[Cell], place: int) -> int:
 
 
 def _take_text(written: list[Cell], count: int) -> int:
-    """Take cells of a text that is cut anyway, and gives how many.
+    """Remove cells of a text that is cut anyway, and return how many.
 
-    A `…` that stands alone cuts nothing.
+    A `…` after a blank cuts no text.
     """
     taken = 0
     while taken < count and written and written[-1][0] != "|" and (taken or written[-1][0] != " "):
@@ -134,7 +134,7 @@ def _take_text(written: list[Cell], count: int) -> int:
 
 
 def _take_blanks(written: list[Cell], count: int) -> int:
-    """Take blanks before a border; gives how many."""
+    """Remove blanks before a border, and return how many."""
     taken = 0
     while taken < count and written and written[-1][0] == " ":
         written.pop()

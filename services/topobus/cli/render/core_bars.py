@@ -1,8 +1,7 @@
-"""Draws the cores of a NUMA node as bars, one sign a core, with a gap between cores of different
+"""Draws the cores of a NUMA node as bars, one sign per core, with a gap between cores of different
 level-3 caches.
 
-Flows in: the cores of one node in the order of the drawing, and the sign of each.
-Flows out: lines of text. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _FREE = "·"
 
 
 def core_bars(cores: Sequence[DrawnCore], cells: Sequence[Cell], width: int, *, indent: int) -> Iterable[Text]:
-    """Draw one sign a core, cores of one level-3 cache together.
+    """Draw one sign per core, cores of one level-3 cache together.
 
-    When they do not fit into the rows, one sign stands for several cores, and there are no gaps.
+    When they do not fit into the rows, one sign covers several cores, and there are no gaps.
 
-    Shapes: cells — one a core.
+    Shapes: cells — one per core.
     """
     room = width - indent
     groups = [
@@ -53,7 +52,7 @@ def core_bars(cores: Sequence[DrawnCore], cells: Sequence[Cell], width: int, *, 
 
 
 def _rows_of_groups(groups: Sequence[Sequence[Cell]], room: int) -> list[list[Sequence[Cell]]]:
-    """Lay whole groups into rows, evenly; empty when one is longer than a row."""
+    """Lay whole groups into rows, evenly. Empty when one is longer than a row."""
     longest = max(map(len, groups))
     if longest > room:
         return []
@@ -69,6 +68,6 @@ def _run(cells: Sequence[Cell]) -> Text:
 
 
 def _merged(cells: Sequence[Cell]) -> Cell:
-    """Give the most frequent sign that is not free."""
+    """Return the most frequent sign that is not free."""
     taken = [cell for cell in cells if cell[0] != _FREE]
     return Counter(taken).most_common(1)[0][0] if taken else cells[0]

@@ -1,8 +1,7 @@
 """Describes one object of the stand-alone API with related data: its devices, their holders, its
 decisions.
 
-Flows in: the object, inventories, ledgers, decision events. Flows out: a Description, as plain data
-for JSON and as rich renderables for people. Pure.
+A Description is plain data for JSON, and is rendered for people. Pure.
 """
 
 from __future__ import annotations
@@ -32,30 +31,29 @@ from topobus.values.timestamps import short_time
 
 __all__ = ["Description", "Granted", "describe", "view"]
 
-# The newest decisions tell how it came to what it is; `topobus decisions` has the others.
+# The newest decisions explain the present state. `topobus decisions` has the others.
 _SHOWN_DECISIONS = 8
-# Beside why a claim waits stands what would fit: as a condition, and
-# among the reasons of the event.
+# A waiting claim has what would fit as a condition, and among the reasons of its event.
 _ADVICE = "Advice"
 _NEAREST = "nearest-miss"
-# A condition's message is cut at some thousand characters; so many tell one from another.
+# A condition's message is cut at some thousand characters. So many distinguish one from another.
 _COMPARED = 1000
 
 
 class Granted(Struct, frozen=True, kw_only=True):
-    """A device of a claim with what its node says of it."""
+    """A device of a claim with its node's facts about it."""
 
     request: str
     driver: str
     pool: str
     device: str
     numa_nodes: str
-    """NUMA nodes that it is local to; `?` when nobody tells."""
+    """NUMA nodes that it is local to. `?` when they are unknown."""
     below: str
-    """The PCIe switch or root above it; empty when nobody tells."""
+    """The PCIe switch or root above it. Empty when it is unknown."""
     health: str
     reason: str
-    """The worst condition; empty when it is well."""
+    """The worst condition. Empty when it is healthy."""
 
 
 class Held(Struct, frozen=True, kw_only=True):
@@ -74,7 +72,7 @@ class Description(Struct, frozen=True, kw_only=True):
     devices: tuple[Granted, ...] = ()
     held: tuple[Held, ...] = ()
     reasons: tuple[Reason, ...] = ()
-    """Why it waits, with codes and facts; empty when it does not."""
+    """Why it waits, with codes and facts. Empty when it does not."""
     decisions: tuple[DecisionEvent, ...] = ()
 
 
@@ -86,7 +84,7 @@ def describe(
     events: Iterable[DecisionEvent],
     claims: Mapping[str, ApiObject] | None = None,
 ) -> Description:
-    """Put together what is known of an object.
+    """Collect what is known of an object.
 
     Shapes: claims — those of a pod, by the names that it has for them; plain — the object as
     Kubernetes writes it; events — in the order in which they were made.
@@ -119,7 +117,7 @@ def describe(
 
 
 def view(api_object: ApiObject, description: Description) -> RenderableType:
-    """Show a description to people."""
+    """Render a description for people."""
     parts: list[RenderableType] = [Text(name_of(api_object), "title"), _facts(api_object)]
     asks = _asks(api_object)
     if asks:
@@ -140,7 +138,7 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
     has_advice = any(reason.code == _NEAREST for reason in description.reasons)
     for condition in conditions:
         if has_advice and condition.get("type") == _ADVICE:
-            continue  # the reasons below say the same with their codes
+            continue  # the reasons below have the same content with their codes
         is_true = condition.get("status") == "True"
         head = Text.assemble(
             (f"{condition.get('type')}: ", "title"), (_reason_of(condition), "ok" if is_true else "warn")
@@ -157,8 +155,8 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
 
 
 def _indented(line: str) -> Padding:
-    """Indent a line, and what a narrow terminal folds of it, by two columns more than it is
-    already.
+    """Indent a line, and the parts of it that a narrow terminal folds, by two columns more than it
+    is already.
     """
     text = line.lstrip()
     return Padding(Text(text), (0, 0, 0, 2 + len(line) - len(text)))
@@ -272,12 +270,12 @@ def _decision_row(event: DecisionEvent) -> Row:
 
 
 def _what(event: DecisionEvent) -> str:
-    """Say what was decided: of one node, or among all."""
+    """Return what was decided: on one node, or among all."""
     return event.verb if event.node == CLUSTER else f"{event.verb} on {event.node}"
 
 
 def _reason_of(condition: dict[str, Any]) -> str:
-    """Give a condition's reason; one that only says its type again is a plain yes or no."""
+    """Return a condition's reason. A reason that repeats the type becomes yes or no."""
     reason = str(condition.get("reason"))
     if reason != condition.get("type"):
         return reason
@@ -285,16 +283,15 @@ def _reason_of(condition: dict[str, Any]) -> str:
 
 
 def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, ...]:
-    """Find the reasons behind the condition as it is now: those of the event that says the same.
-
-    Else the condition's own words.
+    """Find the reasons behind the present condition: those of the event with the same text, else
+    the condition's own text.
     """
     waits = [condition for condition in _dicts(card.status.get("conditions")) if condition.get("status") == "False"]
     if not waits:
         return ()
     message = str(waits[0].get("message") or "")
     for event in reversed(events):
-        # The event has the advice, too; a condition's message is cut where it grows too long.
+        # The event has the advice as well, and a long message of a condition is cut.
         reasons = (
             "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
         )

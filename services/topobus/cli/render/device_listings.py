@@ -1,7 +1,7 @@
-"""Listings of devices: counts a node and class, the devices of one inventory, and how devices are.
+"""Listings of devices: counts by node and class, the devices of one inventory, and the health of
+devices.
 
-Flows in: inventories and who holds what. Flows out: listings whose rows carry what
-programs and selectors see. Pure.
+The rows have the fields for programs and selectors as well. Pure.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 
 
 def summary_listing(inventories: Iterable[Inventory], ledgers: Mapping[str, Ledger]) -> Listing:
-    """Count devices a node and class: all, held, free, and those that are not well.
+    """Count devices by node and class: all, held, free, and unhealthy.
 
-    Of several nodes also by class over all of them.
+    For several nodes there are also totals by class.
     """
     rows = tuple(_summary_row(inventory, holders_of(ledgers.get(inventory.node))) for inventory in inventories)
     numbers = [Column(title=title, fit=Fit.NUMBER) for title in ("devices", "held", "free", "not well")]
@@ -63,7 +63,7 @@ def summary_listing(inventories: Iterable[Inventory], ledgers: Mapping[str, Ledg
 
 
 def _totals(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Sum up the numbers of summary rows by class."""
+    """Add up the numbers of summary rows by class."""
     by_class: dict[str, list[Row]] = {}
     for row in rows:
         by_class.setdefault(str(row.cells[1]), []).append(row)
@@ -101,7 +101,7 @@ def _summary_row(inventory: Inventory, holders: DrawnHolders) -> Row:
 
 
 def class_text(inventory: Inventory) -> str:
-    """Name a class, and the resource under which pods know it when that is not ours.
+    """Name a class, and the resource that pods request it by when that is not ours.
 
     >>> class_text(Inventory(node="n", device_class="gpu-nvidia", generation=1, resource="nvidia.com/gpu"))
     'gpu-nvidia (nvidia.com/gpu)'
@@ -112,7 +112,7 @@ def class_text(inventory: Inventory) -> str:
 def device_listing(inventory: Inventory, holders: DrawnHolders, *, sums_up: bool = True) -> Listing:
     """List the devices of one inventory.
 
-    CPUs core by core would be hundreds of lines, so people see them summed up a NUMA node.
+    CPUs core by core would be hundreds of lines, so people see totals by NUMA node.
     """
     if sums_up and inventory.device_class == "cpu":
         return _cpu_listing(inventory, holders)
@@ -120,8 +120,7 @@ def device_listing(inventory: Inventory, holders: DrawnHolders, *, sums_up: bool
         title=f"{inventory.node}: {class_text(inventory)}",
         columns=(
             Column(title="device", fit=Fit.NAME),
-            # Where a device sits and how it is matters more than its
-            # model, and so does who holds it.
+            # A device's place, health and holder are more important than its model.
             Column(title="model", gives_way=True),
             Column(title="NUMA", fit=Fit.NAME),
             Column(title="below", fit=Fit.NAME, gives_way=True),
@@ -138,8 +137,8 @@ def device_listing(inventory: Inventory, holders: DrawnHolders, *, sums_up: bool
 
 
 def device_labels(inventory: Inventory, device: Device, holder: DrawnHolder | None = None) -> dict[str, str]:
-    """Give what a selector may ask of a device: its attributes, and above them what every device
-    has.
+    """Return the labels of a device for selectors: its attributes, and those that every
+    device has.
     """
     facts = {
         "node": inventory.node,
@@ -205,7 +204,7 @@ def _share_line(sharer: DrawnHolder, share: HeldShare) -> Text:
 
 
 def amounts_text(share: HeldShare) -> str:
-    """Say how much a share is.
+    """Write the amounts of a share.
 
     >>> amounts_text(HeldShare(amounts={"memory": 20 << 30, "shares": 1}))
     'memory 20Gi, shares 1'
@@ -276,7 +275,7 @@ def _cpu_row(inventory: Inventory, node: str, devices: Sequence[Device], holders
 
 
 def _distinct(devices: Iterable[Device]) -> list[Device]:
-    """Give one device a core, and all groups of CPUs."""
+    """Return one device for each core, and all groups of CPUs."""
     return list({device.core if device.cpu is not None else device.name: device for device in devices}.values())
 
 
@@ -302,8 +301,7 @@ def _is_held(device: Device, holders: DrawnHolders) -> bool:
 def health_listing(
     inventories: Iterable[Inventory], *, is_all: bool, ledgers: Mapping[str, Ledger]
 ) -> tuple[Listing, int]:
-    """List the devices that are not well, or all, and count those that are left out since they are
-    well.
+    """List the unhealthy devices, or all, and count the healthy ones that are left out.
 
     The devices of a class whose service is silent are one row: CPUs alone would fill screens.
     """
@@ -336,7 +334,7 @@ def health_listing(
 
 
 def health_document(inventory: Inventory, device: Device) -> dict[str, Any]:
-    """Give what programs read of a device's health."""
+    """Return a device's health for programs."""
     return {
         "node": inventory.node,
         "device_class": inventory.device_class,
@@ -346,9 +344,9 @@ def health_document(inventory: Inventory, device: Device) -> dict[str, Any]:
 
 
 def _what_is_wrong(worst: Condition) -> str:
-    """Say what is wrong.
+    """Return what is wrong.
 
-    Of what recovers, what was: its message is of a fault that is not seen any more.
+    For a recovering device, what was wrong: its message is about a fault that no longer shows.
     """
     if worst.until:
         return (

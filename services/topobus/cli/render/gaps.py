@@ -1,8 +1,7 @@
-"""Says in the lines of a command that follows events where they are not whole: while NATS is away,
-when more came than was read, when the stream is another one.
+"""Reports gaps between the lines of a command that follows events: while NATS is away, when more
+came than was read, and when the stream was replaced.
 
-Flows in: what the bus notices. Flows out: a line for people or for programs,
-in its place among the others.
+A gap is a line for people or for programs, at its place among the others.
 """
 
 from __future__ import annotations
@@ -23,34 +22,34 @@ __all__ = ["Gap", "GapKind", "Gaps"]
 
 
 class GapKind(StrEnum):
-    """What happened."""
+    """The kind of a gap."""
 
     DISCONNECTED = "disconnected"
-    """Nothing comes until `connected`."""
+    """No events arrive until `connected`."""
     CONNECTED = "connected"
     MISSED = "missed"
     """More came than was read."""
     REPLACED = "replaced"
-    """The stream was lost, or put back: what was shown before is void."""
+    """The stream was lost or restored: what was shown before is void."""
 
 
 class Gap(Struct, frozen=True, kw_only=True):
-    """One such line of a command with `--json`; no other line has a key `gap`."""
+    """A gap as a line of a command with `--json`. No other line has a key `gap`."""
 
     gap: GapKind
     time: str
     """RFC 3339, UTC: when it was noticed."""
     text: str
     missed: int | None = None
-    """How many were lost; None: not known, 0: none."""
+    """How many were lost. None: not known, 0: none."""
 
 
 class Gaps:
-    """Tells the gaps of one command."""
+    """Reports the gaps of one command."""
 
     def __init__(self, output: Output, what: str, *, is_stored: bool) -> None:
-        """`what` is followed, in the plural; `is_stored`: a stream has it, so that nothing is lost
-        while NATS is away.
+        """Set what is followed (`what`, in the plural), and whether a stream stores it, so that
+        nothing is lost while NATS is away (`is_stored`).
         """
         self._output = output
         self._what = what
@@ -58,7 +57,7 @@ class Gaps:
 
     @contextmanager
     def telling(self, bus: Bus) -> Iterator[None]:
-        """Tell when the connection is lost, and when it is there again, until the block ends."""
+        """Report when the connection is lost, and when it is back, until the block ends."""
         forget = bus.on_change(lambda: self._note_connection(is_connected=bus.is_connected))
         try:
             yield
@@ -66,13 +65,13 @@ class Gaps:
             forget()
 
     def note_missed(self, count: int) -> None:
-        """Tell that more came than was read."""
+        """Report that more came than was read."""
         self._show(
             GapKind.MISSED, f"{count} {self._what} came faster than they were read, and are not shown", missed=count
         )
 
     def note_replaced(self) -> None:
-        """Tell that the stream is another one now."""
+        """Report that the stream was replaced."""
         self._show(GapKind.REPLACED, f"the stream of {self._what} is another one now: what it has is shown anew")
 
     def _note_connection(self, *, is_connected: bool) -> None:

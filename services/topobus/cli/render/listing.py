@@ -1,9 +1,8 @@
-"""Lays out the rows of a listing for a terminal's width: as a table where it fits, else one block a
-row, so that names and ids stay whole.
+"""Lays out the rows of a listing for a terminal's width: as a table where it fits, else one block
+per row, so that names and ids stay whole.
 
-Flows in: columns, rows and a width. Flows out: lines, none wider than the width and none with
-trailing blanks. Pure. Words are never broken; what is cut ends with an ellipsis; an id that is
-there to be copied is never cut.
+No line is wider than the width, and none has trailing blanks. Pure. Words are never broken. A cut
+text ends with an ellipsis. An id, which users copy, is never cut.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _INDENT = 4
 
 
 class Fit(StrEnum):
-    """What may happen to the cells of a column where there is little room."""
+    """How the cells of a column may change where there is little room."""
 
     NAME = "name"
-    """Stays on one line; cut, with an ellipsis, only where it is longer
-    than the terminal is wide."""
+    """Stays on one line. It is cut, with an ellipsis, only where it is longer than the terminal is
+    wide."""
     ID = "id"
-    """Is there to be copied: never cut and never broken."""
+    """For copying: never cut and never broken."""
     TEXT = "text"
     """Is folded between words."""
     NUMBER = "number"
@@ -50,19 +49,19 @@ class Column:
     is_wide: bool = False
     """Shown with `-o wide` alone."""
     gives_way: bool = False
-    """Left out, before anything is folded into blocks, where the terminal is too narrow; the last
-    line says so."""
+    """Left out, before anything is folded into blocks, where the terminal is too narrow. The last
+    line names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row: what people see, and what programs and selectors see of the same thing."""
+    """One row: its text for people, and the same thing for programs and selectors."""
 
     cells: tuple[Cell, ...]
     below: tuple[Text, ...] = ()
     """Lines of their own below the row."""
     name: str = ""
-    """As `-o name` prints it; also tells rows apart while they are watched."""
+    """As `-o name` prints it. It also identifies rows while they are watched."""
     document: Any = None
     labels: dict[str, str] = field(default_factory=dict)
     sort_keys: dict[str, str] = field(default_factory=dict)
@@ -79,12 +78,12 @@ class Listing:
     is_wide: bool = False
     has_headers: bool = True
     totals: tuple[Row, ...] = ()
-    """Sums below all rows, for people; no rows of their own for programs and selectors."""
+    """Sums below all rows, for people. Programs and selectors do not see them."""
     all_of_it: str = "-o wide has all"
-    """Where to find what a narrow terminal has no room for."""
+    """How to get what a narrow terminal has no room for."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Print as rich wants it."""
+        """Print by rich's protocol."""
         for line in self.lines(options.max_width):
             line.no_wrap, line.overflow = True, "ignore"
             yield line
@@ -145,7 +144,7 @@ class Listing:
         """Write each row as a block: names and ids first, then the rest, folded and indented."""
         lines: list[Text] = []
         keys = [place for place in shown if self.columns[place].fit in (Fit.NAME, Fit.ID)]
-        # What identifies a row stands at its beginning; names further on are facts about it.
+        # A row's names and ids are at its beginning. Names further on are facts about it.
         keys = [place for number, place in enumerate(keys) if place == shown[number]]
         for row in self._all_rows:
             head = _joined([_text(row.cells[place]) for place in keys], 2)
@@ -204,9 +203,9 @@ def fold(text: Text, width: int) -> list[Text]:
 
 
 def hanging(head: Text, body: Text, width: int) -> list[Text]:
-    """Write a text behind its head, and what does not fit below itself.
+    """Write a text after its head, with continuation lines below the text.
 
-    At a quarter of the width at most.
+    The head takes a quarter of the width at most.
 
     >>> [line.plain for line in hanging(Text("PIX  = "), Text("through one PCIe switch"), 20)]
     ['PIX  = through one', '     PCIe switch']
@@ -214,7 +213,7 @@ def hanging(head: Text, body: Text, width: int) -> list[Text]:
     indent = min(len(head), max(width // 4, 1))
     first = fold(body, max(width - len(head), 1))[0] if len(head) < width else Text()
     if not body.plain.startswith(first.plain):
-        # A word that is longer than the room beside the head has more below.
+        # A word that is longer than the room beside the head has more room below.
         first = Text()
     rest = body[len(first) :]
     rest = rest[len(rest.plain) - len(rest.plain.lstrip(" ")) :]
@@ -241,7 +240,7 @@ def words_of(text: Text) -> list[Text]:
 def _widths(
     columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int, *, has_headers: bool
 ) -> tuple[list[int], int] | None:
-    """Choose the widths and the gap; None where not even folding makes the table fit."""
+    """Choose the widths and the gap. None where the table does not fit even if it is folded."""
     natural, least = [], []
     for place, column in enumerate(columns):
         lines = [line for row in cells for line in row[place].split("\n")]

@@ -1,8 +1,7 @@
 """Writes the drawing of a machine as text: sockets and NUMA nodes side by side, CPUs as bars, root
 complexes, switches and devices, and their holders.
 
-Flows in: Machine, Inventories, Ledger; what stands where is decided by `topobus.engine.drawing`.
-Flows out: a rich renderable at most `width` columns wide. Pure.
+`topobus.engine.drawing` decides the place of each part. Pure.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ def draw_machine(
 
     Without inventories the PCI functions are drawn by their `names`, or ids where they have none.
 
-    Order: by socket and node id; two sockets make two columns, and where there is room for more
-    columns, rows. What a wide terminal has beyond that stays empty. Letters are those that owners
-    have had (`letters`, by key), else of their names.
+    Order: by socket and node id. Two sockets make two columns, and where there is room for more
+    columns, rows. A wider terminal leaves the rest empty. Letters are those that owners have had
+    (`letters`, by key), else of their names.
     """
     all_inventories = tuple(inventories)
     layout = layout_of(machine, all_inventories, ledger, letters=letters, names=names)
@@ -75,7 +74,7 @@ def draw_machine(
         )
     if layout.memory_only:
         below.append(Text(layout.memory_only))
-    # Before the drawing: what it lacks is seen by nobody who does not know of it.
+    # Before the drawing: a reader cannot see what a drawing lacks.
     warnings = [Text(f" warning: {warning}", "warn") for warning in layout.warnings]
     return Group(
         _headline(layout, width), *warnings, grid, *below, *_legend(layout, width, has_signs=bool(all_inventories))
@@ -83,7 +82,7 @@ def draw_machine(
 
 
 def _columns(nodes: int, width: int) -> int:
-    """Choose how many panels stand side by side: as many as there is room for, and no row shorter
+    """Choose how many panels are side by side: as many as there is room for, without a row shorter
     than the others.
     """
     if width < 80 or nodes <= 1:
@@ -94,7 +93,7 @@ def _columns(nodes: int, width: int) -> int:
 
 
 def _rows(layout: MachineLayout, per_row: int) -> Iterable[tuple[NumaPanel | None, ...]]:
-    """Lay out the panels: two sockets stand side by side, anything else flows by id."""
+    """Lay out the panels: two sockets side by side, any other number in rows by id."""
     if per_row == 2 and len(layout.sockets) == 2:
         left, right = layout.sockets
         yield from zip_longest(left, right)
@@ -139,12 +138,12 @@ def _panel_lines(panel: Place, holders: DrawnHolders, inner: int) -> list[Text]:
 
 
 def _core_cell(core: DrawnCore) -> tuple[str, str]:
-    """Give a core's sign with its style."""
+    """Return a core's sign with its style."""
     return core.sign, "fail" if core.is_sick else holder_style(core.holder, "faint" if core.sign == "·" else "bold")
 
 
 def _tree_lines(roots: Iterable[RootBranch], holders: DrawnHolders, inner: int) -> Iterable[Text]:
-    """Draw root complex, switch, device; a level that the machine does not tell is left out."""
+    """Draw root complex, switch, device. A level that the machine does not report is left out."""
     for root in roots:
         yield _fit(Text(root.title, "title"), inner)
         for place, branch in enumerate(root.switches):
@@ -193,7 +192,7 @@ def _legend(layout: MachineLayout, width: int, *, has_signs: bool) -> Iterable[R
 
 
 def _signs(signs: Iterable[str], width: int) -> Iterable[Text]:
-    """Write what the signs mean, each with its meaning on one line."""
+    """Write the meaning of the signs, each on one line."""
     line = ""
     for sign in signs:
         if line and len(line) + 2 + len(sign) > width:

@@ -1,7 +1,7 @@
 """The output of `topobus`: rich text for people or JSON for programs on stdout, and errors in one
 format on stderr.
 
-Colour is used only on a terminal and never with NO_COLOR; letters carry everything that colour
+Colour is used only on a terminal and never with NO_COLOR. Letters carry everything that colour
 shows. Only the answer is written to stdout.
 """
 
@@ -42,7 +42,7 @@ THEME = Theme(
 
 
 def _in_ascii(err: UnicodeError) -> tuple[str, int]:
-    """Write what an encoding lacks by signs that every one has; a handler for codecs."""
+    """Write what an encoding lacks in ASCII. A handler for codecs."""
     assert isinstance(err, UnicodeEncodeError)
     return ascii_text(err.object[err.start : err.end]), err.end
 
@@ -51,9 +51,7 @@ codecs.register_error("topobus-ascii", _in_ascii)
 
 
 def adapt_streams() -> None:
-    """Have stdout and stderr write something readable on a terminal that has only ASCII, instead of
-    failing.
-    """
+    """Make stdout and stderr write ASCII on a terminal that has only that, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _has_unicode(stream.encoding):
             stream.reconfigure(errors="topobus-ascii")
@@ -65,7 +63,7 @@ def _has_unicode(encoding: str | None) -> bool:
 
 def _json(value: object) -> bytes:
     data = msgspec.json.encode(_plain(value), order="deterministic")
-    # JSON is UTF-8; where stdout is not, its escapes say the same.
+    # JSON is UTF-8. Where stdout is not, its escapes have the same meaning.
     return data if _has_unicode(sys.stdout.encoding) else json.dumps(json.loads(data), separators=(",", ":")).encode()
 
 
@@ -79,8 +77,8 @@ def _width() -> int | None:
 
 
 def open_console(**options: Any) -> Console:
-    """Open a console that writes texts as they are: rich takes `:ab:` in a PCI address for an emoji
-    otherwise.
+    """Open a console that writes texts as they are: otherwise rich takes `:ab:` in a PCI address
+    for an emoji.
 
     `options` are rich's.
     """
@@ -112,9 +110,9 @@ class Output:
         self.errors = error_console()
 
     def show(self, *parts: RenderableType) -> None:
-        """Print for people; silent in JSON mode.
+        """Print for people. Silent in JSON mode.
 
-        Without a terminal no line ends with blanks: what fills a table up is for eyes alone.
+        Without a terminal no line ends with blanks: those only fill a table for the eye.
         """
         if self.is_json:
             return
@@ -127,7 +125,7 @@ class Output:
             self.console.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
 
     def note(self, text: str) -> None:
-        """Say something beside the answer, on stderr, in both modes."""
+        """Print a note beside the answer, on stderr, in both modes."""
         self.errors.print(escape(text), style="faint")
 
     def document(self, value: object) -> None:

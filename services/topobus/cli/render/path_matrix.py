@@ -1,8 +1,7 @@
 """Writes a path matrix as text: the words of `nvidia-smi topo -m`, in as many blocks of columns as
 the terminal needs, then the affinities, the names and the legend.
 
-Flows in: a matrix and a width. Flows out: lines, none wider; what does not fit on one is folded
-and nothing is left out. Pure.
+No line is wider than the width. What does not fit is folded, and nothing is left out. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _AFFINITIES = ("CPU affinity", "NUMA affinity", "GPU NUMA ID")
 
 
 def matrix_lines(matrix: PathMatrix, width: int) -> Iterable[Text]:
-    """Write the matrix, no line wider than `width` but for one name that is.
+    """Write the matrix, no line wider than `width` except for a single wider name.
 
     Order: blocks of columns; the affinities beside the last block where there is room, else in
     blocks of their own; which device is which; the legend.
@@ -71,7 +70,7 @@ def _size(columns: Iterable[Column]) -> int:
 
 
 def _blocks(columns: Iterable[Column], room: int) -> Iterable[list[Column]]:
-    """Part columns into blocks that fit; a block has at least one."""
+    """Divide columns into blocks that fit. A block has at least one."""
     block: list[Column] = []
     for column in columns:
         if block and _size((*block, column)) > room:

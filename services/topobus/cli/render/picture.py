@@ -16,7 +16,7 @@ from topobus.cli.render.output import DRAWING_WIDTH, open_console
 
 __all__ = ["recording_console", "save_picture"]
 
-# rich's own picture loads a font from a content network; any monospaced font of the reader's does,
+# rich's own picture loads a font from a content network. Any monospaced font of the reader's works,
 # since every run of text has its length set.
 _FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code", "ui-monospace, Menlo, Consolas"

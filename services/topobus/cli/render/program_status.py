@@ -33,14 +33,14 @@ _SIGNS = {
 }
 # How nats-server begins each line: process id, date, time, level.
 _NATS_PREFIX = re.compile(r"^\[\d+\] \S+ \S+ \[\w+\] ")
-# A crash logs a traceback with all values, which is a matter for the log file.
+# A crash logs a traceback with all values, which belongs in the log file.
 _LONGEST = 400
-# Present in every line of a service's log and said elsewhere in the table already.
+# Keys of every line of a service's log that the table shows elsewhere.
 _KNOWN_KEYS = ("ts", "level", "event", "service", "node", "logger")
 
 
 def status_table(statuses: tuple[ProgramStatus, ...], *, title: str = "") -> Table:
-    """Draw one row a program."""
+    """Draw one row per program."""
     table = Table(box=box.SIMPLE_HEAD, header_style="title", title=title or None, title_justify="left", expand=True)
     table.add_column("service", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=12)
@@ -71,7 +71,7 @@ def status_line(status: ProgramStatus) -> str:
 
 
 def exit_text(code: int | None) -> str:
-    """Say how a program ended."""
+    """Describe how a program ended."""
     if code is None:
         return "could not be started"
     return f"killed by signal {-code}" if code < 0 else f"exited with {code}"
@@ -80,7 +80,7 @@ def exit_text(code: int | None) -> str:
 def log_text(line: str) -> str:
     """Shorten a JSON log line to its event and facts, and a line of nats-server's to its message.
 
-    At most so many characters of it.
+    Long texts are cut.
 
     >>> log_text('{"ts": "x", "level": "info", "event": "bus.connected", "url": "u"}')
     'bus.connected url=u'

@@ -1,6 +1,4 @@
-"""The terminal's styles for what a drawing and listings show: a holder's colour, and how well a
-device is.
-"""
+"""The terminal's styles of drawings and listings: a holder's colour, and a device's health."""
 
 from __future__ import annotations
 
@@ -9,8 +7,9 @@ from topobus.values.health import HealthState
 
 __all__ = ["HEALTH_STYLES", "holder_style"]
 
-# Plain ANSI colours read on dark, light and Solarized terminals; bright ones and white do not, and
-# many terminals make bold colours bright. So letters tell owners apart where colours repeat.
+# Plain ANSI colours are readable on dark, light and Solarized terminals. Bright ones and white are
+# not, and many terminals make bold colours bright. So letters distinguish owners where colours
+# repeat.
 _STYLES = ("cyan", "magenta", "yellow", "blue", "green", "bold")
 assert len(_STYLES) == COLOUR_COUNT
 
@@ -24,5 +23,5 @@ HEALTH_STYLES = {
 
 
 def holder_style(holder: DrawnHolder | None, default: str = "") -> str:
-    """Give a holder's style; the default for nobody."""
+    """Return a holder's style, or the default where there is no holder."""
     return _STYLES[holder.colour] if holder is not None else default

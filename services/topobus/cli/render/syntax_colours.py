@@ -1,5 +1,5 @@
-"""Colours of YAML and JSON on a terminal: the terminal's own, so that they are readable on whatever
-ground it has.
+"""Colours of YAML and JSON on a terminal: the terminal's own, so that they are readable on any
+background.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Renders objects of the stand-alone API as listings, with the most useful columns of each kind.
 
-Flows in: stored objects of one kind. Flows out: listings. Pure but for the
-age, which needs the present time.
+Pure except for the age, which needs the present time.
 """
 
 from __future__ import annotations
@@ -71,7 +70,9 @@ def _object_row(api_object: ApiObject, cells: tuple[Cell, ...], now: datetime, *
 
 
 def state_of(api_object: ApiObject, *, is_wide: bool = True) -> Text:
-    """Say in a few words how an object stands; why it waits only where there is room."""
+    """Describe an object's state in a few words. The reason why it waits is added only where there
+    is room.
+    """
     if metadata_of(api_object).deletion_timestamp:
         return Text("going", "warn")
     condition = condition_of(api_object)
@@ -124,7 +125,9 @@ def _pod(api_object: ApiObject) -> tuple[Cell, ...]:
 
 
 def claim_names(pod: ApiObject) -> dict[str, str]:
-    """Name a pod's claims by the names that it has for them; empty for one that is not made yet."""
+    """Map the names that a pod has for its claims to the claims. Empty for one that is not created
+    yet.
+    """
     made = {
         str(status.get("name")): str(status.get("resourceClaimName"))
         for status in _dicts(pod.status.get("resourceClaimStatuses"))
@@ -193,7 +196,7 @@ def _results(api_object: ApiObject) -> list[dict[str, Any]]:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    """List what is an object; anybody may have stored anything."""
+    """List the items that are objects, as stored data may have any form."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

@@ -1,6 +1,6 @@
 """Checks a deployment: facts in, findings out, each with a next step.
 
-Pure; `topobus doctor` gathers the facts.
+Pure. `topobus doctor` gathers the facts.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ __all__ = [
     "grouped",
 ]
 
-# Before 2.9 there is no direct get and no per-subject newest message in consumers, on
-# which watches and followers stand.
+# Before 2.9 there is no direct get and no newest message per subject in consumers, which watches
+# and followers need.
 _OLDEST_SERVER = (2, 9, 0)
-# From here on a hub without accounts keeps from each leaf what the others listen
-# to (isolate_leafnode_interest).
+# From this version on, a hub without accounts keeps from each leaf what the others listen to
+# (isolate_leafnode_interest).
 _ISOLATES_LEAVES = (2, 12, 0)
 
 
-# Below, an answer's way through a busy machine looks the same; above the second, requests with
-# short deadlines are refused as stale.
+# Below the first, an answer's way through a busy machine looks the same. Above the second, requests
+# with short deadlines are refused as stale.
 _CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
 
-# Time enough for somebody who looks once a week; services warn from then on, too
+# Time enough for an operator who checks once a week. Services warn from then on as well
 # (`topobus.bus.login.server_certificates`).
 _CERTIFICATE_DAYS = 30
 
@@ -83,18 +83,18 @@ _WITHOUT = {
     "DRAConsumableCapacity": "devices are held by one claim, not shared",
 }
 
-# From so many nodes on the same thing is said once; so many of them are named.
+# From so many nodes on, equal findings are printed once, with the names of so many nodes.
 _ALIKE = 4
 _NAMED = 3
 
 # Owners of ledgers that are objects, and the kind of these.
 _STORED_AS = {OwnerKind.POD: "Pod", OwnerKind.CLAIM: "ResourceClaim"}
 
-# A flood of garbage is one matter, not a thousand.
+# A flood of garbage is one finding, not a thousand.
 _SHOWN_REJECTED = 16
 
-# PCI-SIG's base classes (pci.ids), and who makes such functions: a server's own display is no GPU,
-# and MI300 is an accelerator and no FPGA.
+# PCI-SIG's base classes (pci.ids), and the vendors of such functions: a server's own display is no
+# GPU, and MI300 is an accelerator and no FPGA.
 _NETWORK, _DISPLAY, _ACCELERATOR = 0x02, 0x03, 0x12
 _NVIDIA, _AMD, _INTEL, _XILINX, _ALTERA = 0x10DE, 0x1002, 0x8086, 0x10EE, 0x1172
 _KINDS: dict[str, Callable[[PciDevice], bool]] = {
@@ -110,15 +110,15 @@ _KINDS: dict[str, Callable[[PciDevice], bool]] = {
         )
     ),
 }
-# A gateway's word for what kubelet has.
+# A gateway's state of what is registered with kubelet.
 _REGISTERED = "registered"
 
 MISSING = "it does not exist"
-"""What the bus's inspection says of a stream that nobody has made."""
+"""What the bus's inspection reports of a stream that does not exist."""
 
 
 class Level(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -130,17 +130,17 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     level: Level
     what: str
-    """What was looked at: `nats`, `stream KV_topobus_machines`, `n1: inventory gpu`."""
+    """What was checked: `nats`, `stream KV_topobus_machines`, `n1: inventory gpu`."""
     found: str
     next_step: str = ""
 
 
 def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
-    """Put together what many nodes have alike, and order the worst last, where a terminal ends.
+    """Merge equal findings of many nodes, and order the worst last, where a terminal ends.
 
-    Shapes: findings — of a node as `node: what`; result — one for all nodes of which the same is
-    to be said, with their number in front. What is well has other numbers on each node, so of
-    these the first node's are given.
+    Shapes: findings — of a node as `node: what`; result — one for all nodes with the same finding,
+    with their number in front. Healthy findings have different numbers on each node, so the first
+    node's are shown.
     """
     node_names = frozenset(nodes)
     alike: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
@@ -185,16 +185,16 @@ def first_names(nodes: Sequence[str]) -> str:
 
 
 def _without(node: str, text: str) -> str:
-    """Take a node's name out, so that texts of many nodes can be compared.
+    """Replace a node's name, so that texts of many nodes can be compared.
 
-    >>> _without("n1", "nobody answers for n1.gpu; n10 does")
-    'nobody answers for NODE.gpu; n10 does'
+    >>> _without("n1", "no answer for n1.gpu, but one for n10")
+    'no answer for NODE.gpu, but one for n10'
     """
     return re.sub(rf"(?<![\w-]){re.escape(node)}(?![\w-])", "NODE", text)
 
 
 def check_server(version: tuple[int, int, int]) -> Finding:
-    """Judge the server's version."""
+    """Check the server's version."""
     text = ".".join(map(str, version))
     if version < _OLDEST_SERVER:
         wanted = ".".join(map(str, _OLDEST_SERVER))
@@ -208,14 +208,14 @@ def check_server(version: tuple[int, int, int]) -> Finding:
 
 
 def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: bool) -> Finding:
-    """Judge who may use the server, and whether a login to it can be overheard.
+    """Check who may use the server, and whether a login to it can be overheard.
 
-    Shapes: user — as whom we are connected, empty for none; is_local — the server is at
-    this machine's loopback interface.
+    Shapes: user — as which we are connected, empty for none; is_local — the server is at this
+    machine's loopback interface.
     """
     what = "nats users"
     if not wants_login:
-        # On loopback, too: every user of this machine reaches it.
+        # On loopback as well: every user of this machine reaches it.
         text = "the server is open: whoever reaches it may write and say everything"
         where = "; it is reached over this machine's loopback interface here" if is_local else ""
         step = "give each process a user of its own: docs/how-to/secure-nats.md"
@@ -230,7 +230,7 @@ def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: 
 
 
 def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
-    """Judge until when the server's certificate is good: `until` for people, `days` from now."""
+    """Check until when the server's certificate is valid: `until` for people, `days` from now."""
     what, text = "nats certificate", f"signed by {issuer}, good until {until} ({days} days)"
     if days < _CERTIFICATE_DAYS:
         step = (
@@ -242,9 +242,9 @@ def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
 
 
 def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, int, int]) -> Finding | None:
-    """Judge what nodes can do to each other at a hub; None for a server that is none.
+    """Check what nodes can do to each other at a hub. None for a server that is none.
 
-    Shapes: nodes — those whose relays have noted here how far they are.
+    Shapes: nodes — those whose relays have recorded their progress here.
     """
     if not nodes:
         return None
@@ -269,7 +269,7 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
 
 
 def check_streams(differences: Mapping[str, str]) -> list[Finding]:
-    """Judge what provisioning made."""
+    """Check what provisioning created."""
     bad = [
         Finding(
             level=Level.FAIL,
@@ -294,8 +294,8 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
 def _stream_step(name: str, trouble: str) -> str:
     if trouble == MISSING:
         return "start topobus-controller: it makes what is missing"
-    # The number of copies is the deployment's and not the catalogue's: this
-    # command knows its own setting alone.
+    # The deployment sets the number of copies, not the catalogue. This command knows only its own
+    # setting.
     copies = re.match(r"num_replicas is (\d+), wanted \d+$", trouble)
     if copies is not None:
         return (
@@ -306,8 +306,8 @@ def _stream_step(name: str, trouble: str) -> str:
 
 
 def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Finding]:
-    """Name what stands in the buckets and nobody can read: a node that speaks another language, or
-    somebody who writes in its place.
+    """Name the values in the buckets that cannot be read: a node runs another release, or another
+    program writes in its place.
 
     Shapes: rejected — for each value its state, its key and what is wrong with it.
     """
@@ -315,7 +315,7 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
         Finding(
             level=Level.FAIL,
             what=f"{from_token(key.partition('.')[0])}: {state.name}" if "node" in state.parts else state.name,
-            # Most reasons begin with the place.
+            # Most reasons begin with the key.
             found=f"nobody can read {(place := f'{state.home_of_key(key).bucket}/{key}')}: "
             f"{why.removeprefix(f'{place}: ')}",
             next_step=_way_out(state, key),
@@ -333,12 +333,12 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
 def check_holders(
     ledgers: Iterable[Ledger], objects: Iterable[ApiObject], unreadable: Container[str] = ()
 ) -> list[Finding]:
-    """Name holders whose object is not stored: a copy of the store is older than they are, or
-    somebody removed the object alone.
+    """Name holders whose object is not stored: an older copy of the store was restored, or only the
+    object was removed.
 
-    Where nothing is stored, the objects are an API server's, and nothing can be said. What
-    `topobus place` holds has no object.
-    Shapes: unreadable — keys of objects that nobody can read, which are named elsewhere.
+    Where no object is stored, the objects are at an API server, and nothing can be concluded. What
+    `topobus place` placed has no object.
+    Shapes: unreadable — keys of objects that cannot be read, which are named elsewhere.
     """
     uids = {(stored.kind, str(stored.metadata.get("uid", ""))) for stored in objects}
     if not uids:
@@ -375,7 +375,7 @@ def check_holders(
 def check_unserved_drivers(drivers: Iterable[tuple[str, str, str]]) -> list[Finding]:
     """Name drivers that are installed beside this command, and whose class no node's service has.
 
-    Shapes: drivers — name, class, and how that class comes to be served.
+    Shapes: drivers — name, class, and the step to serve that class.
     """
     return [
         Finding(
@@ -389,7 +389,7 @@ def check_unserved_drivers(drivers: Iterable[tuple[str, str, str]]) -> list[Find
 
 
 def _has_object(owner: Owner, uids: Container[tuple[str, str]]) -> bool:
-    """Say whether an owner's object is stored, or is not meant to be."""
+    """Say whether an owner's object is stored, or need not be."""
     is_placed = owner.kind is OwnerKind.POD and owner.uid == _placed_uid(owner.namespace, owner.name)
     return is_placed or (_STORED_AS[owner.kind], owner.uid) in uids
 
@@ -399,15 +399,16 @@ def _key_of(owner: Owner) -> str:
 
 
 def _placed_uid(namespace: str, name: str) -> str:
-    # Kubernetes' shapes take a while to load, and every command on the bus loads this module.
+    # Imported here: Kubernetes' shapes take a while to load, and every command on the bus loads
+    # this module.
     from topobus.formats.kubernetes.objects import placed_uid
 
     return placed_uid(namespace, name)
 
 
 def check_unread(nodes: Sequence[str]) -> list[Finding]:
-    """Name nodes that have inventories and are none: who may write a class's inventories made them
-    up, or their machines were taken away.
+    """Name nodes that have inventories but no machine: a login that may write a class's inventories
+    invented them, or their machines were removed.
     """
     if not nodes:
         return []
@@ -424,15 +425,16 @@ def check_unread(nodes: Sequence[str]) -> list[Finding]:
 
 
 def _way_out(state: State[Any], key: str) -> str:
-    """Say who writes over a value that nobody can read."""
+    """Return which program overwrites a value that cannot be read."""
     tokens = [from_token(token) for token in key.split(".")]
     if "node" not in state.parts and len(tokens) == len(state.parts):
-        # Manifests take a while to load, and every command on the bus loads this module.
+        # Imported here: manifests take a while to load, and every command on the bus loads this
+        # module.
         from topobus.formats.kubernetes.objects import KINDS
 
         kind, namespace, name = tokens
         if kind not in {known_kind.lower() for known_kind in KINDS}:
-            # What is typed is turned into a key of ours: that of another object.
+            # A typed name becomes a key in our form, which is another object's.
             bucket = state.home_of_key(key).bucket
             return (
                 "no command of Topobus writes or reads this key: remove it by NATS' own tools (`nats kv del "
@@ -450,7 +452,7 @@ def _way_out(state: State[Any], key: str) -> str:
 
 
 def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | None:
-    """Judge a gateway's connection to the container runtime; None when it was told to have none."""
+    """Check a gateway's connection to the container runtime. None when its settings disable it."""
     if runtime is None:
         return None
     what = f"{node}: container runtime"
@@ -479,7 +481,7 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
 
 
 def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
-    """Judge what the API server does not keep of a node's ResourceSlices.
+    """Check which fields of a node's ResourceSlices the API server drops.
 
     None when it keeps all.
     """
@@ -497,7 +499,7 @@ def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
 
 
 def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
-    """Judge resources that a node's gateway does not offer because a vendor's own device plugin
+    """Report resources that a node's gateway does not offer because a vendor's own device plugin
     does.
     """
     step = "remove that device plugin from the node, or take its vendor out of the gateway's setting profiles"
@@ -510,9 +512,9 @@ def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
 def check_registrations(
     node: str, registrations: KubeletRegistrations, rivals: Mapping[str, str], *, has_devices: bool
 ) -> list[Finding]:
-    """Judge what kubelet knows of a gateway that answers, as the gateway tells it.
+    """Check what an answering gateway reports of its registrations with kubelet.
 
-    Shapes: rivals — resources that the gateway leaves to others, which `check_rivals` judges;
+    Shapes: rivals — resources that the gateway leaves to others, which `check_rivals` reports;
     has_devices — the node has something to offer, so kubelet must know of it.
     """
     gateway, what = f"{node}: gateway", f"{node}: kubelet"
@@ -560,8 +562,8 @@ def check_registrations(
 
 
 def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Finding]:
-    """Judge device plugins of others that have registered with a node's
-    gateway and are not served.
+    """Report device plugins of others that have registered with a node's gateway and are not
+    served.
     """
     step = (
         "nothing to do when it passes, for the gateway tries it again; else see `foreign.host-failed` in the log "
@@ -579,29 +581,29 @@ def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Findin
 
 
 def check_clock(node: str, ahead_s: float, here_s: float | None) -> list[Finding]:
-    """Judge a node's clock; nothing when it agrees within a second.
+    """Check a node's clock. Empty when it agrees within a second.
 
     Requests are refused as stale by a node more than two seconds ahead.
 
-    Shapes: ahead_s — than this machine's; here_s — this machine's than the NATS server's, None when
-    the server (before 2.10) does not say its time.
+    Shapes: ahead_s — of this machine's; here_s — this machine's ahead of the NATS server's, None
+    when the server (before 2.10) does not report its time.
     """
     than = "this machine's" if here_s is None else "the NATS server's"
     return _clock_findings(f"{node}: clock", f"clock of {node}", ahead_s + (here_s or 0.0), than)
 
 
 def check_clock_here(ahead_s: float | None) -> list[Finding]:
-    """Judge this machine's clock against the NATS server's.
+    """Check this machine's clock against the NATS server's.
 
-    Nothing when they agree, or when the server (before 2.10) does not say its time.
+    Empty when they agree, or when the server (before 2.10) does not report its time.
     """
     return _clock_findings("clock", "clock of this machine", ahead_s or 0.0, "the NATS server's")
 
 
 def check_stored_clock(node: str, origins: Sequence[Origin]) -> list[Finding]:
-    """Judge the clock of a node that does not answer by what it wrote last.
+    """Check the clock of a node that does not answer by its last writes.
 
-    Nothing when it agreed, or nothing says a time.
+    Empty when it agreed, or when no write has a time.
     """
     newest = max(
         (origin for origin in origins if origin.ahead_s is not None), key=lambda origin: origin.time_ns, default=None
@@ -612,10 +614,10 @@ def check_stored_clock(node: str, origins: Sequence[Origin]) -> list[Finding]:
 
 
 def check_releases(node: str, releases: Mapping[str, str], own: str) -> list[Finding]:
-    """Name who runs another release than we do; those of one release in one line.
+    """Name the processes of another release than ours, those of one release in one line.
 
-    Shapes: node — empty for what runs beside the nodes; releases — what each
-    process says; empty: it says nothing.
+    Shapes: node — empty for what runs beside the nodes; releases — process to its release, empty
+    when it is unknown.
     """
     by_release: dict[str, list[str]] = {}
     for service, release in sorted(releases.items()):
@@ -644,8 +646,7 @@ def check_node(
     ledger: Ledger | None,
     silent: Mapping[str, str],
 ) -> Iterable[Finding]:
-    """Judge one node: machine, inventories and their generations, ledger, and which services keep
-    silent.
+    """Check one node: machine, inventories and their generations, ledger, and silent services.
 
     Shapes: silent — service to why it did not answer, for those that did not.
     """
@@ -671,7 +672,7 @@ def check_node(
 def _has_hardware(machine: Machine, device_class: str) -> bool:
     """Say whether a machine has PCI functions that a class's own service may offer.
 
-    CPUs every machine has.
+    Every machine has CPUs.
     """
     if device_class == "cpu":
         return True
@@ -711,8 +712,8 @@ def _inventory_finding(
                 level=Level.OK, what=what, found="no service, and no PCI function of this kind on the machine"
             )
         if device_class in silent:
-            # Whoever runs a few services alone chose so; one that was there and is
-            # silent is another matter, below.
+            # An operator may run a few services on purpose. A service that ran before and is silent
+            # now is another case, below.
             return Finding(
                 level=Level.WARN, what=what, found="no service of this class has ever run here", next_step=start
             )
@@ -722,8 +723,8 @@ def _inventory_finding(
         text += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
         return Finding(level=Level.FAIL, what=what, found=text, next_step=start)
     if machine is not None and inventory.machine_generation < machine.generation:
-        # No finding: a machine that changed without changing a device of this class is no news, so
-        # the inventory is not written again.
+        # No finding: a machine whose change affects no device of this class does not cause a new
+        # inventory.
         text += f", unchanged since machine generation {inventory.machine_generation}"
     kept_back = [device for device in inventory.devices if device.maintenance is not None]
     sick = [device.name for device in inventory.devices if not device.health.is_allocatable]

@@ -1,8 +1,7 @@
 """Claims of a simulation: allocated by the controller's own engine, held in the simulation's ledger
 like a pod's devices.
 
-Flows in: the objects of a folder, a simulation. Flows out: one answer for each pod with claims, and
-one for each claim that no pod uses.
+There is one answer for each pod with claims, and one for each claim that no pod uses.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["ClaimAnswer", "ClaimSimulation", "claim_lines"]
 
 
 class ClaimAnswer(Struct, frozen=True, kw_only=True):
-    """What the engine says of a pod's claims, or of one claim."""
+    """The engine's answer for a pod's claims, or for one claim."""
 
     name: str
     condition: str
@@ -40,8 +39,8 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     stored: tuple[ApiObject, ...] = ()
     """The claims as they would be stored, allocated."""
     request: PodRequest | None = None
-    """What the pod itself asks beside its claims, with its claims named where it wishes to be
-    aligned with them."""
+    """What the pod itself requests besides its claims, with the claims that it wishes to be aligned
+    with."""
 
     @property
     def is_allocated(self) -> bool:
@@ -68,7 +67,7 @@ class ClaimSimulation:
     def place(self, pod: ApiObject) -> tuple[Placement | Refusal, ClaimAnswer | None]:
         """Plan a pod with its claims, and hold what all of them get.
 
-        Without the whole of it nothing is held.
+        If any part does not fit, nothing is held.
         """
         request = request_of(pod)
         if not self._has_claims(pod, request):
@@ -147,7 +146,7 @@ class ClaimSimulation:
 
 
 def claim_lines(answer: ClaimAnswer) -> list[str]:
-    """Say what each claim gets.
+    """Return what each claim gets.
 
     >>> claim_lines(ClaimAnswer(name="ResourceClaim default/a", condition="DoesNotFit"))
     []
@@ -163,16 +162,15 @@ def claim_lines(answer: ClaimAnswer) -> list[str]:
 
 
 def _idle(request: PodRequest) -> tuple[ContainerRequest, ...]:
-    """The containers of a pod that asks for nothing beside its claims."""
+    """The containers of a pod that requests nothing besides its claims."""
     return tuple(ContainerRequest(name=container.name, kind=container.kind) for container in request.containers)
 
 
 def _held_by(
     allocation: AllocationResult, node: str
 ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
-    """List the devices of a node that an allocation holds, and of which of them it has a share.
-
-    Both by class.
+    """Return the devices of a node that an allocation holds, and those of which it holds a share,
+    both by class.
     """
     held: dict[str, tuple[str, ...]] = {}
     shared: dict[str, tuple[str, ...]] = {}

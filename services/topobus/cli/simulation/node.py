@@ -1,9 +1,9 @@
 """A simulated node without services: reads its machine, finds its devices with the same drivers,
 and keeps its ledger in memory.
 
-Flows in: a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as JSON;
-pods. Flows out: one decision for each pod, the same that the services would make, and the ledger
-afterwards. It writes nothing and sends no request.
+The machine is a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as
+JSON. Each pod gets the decision that the services would make. It writes nothing and sends no
+request.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from topobus.values.view import AlignmentOptions, NodeAlignment, NodeView
 
 __all__ = ["Simulation", "Snapshot", "open_machine"]
 
-# A simulation has no time of its own: the same pods give the same decisions, to the letter.
+# A simulation has no time of its own, so the same pods give exactly the same decisions.
 _MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
-# What `record` copies of a large machine is some 20 MiB in 50,000 files; an archive that holds
-# ten times that is something else.
+# What `record` copies of a large machine is some 20 MiB in 50,000 files. An archive that holds ten
+# times that is something else.
 _ARCHIVE_BYTES = 256 << 20
 _ARCHIVE_MEMBERS = 500_000
 _CLASSES = ("gpu", "nic", "fpga", "cpu")
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """A machine and what its device services found: enough to plan on it anywhere."""
+    """A machine and its devices: enough to plan on it anywhere."""
 
     machine: Machine
     inventories: tuple[Inventory, ...] = ()
@@ -76,11 +76,11 @@ class _Node:
 @contextmanager
 def open_machine(what: str) -> Iterator[_Node]:
     """Read a machine by profile name, folder, archive (tar) or JSON file (a snapshot, or a Machine
-    alone: then CPUs are all its devices).
+    alone, whose only devices are then its CPUs).
 
-    Errors: raises InputError for what is none of these and for a file that cannot
-    be read, ContractError for JSON that is no machine, HardwareError for a tree
-    that cannot be read as a machine.
+    Errors: raises InputError for what is none of these and for a file that cannot be read,
+    ContractError for JSON that is no machine, HardwareError for a tree that cannot be read as a
+    machine.
     """
     path = Path(what)
     if path.is_dir():
@@ -156,7 +156,7 @@ class Simulation:
         return outcome
 
     def named(self, pod: PodRequest) -> PodRequest:
-        """Give what a pod asks with the resources of vendors' profiles by our names."""
+        """Replace the vendors' resource names in a pod's request by ours."""
         return renamed(pod, self._names)
 
     def _view(self, custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None) -> NodeView:
@@ -175,7 +175,10 @@ class Simulation:
         return NodeAlignment(node=self.machine.node, options=self._options, reserved_cpus=self._reserved)
 
     def hold(self, owner: Owner, devices: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> None:
-        """Hold what a claim was allocated."""
+        """Hold what a claim was allocated.
+
+        Errors: raises InvariantError when the ledger refuses it.
+        """
         number = f"simulate-{owner.key}"
         short = shortages(self._view(), devices)
         step = (
@@ -193,7 +196,7 @@ class Simulation:
         self.ledger = step.ledger
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
-        """Write down that a pod found no place for its claims."""
+        """Record that a pod found no place for its claims."""
         number = len(self.decisions) + 1
         self.decisions.append(
             DecisionEvent(
@@ -209,7 +212,7 @@ class Simulation:
         )
 
     def undo(self, ledger: Ledger) -> None:
-        """Go back to an earlier ledger: what was held since had no effect."""
+        """Return to an earlier ledger. What was held since has no effect."""
         self.ledger = ledger
 
     def _custom_hints(self, pod: PodRequest) -> dict[str, tuple[tuple[NodeSet | None, bool], ...]]:
@@ -255,7 +258,7 @@ def _read_tree(root: Path, named: Path) -> _Node:
 
 
 def _find_devices(tree: Tree, machine: Machine) -> _Node:
-    """Let every driver look once, at what exists and how it is."""
+    """Let every driver look once for its devices and their health."""
     inventories: list[Inventory] = []
     hinting: dict[str, DeviceDriver] = {}
     warnings: list[str] = []
@@ -313,9 +316,9 @@ def _read_driver(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: l
 
 
 def _read_file(path: Path, empty: Path) -> _Node:
-    """A snapshot as it is.
+    """Read a snapshot.
 
-    Of a Machine alone the drivers see no files, so they find the CPUs and nothing else.
+    For a Machine alone the drivers see no files, so they find the CPUs and nothing else.
     """
     data = read_bytes(path, limit_bytes=SNAPSHOT_BYTES, next_step="give a file that this user may read")
     try:
@@ -330,7 +333,7 @@ def _read_file(path: Path, empty: Path) -> _Node:
 def _unpack(path: Path, into: Path) -> Path:
     """Unpack a recorded tree.
 
-    Its links point all over it, but nothing may be written outside the folder.
+    Its links point anywhere in it, but nothing may be written outside the folder.
     """
     size, members = 0, 0
     try:
