@@ -1,1 +1,1 @@
-"""The commands of `topobus`, one module a topic; each is loaded only when it runs."""
+"""The commands of `topobus`, one module per topic. Each is loaded only when it runs."""

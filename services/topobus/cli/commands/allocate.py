@@ -74,11 +74,11 @@ def allocate(
     output_form: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Say where claims and pods of a manifest would be allocated, or why not and what would fit.
+    """Show where claims and pods of a manifest would be allocated, or why not and what would fit.
 
     Without --slices and --cluster, in the running system.
     """
-    del dry_run  # it says what is so anyway
+    del dry_run  # this is a dry run in any case
     if not file:
         raise UsageError(
             "say what to allocate: -f FILE or -f FOLDER",
@@ -130,8 +130,8 @@ async def _allocate(
 
 
 async def answers_of_system(bus: Bus, objects: Sequence[ApiObject]) -> list[dict[str, Any]]:
-    """Say where claims, and pods with claims, would be allocated in a running system if they were
-    stored.
+    """Return where claims, and pods with claims, would be allocated in a running system if they
+    were stored.
 
     Errors: as `ask_dry_run`.
     """
@@ -142,9 +142,9 @@ async def answers_of_system(bus: Bus, objects: Sequence[ApiObject]) -> list[dict
 
 
 async def _as_it_runs(bus: Bus, objects: Sequence[ApiObject], others: Sequence[ApiObject]) -> dict[str, Any]:
-    """Collect what a dry run is to know of a running system.
+    """Collect the input of a dry run from a running system.
 
-    What is asked about counts as it is in the manifest.
+    The wanted objects count as they are in the manifest.
     """
     given = [object_parts(api_object) for api_object in objects]
     inventories = [entry.value for entry in await bus.list(INVENTORY)]
@@ -163,8 +163,8 @@ def _shown(dry_run: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str, str]]:
-    """List the device services that do not answer now: the controller
-    allocates nothing of theirs.
+    """List the device services that do not answer now: the controller allocates none of their
+    devices.
     """
     reasons = await asyncio.gather(
         *(why_silent(bus, HINT, node=inventory.node, device_class=inventory.device_class) for inventory in inventories)

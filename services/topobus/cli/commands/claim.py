@@ -50,7 +50,7 @@ def get(
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Show claims with their allocation; `topobus describe claim NAME` tells more of one."""
+    """Show claims with their allocation. `topobus describe claim NAME` shows more of one claim."""
     return asyncio.run(_get(name, listing.lister(is_json=options.json), options))
 
 
@@ -64,7 +64,7 @@ def delete(
 ) -> int:
     """Delete objects.
 
-    A claim that holds devices lets go of them first: `topobus delete claim NAME`.
+    A claim that holds devices releases them first: `topobus delete claim NAME`.
     """
     if (name is None) == (file is None):
         raise UsageError("say what to delete: either NAMESPACE/NAME or -f FILE")
@@ -106,7 +106,7 @@ def _place(name: str) -> dict[str, str]:
 
 
 def claims_listing(objects: Sequence[ApiObject]) -> Listing:
-    """List objects of all kinds: claims with node and devices, or with why they wait."""
+    """List objects of all kinds: claims with node and devices, or with the reason why they wait."""
     return Listing(
         columns=(
             Column(title="object", fit=Fit.NAME),

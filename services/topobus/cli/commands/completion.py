@@ -1,5 +1,5 @@
-"""`topobus completion`: the script by which a shell completes commands, options, and names of what
-runs.
+"""`topobus completion`: the script by which a shell completes commands, options, and names of
+running things.
 """
 
 from __future__ import annotations

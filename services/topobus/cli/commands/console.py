@@ -1,8 +1,8 @@
 """`topobus console`: becomes the console's service, for this user's browser, with the login that
 other commands find.
 
-This process is the service from then on: whoever ends it, by whatever signal, ends the page, and
-nothing is left behind that holds the port and the password.
+This process is the service from then on: any signal that ends it ends the page, and no process is
+left that holds the port and the password.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def console(
     ] = _DEFAULT_PORT,
     options: BusOptions = BUS_DEFAULTS,
 ) -> NoReturn:
-    """Show the fleet live in a browser, at an address that is printed and that nobody else knows.
+    """Show the fleet live in a browser, at a secret address that is printed.
 
     Ctrl-C ends it.
     """
@@ -50,24 +50,24 @@ def console(
 
 
 def console_environment(settings: CliSettings, port: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell the service where NATS is and who it is there.
+    """Return the environment of the service, with the address and the login of NATS.
 
-    What the environment says of the console itself stands. Where commands log in as `cli`
-    with a file of a folder of passwords, the console logs in as itself with its own of
-    that folder: it may only read.
+    Settings of the console in `environ` take precedence. Where commands log in as `cli` with a file
+    of a folder of passwords, the console logs in as itself with its own file of that folder, as it
+    may only read.
     """
     nats = settings.nats
     said = {"URL": nats.url, "TLS_CA_FILE": nats.tls_ca_file, "ZONE": nats.zone}
     own_file = Path(nats.password_file).parent.parent / "console" / "password" if nats.password_file else None
     if nats.user == "cli" and own_file is not None and own_file.exists():
-        # Such a folder is of a server with accounts, where the console's has no streams, however
-        # the CLI came in: it is where the streams are, and need not know.
+        # Such a folder belongs to a server with accounts, where the console's account has no
+        # streams. The console needs the account with the streams, no matter how the CLI connects.
         said |= {"USER": "console", "PASSWORD_FILE": str(own_file), "ZONE": nats.zone or "core"}
     given = {f"TOPOBUS_CONSOLE__NATS__{key}": value for key, value in said.items() if value}
     page = {"TOPOBUS_CONSOLE__PAGE__HOST": _HOST, "TOPOBUS_CONSOLE__PAGE__PORT": str(port)}
     if "TOPOBUS_CONSOLE__PAGE__PASSWORD_FILE" not in environ:
         page["TOPOBUS_CONSOLE__PAGE__HAS_LINK"] = "true"
-    # Whoever started a command reads its lines, also those that go through a pipe.
+    # A user who starts a command reads its lines, even through a pipe.
     log = {"LEVEL": "warning", "FORMAT": "console"}
     own_log = {
         f"TOPOBUS_CONSOLE__LOG__{key}": value for key, value in log.items() if f"TOPOBUS_ALL__LOG__{key}" not in environ
@@ -76,8 +76,8 @@ def console_environment(settings: CliSettings, port: int, environ: Mapping[str, 
 
 
 def _check_free(port: int) -> None:
-    """Look whether the port can be had: the service would name the setting that it reads, and not
-    the option.
+    """Check that the port is free: the service would name the setting that it reads, and not the
+    option.
 
     Errors: raises ConfigError.
     """

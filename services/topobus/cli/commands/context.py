@@ -1,4 +1,4 @@
-"""`topobus context`: names for the systems that a user talks to."""
+"""`topobus context`: names for a user's systems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["context_app"]
 
 context_app = App(name="context", help="Name the systems that commands talk to, and choose one.")
 
-# Blocks begin with a name; so does the star, where it is wide enough for a table.
+# Blocks begin with a name, and so does the star, where it is wide enough for a table.
 _COLUMNS = (
     Column(title="", fit=Fit.NAME),
     Column(title="name", fit=Fit.NAME),
@@ -36,7 +36,7 @@ _STYLES = {ContextState.RUNNING: "ok", ContextState.STOPPED: "warn", ContextStat
 
 @context_app.command(name="ls")
 def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
-    """List the contexts; the selected one has a star."""
+    """List the contexts. The selected one has a star."""
     folder = ContextFolder()
     output = options.output()
     selected = folder.selected()
@@ -162,7 +162,7 @@ def rm(
     *names: Annotated[str, Parameter(help="Contexts to forget; their systems go on.")],
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Forget contexts. Nothing of their systems is stopped or removed."""
+    """Remove contexts. Nothing of their systems is stopped or removed."""
     folder = ContextFolder()
     if not names:
         raise UsageError("no context is named", next_step="topobus context ls")
@@ -185,7 +185,7 @@ def _known(folder: ContextFolder, name: str) -> Context:
 
 
 def _listening(contexts: Sequence[Context]) -> dict[str, bool]:
-    """Say of the contexts whose `topobus up` runs whether their NATS server listens.
+    """Map the contexts whose `topobus up` runs to whether their NATS server listens.
 
     Those that were added may be far away, and are not asked.
     """
@@ -205,7 +205,7 @@ def _say(output: Output, context: Context, selected: str) -> None:
     if not output.is_json:
         for key, value in fields.items():
             if value not in ("", None):
-                # Unbroken, whatever the width: paths are copied from here.
+                # Unbroken at any width: users copy paths from here.
                 output.console.print(Text(f"{key.replace('_', ' '):<18}{_shown(value)}"), soft_wrap=True)
 
 

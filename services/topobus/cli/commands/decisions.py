@@ -38,7 +38,7 @@ def decisions(
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """List decisions: what was asked for whom and what the answer was."""
+    """List decisions: what was requested for which owner, and the answer."""
     return asyncio.run(_decisions(node, limit, follow or listing.watch, listing.lister(is_json=options.json), options))
 
 
@@ -65,7 +65,7 @@ async def _decisions(node: str | None, limit: int, is_following: bool, lister: L
 
         def note_replaced() -> None:
             nonlocal seen
-            # Sequences begin anew.
+            # Sequences start again.
             seen = 0
             gaps.note_replaced()
 
@@ -92,10 +92,9 @@ def _show_new(lister: Lister, event: DecisionEvent) -> None:
 
 
 def decision_listing(events: Iterable[DecisionEvent], users: Mapping[str, Owner]) -> Listing:
-    """List decisions in their order; `users` are the pods behind what kubelet allocated, by
-    decision.
+    """List decisions in their order. `users` maps decisions of kubelet's allocations to their pods.
 
-    An operator's wish has one row: what became of it, once that is decided.
+    An operator's request has one row, which shows its outcome once that is decided.
     """
     events = list(events)
     ended = {event.op_id for event in events}
@@ -133,8 +132,8 @@ def _row(event: DecisionEvent, who: Owner) -> Row:
 
 
 async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:
-    """Find the pods of what kubelet has allocated and still holds, by decision: the event is older
-    than the pod's name is known.
+    """Find the pods of what kubelet has allocated and still holds, by decision: the event is
+    written before the pod's name is known.
     """
     owners: dict[str, Owner] = {}
     for node in sorted({event.node for event in events if event.owner.kind is OwnerKind.DEVICE_PLUGIN}):

@@ -29,7 +29,7 @@ from topobus.values.request import OwnerKind
 
 __all__ = ["describe"]
 
-# Decisions looked through for those of one object: as many as a busy system makes in some minutes.
+# Decisions searched for those of one object: as many as a busy system makes in some minutes.
 _LOOKED_THROUGH = 2000
 
 
@@ -95,8 +95,8 @@ async def _claims_of(bus: Bus, pod: ApiObject) -> dict[str, ApiObject]:
 
 
 def _describe_unstored(held: list[tuple[str, Allocation]], parts: dict[str, str], output: Output) -> int:
-    """Show what a pod holds of which no object is stored: `topobus place` placed it, or kubelet
-    knows it.
+    """Show what a pod holds that has no stored object: `topobus place` placed it, or kubelet knows
+    it.
     """
     if output.is_json:
         output.document(

@@ -1,5 +1,5 @@
-"""`topobus device`: work on single devices: keep them back, give them back, forgive their faults,
-reset them; and list what is kept back.
+"""`topobus device`: operations on single devices: withhold them, offer them again, clear their
+faults, reset them, and list the withheld ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["device_app"]
 
 device_app = App(name="device", help="Work on single devices, at once and without any restart.")
 
-# A node decides one after the other; more at a time would only wait there.
+# A node decides one after the other. More requests at a time would only wait there.
 _AT_A_TIME = 8
 _UNCHANGED = {DeviceVerb.FORGIVE: "nothing to forgive", DeviceVerb.RETURN: "nothing to return"}
 
@@ -63,13 +63,13 @@ Drain = Annotated[
 
 
 class DeviceAnswer(Struct, frozen=True, kw_only=True):
-    """What became of one device."""
+    """The outcome for one device."""
 
     node: str
     device_class: str
     device: str
     reply: OperateReply | None = None
-    """None: nobody knows whether it was done."""
+    """None: it is not known whether it was done."""
     error: str = ""
 
 
@@ -85,7 +85,7 @@ def maintain(
     operation: Operation = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Keep devices back: nobody new gets them, whoever has them keeps them.
+    """Withhold devices: no new owner gets them, and present owners keep them.
 
     `topobus device return` ends it.
     """
@@ -105,7 +105,7 @@ def exclude(
     operation: Operation = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Treat devices for everybody new as if they were not there.
+    """Withhold devices, which look to new owners as if they did not exist.
 
     `topobus device return` ends it.
     """
@@ -140,7 +140,7 @@ def forgive(
     operation: Operation = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Let sticky faults heal as others do. The evidence stays in the decision event."""
+    """Let sticky faults heal like others. The evidence stays in the decision event."""
     selection = Selection(names=names, node=node, device_class=device_class, where=where)
     return asyncio.run(_operate(DeviceVerb.FORGIVE, selection, why, who, operation, options))
 
@@ -156,7 +156,7 @@ def reset(
     operation: Operation = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Reset devices that nobody holds: by their driver, else the PCI function by the kernel."""
+    """Reset devices that no owner holds: by their driver, else the PCI function by the kernel."""
     selection = Selection(names=names, node=node, device_class=device_class, where=where)
     return asyncio.run(_operate(DeviceVerb.RESET, selection, why, who, operation, options))
 
@@ -169,7 +169,7 @@ def list_kept_back(
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """List the devices that are kept back: who, why, since when, and who has them still."""
+    """List the withheld devices: by whom, why, since when, and who holds them still."""
     return asyncio.run(_list(node, device_class, listing.lister(is_json=options.json), options))
 
 
@@ -185,7 +185,7 @@ async def _operate(
 ) -> int:
     for option, text in (("--why", why), ("--who", who or "")):
         if not text.isprintable():
-            # A node would refuse it device by device, with its own words for what is written here.
+            # A node would refuse it for each device, and with its own words for these options.
             raise UsageError(
                 f"{option} is {text!r}: it stands in lists, and takes one line of text",
                 next_step="leave line breaks and the like out",
@@ -219,8 +219,8 @@ async def _operate(
             )
             service = (device.node, device.device_class)
             async with turns:
-                # All devices of a service that hangs, one after the other, would take
-                # minutes; whoever waited once knows.
+                # All devices of a hanging service, one after the other, would take minutes. After
+                # the first wait the user knows.
                 answer = (
                     _unknown(device, f"not asked any more: {silent[service]}")
                     if service in silent
@@ -247,7 +247,7 @@ async def _operate(
 
 
 async def _ask(bus: Bus, device: ChosenDevice, request: OperateRequest, say: Callable[[str], None]) -> DeviceAnswer:
-    """Ask one node; one that does not answer must not hide what the others said."""
+    """Ask one node. A silent one must not hide the others' answers."""
     peers = [topology_on(device.node), device_service_on(device.node, device.device_class)]
     try:
         reply = await tell_waiting(bus, bus.ask(OPERATE, request, node=device.node), peers, say)
@@ -261,8 +261,8 @@ def _unknown(device: ChosenDevice, error: str) -> DeviceAnswer:
 
 
 def _op_id(operation: str, device: ChosenDevice) -> str:
-    """Give each device of one command an operation of its own, the same when the command is given
-    again.
+    """Give each device of one command an operation of its own, the same when the command is
+    repeated.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{operation} {device.node} {device.device_class} {device.device}"))
 
@@ -271,7 +271,7 @@ def _who() -> str:
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
-        # A user that no list of users names.
+        # No list of users names this one.
         name = str(os.getuid())
     return f"{name}@{socket.gethostname()}"
 
@@ -342,7 +342,7 @@ async def _list(node: str | None, device_class: str | None, lister: Lister, opti
 
 
 def kept_back_listing(kept_back: Sequence[ClassMaintenance], ledgers: Mapping[str, Ledger]) -> Listing:
-    """List devices that an operator keeps back."""
+    """List devices that an operator withholds."""
     return Listing(
         columns=(
             Column(title="device", fit=Fit.NAME),

@@ -25,7 +25,7 @@ from topobus.values.vendor_profiles import VendorProfile
 __all__ = ["diff", "difference"]
 
 _STYLES = {"+": "ok", "-": "fail", "@": "name"}
-# What the store gives an object that it does not know yet: it would be another at each run.
+# What the store sets in a new object, different at each run.
 _GIVEN = ("uid", "creationTimestamp", "generation")
 
 

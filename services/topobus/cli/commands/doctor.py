@@ -76,10 +76,10 @@ from topobus.values.request import Owner, OwnerKind, PodRequest
 __all__ = ["check_folders", "doctor"]
 
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
-# An asker's patience for a sign of life; the services' own budgets are far below.
+# How long a requester waits for a sign of life. The services' own budgets are far below.
 _ALIVE_S = 2.0
-# The shipped manifests keep CPUs for kubelet's own manager (gateway.exposure),
-# so they alone promise no socket.
+# The shipped manifests keep CPUs for kubelet's own manager (gateway.exposure), so CPUs alone
+# promise no socket.
 _SELDOM_OFFERED = frozenset({"cpu"})
 
 
@@ -128,7 +128,7 @@ def doctor(
 async def _check_bus(
     node: str | None, options: BusOptions, checked: list[str], *, asks_gateways: bool
 ) -> list[Finding]:
-    """Look at the server, its streams and the services; `checked` gets the names of the nodes."""
+    """Check the server, its streams and the services. `checked` gets the names of the nodes."""
     try:
         async with open_bus(options, NamesSystem.NEVER) as bus:
             nats = options.settings().nats
@@ -198,7 +198,7 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
     findings += check_holders(
         ledgers.values(), [entry.value for entry in objects], {key for state, key, _ in rejected if state is OBJECT}
     )
-    # Of all nodes, whichever are looked at: a class that another node serves is served.
+    # For all nodes, not only the checked ones: a class that another node serves is served.
     unserved = unserved_drivers(inventory.device_class for inventory in inventories)
     findings += check_unserved_drivers((driver.name, driver.device_class, driver.next_step) for driver in unserved)
     if not nodes:
@@ -222,8 +222,7 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
         silent = {service: text for service, sign in signs.items() if (text := silence_text(sign))}
         of_node = [*check_node(node_name, machines.get(node_name), own, ledgers.get(node_name), silent)]
         releases = {service: sign.release for service, sign in signs.items() if isinstance(sign, Answered)}
-        # These answer nothing: what they wrote says their release, where
-        # they are new enough to say it.
+        # These answer no requests: what they wrote has their release, if they are new enough.
         written = {"discovery": machine_entries.get(node_name), "relay": relays.get(node_name)}
         releases |= {
             service: entry.origin.release
@@ -260,7 +259,7 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
 
 
 async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str, Answered | Silent]:
-    """Look which services of a node are there."""
+    """Ask which services of a node run."""
     services = [*classes, "topology"]
     answers = await asyncio.gather(
         *(sign_of_life(bus, HINT, node=node, device_class=device_class) for device_class in classes),
@@ -270,8 +269,8 @@ async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str
 
 
 def _level(err: PeerUnavailable, *, is_missed: bool) -> Level:
-    """Judge a service that does not answer: one that nobody started and nothing waits for may be
-    meant so.
+    """Return how bad a silent service is: it may be absent on purpose, if it never ran and nothing
+    waits for it.
     """
     return Level.WARN if isinstance(err, NobodyThere) and not is_missed else Level.FAIL
 
@@ -279,9 +278,10 @@ def _level(err: PeerUnavailable, *, is_missed: bool) -> Level:
 async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
     """Look for a controller.
 
-    Without one a failure where objects wait for it (`is_missed`), else what it would be good for.
+    If none runs, that is a failure where objects wait for it (`is_missed`). Otherwise the finding
+    names what one would be good for.
     """
-    # A dry run on a node that cannot exist: nobody is asked further and nothing is written.
+    # A dry run on a node that cannot exist: no node is asked, and nothing is written.
     nobody = PodRequest(
         owner=Owner(kind=OwnerKind.POD, namespace="topobus", name="doctor", uid="doctor"), containers=()
     )
@@ -298,7 +298,7 @@ async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
         )
         return [Finding(level=_level(err, is_missed=is_missed), what="controller", found=err.message, next_step=step)]
     except TopobusError:
-        # Whoever complains is alive.
+        # An error is an answer as well.
         pass
     sign = await sign_of_life(bus, PLAN, node=CLUSTER)
     releases = check_releases("", {"controller": sign.release}, bus.release) if isinstance(sign, Answered) else []
@@ -306,8 +306,8 @@ async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
 
 
 async def _check_gateway(bus: Bus, node: str, *, has_devices: bool, is_missed: bool) -> list[Finding]:
-    """Ask a node's gateway what kubelet knows of it: its sockets may be in a container or on
-    another machine, and those here somebody else's.
+    """Ask a node's gateway about its registrations with kubelet: its sockets may be in a container
+    or on another machine, and those here may belong to another program.
     """
     what = f"{node}: gateway"
     try:
@@ -328,7 +328,7 @@ async def _check_gateway(bus: Bus, node: str, *, has_devices: bool, is_missed: b
 
 
 def check_folders(kubelet: Path, cdi: Path, *, has_devices: bool = True) -> list[Finding]:
-    """Look at kubelet's sockets and the CDI folder of this machine.
+    """Check kubelet's sockets and the CDI folder of this machine.
 
     Shapes: has_devices — the node has something to offer, so that sockets must be there.
     """

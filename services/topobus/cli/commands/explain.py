@@ -50,8 +50,8 @@ def explain(
     ] = "table",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Take a decision apart: inputs, hints, merge, picks, reasons; and replay it offline: is the
-    answer the same?
+    """Show a decision in parts: inputs, hints, merge, picks and reasons. It is also made again
+    offline, and the answers are compared.
     """
     if (decision is None) == (file is None):
         raise UsageError(
@@ -71,14 +71,14 @@ def explain(
 
 
 def replay(event: DecisionEvent) -> Placement | Refusal | None:
-    """Decide again from the event's own inputs; None for a decision that chose nothing."""
+    """Decide again from the event's own inputs. None for a decision that chose nothing."""
     return place(event.view, event.request) if event.view is not None and event.request is not None else None
 
 
 def explanation(
     event: DecisionEvent, again: Placement | Refusal | None, *, has_facts: bool = False
 ) -> list[RenderableType]:
-    """Lay a decision out for people; with `has_facts` each reason with the facts behind it."""
+    """Render a decision for people. With `has_facts` each reason has its facts."""
     parts: list[RenderableType] = [_facts(event)]
     if event.request is not None and event.view is not None:
         parts += [
@@ -141,7 +141,7 @@ def explanation(
 def conflict_of(event: DecisionEvent) -> Conflict | None:
     """Find the container whose hints could not be merged, by planning again.
 
-    None for a refusal that has another cause, as too few devices.
+    None for a refusal that has another cause, such as too few devices.
     """
     if event.view is None or event.request is None:
         return None
@@ -160,7 +160,7 @@ async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:
         for received_event in reversed(await bus.last(DECISION, limit=_SEARCHED)):
             if received_event.value.id == wanted:
                 return received_event.value
-        # Whoever asks by the name of a claim or a pod wants to know why it waits.
+        # A user who names a claim or a pod wants to know why it waits.
         stored = [entry.value for entry in await bus.list(OBJECT) if _is_named(entry.value, wanted)]
         if stored:
             metadata, kind = metadata_of(stored[0]), {"ResourceClaim": "claim", "Pod": "pod"}[stored[0].kind]
@@ -205,8 +205,8 @@ def _request_table(request: PodRequest) -> Table:
         if container.cpus:
             wants.append(f"{container.cpus} exclusive cpus")
         grid.add_row(f"{container.kind} {container.name}" if container.name else "claim", ", ".join(wants) or "nothing")
-    # A claim's devices were chosen before the node was asked to hold
-    # them: no policy has a part in that.
+    # A claim's devices were chosen before the node was asked to hold them, so no policy affected
+    # the choice.
     wishes = (
         (("policy", request.policy), ("scope", request.scope))
         if any(container.name for container in request.containers)

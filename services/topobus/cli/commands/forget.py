@@ -1,4 +1,4 @@
-"""`topobus forget node`: removes what stands of nodes that are gone, from every bucket."""
+"""`topobus forget node`: removes the records of nodes that are gone, from every bucket."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def forget_node(
     """Remove machine, inventories, ledger and all else that names a node, once its services have
     ended.
 
-    What holds devices there is asked about first.
+    If owners hold devices there, it asks first.
     """
     if bool(nodes) == without_machine:
         raise UsageError(
@@ -109,7 +109,7 @@ async def _ask(bus: Bus, request: ForgetRequest) -> ForgetReply:
 
 
 def _show(output: Output, reply: ForgetReply, *, is_dry_run: bool) -> None:
-    """Say what became of one node, bucket by bucket."""
+    """Print the outcome of one node, bucket by bucket."""
     events = {stream: count for stream, count in reply.events.items() if count}
     if not reply.keys and not events:
         output.show(Text.assemble((f"node {reply.node}", "name"), ": nothing stands of it"))

@@ -42,7 +42,7 @@ def get(
     """List objects, or show those named."""
     lister = listing.lister(is_json=options.json)
     if target and is_node_allocation_state(target[0].partition("/")[0]):
-        # Here, as few ask for it: devices, drawings and ledgers come with it.
+        # Imported here, as it is rarely used: it loads devices, drawings and ledgers.
         from topobus.cli.commands.nodeallocationstates import show_states
 
         named = (target[0].partition("/")[2], *target[1:])
@@ -100,7 +100,7 @@ async def _get(
 
 
 async def _count_unstored_pods(bus: Bus, stored: Listing, namespace: str) -> int:
-    """Count the pods that `topobus place` placed, of which there is no object."""
+    """Count the pods that `topobus place` placed and that have no stored object."""
     owners = {
         (allocation.owner.namespace, allocation.owner.name)
         for ledger in await bus.list(LEDGER)
@@ -118,7 +118,7 @@ def _holds_something(allocation: Allocation) -> bool:
 
 
 async def _objects(bus: Bus, kind: str, names: tuple[str, ...], namespace: str, unread: set[str]) -> list[ApiObject]:
-    """Read objects; the keys of those that nobody can read are added to `unread`."""
+    """Read objects. The keys of those that cannot be read are added to `unread`."""
     if names:
         return [await find_object(bus, parts_of(kind, namespace or "default", name)) for name in names]
     stored = [

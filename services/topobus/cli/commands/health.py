@@ -36,9 +36,9 @@ class WatchedEvent(Struct, frozen=True, kw_only=True):
     """One line of `topobus health watch --json`."""
 
     sequence: int
-    """The event's place in the stream; grows."""
+    """The event's sequence in the stream."""
     is_present_state: bool
-    """True for what was so before the watch began."""
+    """True for a state from before the watch began."""
     event: HealthEvent
 
 
@@ -57,7 +57,7 @@ def health(
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Show the devices that are not well now, and count the others."""
+    """Show the devices that are unhealthy now, and count the others."""
     if device_class is not None and of_class not in (None, device_class):
         raise UsageError(f"two classes are named: {of_class} and {device_class}", next_step="name one of them")
     return asyncio.run(_health(node, of_class or device_class, is_all, listing.lister(is_json=options.json), options))
@@ -65,8 +65,8 @@ def health(
 
 @health_app.command(name="watch")
 def watch(*, node: NodeFilter = None, device_class: ClassFilter = None, options: BusOptions = BUS_DEFAULTS) -> int:
-    """Follow health: first the present state of each device, then every change, nothing twice and
-    nothing lost.
+    """Follow health: first the present state of each device, then every change. No change is
+    repeated or lost.
     """
     return asyncio.run(_watch(node, device_class, options))
 
@@ -92,7 +92,7 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, list
         listings = await collect()
 
     def document(rows: Sequence[Row]) -> Any:
-        # A service that is silent is one row for people, and all its devices for programs.
+        # A silent service is one row for people, and all its devices for programs.
         return {
             "devices": [
                 device
@@ -113,7 +113,7 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
     loop = asyncio.get_running_loop()
     me = asyncio.current_task()
     assert me is not None
-    # SIGTERM ends a watch as Ctrl-C does; both are the ordinary way to end it.
+    # SIGTERM ends a watch as Ctrl-C does. Both are the ordinary way to end it.
     loop.add_signal_handler(signal.SIGTERM, me.cancel)
     said: set[str] = set()
 

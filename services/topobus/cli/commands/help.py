@@ -1,6 +1,6 @@
 """`topobus help`: the same as COMMAND --help.
 
-What is a command is answered before this runs (`topobus.cli.help.quick`).
+The help of an existing command is printed before this runs (`topobus.cli.help.quick`).
 """
 
 from __future__ import annotations

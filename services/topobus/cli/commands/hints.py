@@ -1,4 +1,4 @@
-"""`topobus hints watch`: the hint lists that device services and topology give from now on."""
+"""`topobus hints watch`: the hint lists that device services and topology send from now on."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def watch(
     ] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Follow hints from now on: nobody stores them, so what was said before is in the decisions
-    alone, and a line says where some were missed.
+    """Follow hints from now on. They are not stored: earlier ones are only in the decisions, and a
+    line reports missed ones.
     """
     return asyncio.run(_watch(node, device_class, options))
 
@@ -60,7 +60,7 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
 
 
 def hints_lines(given: HintsEvent) -> list[Text]:
-    """Write one notice: who gave hints for what, and a line for each list."""
+    """Write one notice: which service gave hints for what, and a line for each list."""
     head = Text.assemble(
         (f"{short_time(given.time)}  ", "faint"), (f"{given.node}/{given.device_class}", "name"), f"  by {given.by}"
     )

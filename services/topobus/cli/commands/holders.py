@@ -1,5 +1,5 @@
-"""`topobus holders`: who holds which devices and CPUs, over all nodes, whatever way they were given
-out.
+"""`topobus holders`: the holders of devices and CPUs on all nodes, whatever way they were
+allocated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def holders(
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """List who holds what: pods, claims, and what kubelet gave out, stored or not."""
+    """List who holds what: pods, claims, and what kubelet allocated, stored or not."""
     return asyncio.run(
         _holders(node, "" if all_namespaces else namespace, listing.lister(is_json=options.json), options)
     )
@@ -78,8 +78,8 @@ async def _holders(node: str | None, namespace: str, lister: Lister, options: Bu
 
 
 async def _with_users(bus: Bus, ledgers: dict[str, Ledger]) -> dict[str, Ledger]:
-    """Add the pods that stored claims are reserved for, where a node's ledger names none: there is
-    no kubelet that would.
+    """Add the pods that stored claims are reserved for, where a node's ledger names none because it
+    has no kubelet.
     """
     has_unknown = any(
         _is_without_pods(allocation) for ledger in ledgers.values() for allocation in ledger.allocations.values()
@@ -102,7 +102,7 @@ def _is_without_pods(allocation: Allocation) -> bool:
 
 
 def _users_of(claim: ApiObject) -> tuple[Owner, ...]:
-    """Give the pods that a claim is reserved for, sorted."""
+    """Return the pods that a claim is reserved for, sorted."""
     reserved_for = claim.status.get("reservedFor")
     users = [user for user in reserved_for if isinstance(user, dict)] if isinstance(reserved_for, list) else []
     namespace = str(claim.metadata.get("namespace") or "default")
@@ -115,8 +115,8 @@ def _users_of(claim: ApiObject) -> tuple[Owner, ...]:
 
 
 def allocations_of_pod(ledgers: Iterable[Ledger], namespace: str, name: str) -> list[tuple[str, Allocation]]:
-    """Find what a pod holds or uses, by node: placed by `topobus place`, given by kubelet, or by
-    its claims.
+    """Find what a pod holds or uses, by node: placed by `topobus place`, allocated by kubelet, or
+    by its claims.
     """
     return [
         (node, allocation)

@@ -41,7 +41,7 @@ def inventory(
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """List devices: where they sit, how they are, who holds them."""
+    """List devices: their place, health and holders."""
     if device_class is not None and of_class not in (None, device_class):
         raise UsageError(f"two classes are named: {device_class} and {of_class}", next_step="name one of them")
     return asyncio.run(_inventory(device_class or of_class, node, listing.lister(is_json=options.json), options))
@@ -50,7 +50,7 @@ def inventory(
 async def read_inventories(bus: Bus, node: str | None, device_class: str | None) -> list[Inventory]:
     """Read the inventories of a node and class as of now.
 
-    Errors: raises UsageError that lists what exists, PeerUnavailable when nobody has published any.
+    Errors: raises UsageError that lists what exists, PeerUnavailable when none is published.
     """
     entries, unread = await list_inventories(bus)
     if node is not None and node in unread:
@@ -82,7 +82,7 @@ async def read_ledgers(bus: Bus) -> dict[str, Ledger]:
 
 
 def selected(lister: Lister, inventory: Inventory, ledger: Ledger | None) -> Inventory:
-    """Keep the devices that the selector means."""
+    """Keep the devices that the selector selects."""
     if not lister.selector.requirements:
         return inventory
     meant = (device for device, labels in _labelled(inventory, ledger) if lister.selector.selects(labels))
@@ -90,7 +90,7 @@ def selected(lister: Lister, inventory: Inventory, ledger: Ledger | None) -> Inv
 
 
 def no_device(lister: Lister, inventories: Sequence[Inventory], ledgers: Mapping[str, Ledger]) -> str:
-    """Say that the selector means no device of all these."""
+    """Return that the selector selects no device of all these."""
     return lister.no_match(
         "device", (labels for each in inventories for _, labels in _labelled(each, ledgers.get(each.node)))
     )

@@ -1,7 +1,5 @@
-"""What all commands on NATS' users share: a user's name is checked, and a password is shown.
-
-Flows in: what a person typed, and who there is. Flows out: the name, or an error that lists the
-names; a password on the terminal or as a document.
+"""The common parts of all commands on NATS' users: a user's name is checked, and a password is
+shown.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ __all__ = ["known_user", "show_password"]
 
 
 def known_user(user: str, names: Sequence[str]) -> str:
-    """Give the user back who was typed.
+    """Return the typed user after a check.
 
     Errors: raises UsageError that lists `names` if the user is none of them.
     """
@@ -27,7 +25,7 @@ def known_user(user: str, names: Sequence[str]) -> str:
 
 
 def show_password(options: OutputOptions, user: str, password: str) -> None:
-    """Print a password alone, so that a shell can take it; with `-o json`, beside its user."""
+    """Print only a password, so that a shell can use it. With `-o json`, its user as well."""
     output = options.output()
     if output.is_json:
         output.document({"password": password, "user": user})

@@ -1,5 +1,5 @@
 """`topobus keys`: the passwords of NATS' users, and certificates of NATS servers, in files: made
-once, shown to their owner, made anew on demand.
+once, shown to their owner, made again on demand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from topobus.cli.users_file import UsersForm, changed_form, user_names, write_us
 __all__ = ["keys_app"]
 
 keys_app = App(name="keys", help="Passwords of NATS' users, and certificates of NATS servers.")
-# By its path: the client of the API server is loaded for these commands alone.
+# By its path, so that the client of the API server is loaded for these commands alone.
 keys_app.command(
     "topobus.cli.commands.keys_secrets:secrets_app", name="secrets", help="The same as Secrets of a Kubernetes cluster."
 )
@@ -129,7 +129,7 @@ def make(
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make the passwords that are missing; those that are there stay."""
+    """Make the missing passwords. Existing ones stay."""
     form = changed_form(
         server_file,
         shape=shape,
@@ -164,10 +164,10 @@ def rotate(
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make passwords anew.
+    """Replace passwords by new ones.
 
-    The server ends these users' connections when it reads its file again, and they come
-    back with what stands in theirs.
+    The server ends these users' connections when it reads its file again, and they connect again
+    with their new passwords.
     """
     form = changed_form(server_file)
     names = user_names(form)
@@ -193,9 +193,9 @@ def forget(
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Let passwords from before a `rotate --overlap` count no more.
+    """Make passwords from before a `rotate --overlap` invalid.
 
-    Whoever still uses one is cut off when the server reads its file again.
+    A client that still uses one is disconnected when the server reads its file again.
     """
     form = changed_form(server_file)
     changed = [user for user in user_names(form) if forget_previous(folder, user)]
@@ -211,12 +211,12 @@ def _write_and_tell(
     *,
     is_for_group: bool,
 ) -> int:
-    """Tell the server's file, whoever listens, and the caller what has changed."""
+    """Write the server's file, note the change for a running `topobus up`, and print it."""
     if server_file is not None:
         write_users(server_file, form, make_passwords(folder, user_names(form), is_for_group=is_for_group))
     if os.access(folder, os.W_OK):
-        # A `topobus up` listens in this folder, and not in each user's own. Where each user has a
-        # volume the folder itself cannot be written.
+        # A `topobus up` watches this folder, and not each user's own. Where each user has a volume
+        # the folder itself cannot be written.
         write_whole(folder / _CHANGED, f"{', '.join(changed)}\n", is_for_group=is_for_group)
     _tell(options, folder, server_file, changed)
     return ExitCode.OK
@@ -276,7 +276,7 @@ def certify_server(
 ) -> int:
     """Make a NATS server's certificate, and the authority that signs it.
 
-    What is there and good stays.
+    Valid ones stay.
     """
     if is_renewal + is_new_authority + drops_old > 1:
         raise UsageError(
@@ -308,8 +308,8 @@ def show(
     *,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Print the password of a user, for a file or a URL; or until when a server's certificate is
-    good.
+    """Print the password of a user, for a file or a URL, or until when a server's certificate is
+    valid.
     """
     if user is None:
         if not (folder / CERTIFICATE_FILE).exists():
@@ -324,7 +324,9 @@ def show(
 
 
 def _users_in(folder: Path) -> tuple[str, ...]:
-    """Name the users who have a password there; those of a first start when it has none."""
+    """Name the users who have a password in the folder, or those of a first start when it has
+    none.
+    """
     return tuple(sorted(file.parent.name for file in folder.glob(f"*/{PASSWORD_FILE}"))) or user_names(UsersForm())
 
 

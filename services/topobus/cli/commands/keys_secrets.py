@@ -36,8 +36,8 @@ secrets_app = App(
     name="secrets", help="Passwords of NATS' users, and the server's certificate, as Secrets of a Kubernetes cluster."
 )
 
-# kubelet looks at mounted Secrets once a minute (syncFrequency); where it does not watch them its
-# copy may be a minute old besides (configMapAndSecretChangeDetectionStrategy).
+# kubelet reads mounted Secrets once a minute (syncFrequency). Where it does not watch them, its
+# copy may be another minute old (configMapAndSecretChangeDetectionStrategy).
 _SERVER_AFTER_S = 120.0
 
 Namespace = Annotated[str, Parameter(help="Where Topobus runs: topobus, in deploy/kubernetes.")]
@@ -80,9 +80,9 @@ def make(
     kubeconfig: Kubeconfig = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make the Secrets that are missing, and the server's from them; those that are there stay.
+    """Make the missing Secrets, and the server's from them. Existing ones stay.
 
-    A certificate of ours is made anew when a third of its life is left.
+    A certificate of ours is renewed when a third of its life is left.
     """
     own_classes = extra_classes(classes or ())
 
@@ -105,7 +105,7 @@ def renew(
     kubeconfig: Kubeconfig = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make the server's certificate anew, by the same authority: clients need not know."""
+    """Renew the server's certificate by the same authority, so that clients need no change."""
 
     async def work() -> list[str]:
         async with _opened(kubeconfig, namespace) as objects:
@@ -144,7 +144,7 @@ def rotate(
     ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Make passwords anew: first those of the users, then the server's file of them."""
+    """Replace passwords by new ones: first those of the users, then the server's file of them."""
     changed = [
         known_user(user, users_of(has_leaves=True, classes=tuple(filter(has_own_service, users or ()))))
         for user in users or ()
@@ -155,8 +155,8 @@ def rotate(
             f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap"
         )
     if server_after_s is None:
-        # Both count: who has the new one before the server stays with
-        # the old one until it is taken.
+        # Both passwords are valid: a client with the new one continues with the old one until the
+        # server has the new one.
         server_after_s = 0.0 if is_overlapping else _SERVER_AFTER_S
     if not 0 <= server_after_s <= 3600:
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
@@ -173,9 +173,10 @@ def rotate(
 
 @secrets_app.command(name="forget")
 def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
-    """Let passwords from before a `rotate --overlap` count no more.
+    """Make passwords from before a `rotate --overlap` invalid.
 
-    Give pods two minutes to have the newer ones before; who still uses an old one is cut off.
+    Wait two minutes after the rotation, so that pods have the newer ones. A client that still uses
+    an old one is disconnected.
     """
 
     async def work() -> list[str]:

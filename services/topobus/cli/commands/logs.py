@@ -1,4 +1,4 @@
-"""`topobus logs`: what the programs of a `topobus up` say, as one log in the order of time."""
+"""`topobus logs`: the logs of all programs of a `topobus up`, as one log in the order of time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ELSEWHERE = (
 )
 _SPAN = re.compile(r"([0-9]{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-# A person who follows a log sees a line at once with this, and an idle system costs
-# nothing that one would measure.
+# With this a person who follows a log sees a line at once, and an idle system costs nothing
+# measurable.
 _BETWEEN_LOOKS_S = 0.2
 _WIDEST_NAME = 10
 _STYLES = {"warning": "warn", "error": "fail", "critical": "fail"}
@@ -58,9 +58,9 @@ def logs(
         Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one."),
     ] = None,
 ) -> int:
-    """Show what the programs of a `topobus up` log, those of all services in the order of time.
+    """Show the logs of a `topobus up`, those of all services in the order of time.
 
-    Also of one that has ended, while its folder is there.
+    The logs of a system that has ended can be shown while its folder exists.
     """
     after = datetime.now(UTC) - _span(since) if since else None
     if tail is not None and tail < 0:
@@ -79,10 +79,10 @@ def logs(
 
 
 def log_folder(context: str | None) -> Path:
-    """Find where the system of a context, or the selected one, writes its logs.
+    """Find the log folder of the system of a context, or of the selected one.
 
-    Errors: raises UsageError when no context is meant, NotFoundError when there is none of the
-    name, when its system runs elsewhere, and when the folder is gone.
+    Errors: raises UsageError when no context is named or selected, NotFoundError when there is none
+    of the name, when its system runs elsewhere, and when the folder is gone.
     """
     folder = ContextFolder()
     name = context or os.environ.get(VARIABLE, "") or folder.selected()
@@ -132,19 +132,19 @@ def _span(text: str) -> timedelta:
 def _show(output: Output, lines: Iterable[LogLine]) -> None:
     for line in lines:
         if not output.is_json:
-            # Unbroken: a line stays one for who searches in it.
+            # Unbroken, so that a search in the output finds whole lines.
             output.console.print(_line_text(line), soft_wrap=True)
         elif line.is_json:
             print(line.text, flush=True)
         else:
-            # Whoever reads JSON gets JSON: nats-server and tracebacks write none.
+            # JSON output is JSON for every line: nats-server and tracebacks write none.
             output.line(
                 {"ts": line.time.isoformat().replace("+00:00", "Z"), "service": line.program, "event": line.text}
             )
 
 
 def _line_text(line: LogLine) -> Text:
-    # A log has what callers wrote: no control sequence of theirs reaches the terminal.
+    # A log has texts of callers: none of their control sequences may reach the terminal.
     said = "".join(sign if sign.isprintable() else " " for sign in log_text(line.text))
     style = next((style for level, style in _STYLES.items() if said.startswith(f"{level.upper()} ")), "")
     clock = line.time.astimezone().strftime("%H:%M:%S.%f")[:-3]

@@ -68,9 +68,9 @@ def machine(
 
 
 def names_in(root: Path, description: Machine) -> dict[PciAddress, tuple[str, ...]]:
-    """Read what the kernel calls what is behind a tree's functions.
+    """Read the kernel's names of the devices behind a tree's functions.
 
-    Nothing of what is no folder.
+    Empty if `root` is no folder.
     """
     if not (root / "sys").is_dir():
         return {}
@@ -81,11 +81,11 @@ def names_in(root: Path, description: Machine) -> dict[PciAddress, tuple[str, ..
 def _read(root: Path) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
     """Read a folder as it is.
 
-    Of a profile, an archive or a snapshot what the drivers find there as well.
+    For a profile, an archive or a snapshot, the devices that the drivers find are included.
     """
     if root.is_dir():
         return read_tree(root), (), None
-    from topobus.cli.simulation.node import open_machine  # all drivers: a drawing of a folder needs none
+    from topobus.cli.simulation.node import open_machine  # imports all drivers, needless for a folder
 
     with open_machine(str(root)) as node:
         return node.snapshot.machine, node.snapshot.inventories, None

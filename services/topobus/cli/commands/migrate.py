@@ -1,5 +1,5 @@
-"""`topobus migrate`: turns classic DRA manifests into structured ones, and lists on stderr what has
-no counterpart.
+"""`topobus migrate`: converts classic DRA manifests to structured ones, and lists on stderr what
+has no counterpart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STYLES = {Severity.INFO: "faint", Severity.LOST: "warn", Severity.OMITTED: "fai
 
 
 def _no_option(_: object, files: Sequence[Path]) -> None:
-    """Leave `-` as a name, and no other word with a dash."""
+    """Accept `-` as a name, and no other word with a dash."""
     for file in files:
         if str(file).startswith("-") and str(file) != "-":
             raise ValueError(f"there is no option {file}")
@@ -52,7 +52,7 @@ def migrate(
         bool, Parameter(name="--json", negative=(), help="Objects and notes as one JSON document.")
     ] = False,
 ) -> int:
-    """Turn classic DRA objects into structured ones; exits with 1 when something was lost."""
+    """Convert classic DRA objects to structured ones. Exits with 1 when something was lost."""
     output = Output(is_json=is_json)
     objects = [api_object for file in files for api_object in _read(file)]
     done = migrate_objects(objects)
@@ -64,7 +64,7 @@ def migrate(
         output.document({"objects": list(done.objects), "notes": notes, "isComplete": done.is_complete})
     elif done.objects:
         sys.stdout.write(as_yaml(done))
-    # In JSON they stand in the document.
+    # JSON has them in the document.
     for note in () if output.is_json else done.notes:
         output.errors.print(Text.assemble((note.severity.value, _STYLES[note.severity]), f" {note}"))
     return ExitCode.OK if done.is_complete else ExitCode.NO
@@ -91,7 +91,7 @@ def _read(file: Path) -> tuple[ApiObject | dict[str, Any], ...]:
 
 
 def _choose(value: dict[str, Any]) -> dict[str, Any] | None:
-    """Take classic objects and parameters to be read strictly.
+    """Select classic objects and parameters, which are read strictly.
 
     An older version of the same shape counts as the one that we read.
     """

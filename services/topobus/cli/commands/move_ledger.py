@@ -1,9 +1,8 @@
 """`topobus move-ledger`: copies a node's ledger from one NATS server to another, before the node's
 services switch to that.
 
-Flows in: the ledger of the server that the node's services used. Flows out: the same value at the
-server that they will use. Nothing is written over: a server that has another ledger of the node
-keeps it, and the command says so. The source stays as it is.
+The value is copied unchanged, and the source stays as it is. Nothing is overwritten: a server that
+has another ledger of the node keeps it, and the command reports that.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def move_ledger(
 
 async def _move(node: str, to: str, options: BusOptions) -> int:
     output = options.output()
-    # The ledger has one writer: with users, the target takes it from that one's user alone.
+    # The ledger has one writer: with users, the target accepts it only from that writer's user.
     settings = load_settings(CliSettings, "topology", file=options.config, environ=_without_url(os.environ))
     target_settings = msgspec.structs.replace(settings.nats, url=to, provisioner="topology")
     async with open_bus(options, NamesSystem.ALWAYS) as source:

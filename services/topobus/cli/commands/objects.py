@@ -43,7 +43,7 @@ from topobus.values.vendor_profiles import VendorProfile
 
 __all__ = ["apply", "apply_and_show", "delete", "delete_places"]
 
-# The controller answers within milliseconds; five seconds are a busy machine, or no controller.
+# The controller answers within milliseconds. Five seconds mean a busy machine, or no controller.
 _CONDITION_S = 5.0
 
 
@@ -62,8 +62,8 @@ def apply(
     profiles: Profiles = (),
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Create or replace the objects of manifests, all or none of them, and say what the controller
-    says of them.
+    """Create or replace the objects of manifests, all or none of them, and show the controller's
+    conditions.
     """
     objects = read_sources("apply", file, kustomize, options.output().note, is_recursive=is_recursive)
     return asyncio.run(
@@ -90,15 +90,14 @@ def delete(
     ] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Delete objects; what holds devices lets go of them first."""
+    """Delete objects. Objects that hold devices release them first."""
     is_of_manifests = bool(file) or kustomize is not None
     if bool(target) == is_of_manifests:
         raise UsageError(
             "say what to delete: KIND NAME, -f FILE or -k FOLDER", next_step="such as `topobus delete claim fast`"
         )
     if is_of_manifests:
-        # What names others goes before what is named: the reverse of the order
-        # in which a manifest lists them.
+        # Objects that name others are deleted before those: the reverse of the order in a manifest.
         objects = read_sources("delete", file, kustomize, options.output().note, is_recursive=is_recursive)
         places = [object_parts(api_object) for api_object in reversed(objects)]
     else:
@@ -119,7 +118,7 @@ async def apply_and_show(
     is_dry_run: bool = False,
     profiles: tuple[VendorProfile, ...] = (),
 ) -> int:
-    """Apply objects and print what came of it."""
+    """Apply objects and print the outcome."""
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         objects = await stored_by_our_names(bus, objects, profiles, output.note)
@@ -148,9 +147,9 @@ async def apply_and_show(
 
 
 async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> list[dict[str, Any]]:
-    """Say where what is new or changed would be allocated, as `topobus allocate` does.
+    """Return where new or changed objects would be allocated, as `topobus allocate` does.
 
-    Nothing where its engine is not installed.
+    Empty where its engine is not installed.
     """
     changed = [
         applied_object.stored
@@ -164,7 +163,7 @@ async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> li
     ]
     if not any(api_object.kind in ("ResourceClaim", "Pod") for api_object in changed):
         return []
-    # Here: the dry run comes with it.
+    # Imported here, as it loads the dry run.
     from topobus.cli.commands.allocate import answers_of_system
 
     try:
@@ -177,9 +176,9 @@ async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> li
 async def delete_places(
     places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False, is_dry_run: bool = False
 ) -> int:
-    """Delete objects by their places.
+    """Delete objects by their keys.
 
-    Those that are not there are told after the others are done.
+    Missing ones are reported after the others are done.
     """
     output = options.output()
     gone: list[ApiObject] = []
@@ -217,7 +216,7 @@ async def delete_places(
 
 
 def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: bool, is_dry_run: bool) -> ExitCode:
-    """Say what became of one object, and what the controller said."""
+    """Print the outcome for one object, and the controller's condition."""
     name = name_of(applied.stored)
     output.show(Text.assemble((name, "name"), f" {applied.verb}{' (dry run)' if is_dry_run else ''}"))
     condition = condition_of(now) if waits else None

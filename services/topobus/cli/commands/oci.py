@@ -43,8 +43,8 @@ oci_app = App(name="oci", help="Print a container's OCI spec with its devices, a
 
 _VENDOR = "topobus.dev"
 _BY_GATEWAY = "run it in a pod; `topobus oci … --undo` gives back what was prepared for this spec"
-# A spec with which a runtime would begin: what is merged shows against
-# it, and --spec brings a real one.
+# A spec as a runtime would begin with: the merged parts are visible against it, and --spec gives a
+# real one.
 _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts": [], "linux": {}}
 
 
@@ -87,7 +87,7 @@ def oci(
     """Print a container's OCI spec with the devices of a pod or claim.
 
     Conflicts and missing device nodes go to standard error. Devices that are not prepared yet are
-    prepared, as for any container: `--undo` gives them back.
+    prepared, as for any container. `--undo` unprepares them.
     """
     if (claim is None) == (pod is None):
         raise UsageError("say whose devices: either --claim NAMESPACE/NAME or --pod NAMESPACE/NAME")
@@ -184,18 +184,18 @@ def _refuse_kubelets(owner: Owner, ledger: Ledger | None) -> None:
 
 
 class _Found(Struct, frozen=True, kw_only=True):
-    """What one container of a pod has, or a claim."""
+    """The devices of a container or of a claim."""
 
     holding: Holding
     """Its CPUs and memory."""
     devices: tuple[tuple[Owner, str, tuple[str, ...]], ...] = ()
-    """Who holds them, class, names: of placed pods and of kubelet's own
-    allocations; not of claims."""
+    """Their owner, class and names: of placed pods and of kubelet's own allocations, not of
+    claims."""
     claims: list[tuple[str, str]]
 
 
 async def _find(bus: Bus, node: str, claim: str | None, pod: str | None, container: str | None) -> _Found:
-    """Find what a claim is, or what a pod's container has."""
+    """Find the claim, or what a pod's container has."""
     if pod is not None:
         return await _pod(bus, node, *parse_namespaced(pod), container)
     return _Found(holding=Holding(), claims=[parse_namespaced(claim)] if claim is not None else [])
@@ -203,7 +203,7 @@ async def _find(bus: Bus, node: str, claim: str | None, pod: str | None, contain
 
 async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> _Found:
     """Find what a pod's container holds, and the claims that it uses: by the ledger and the
-    stand-alone store, else by kubelet's word.
+    stand-alone store, else by kubelet's PodResources.
     """
     ledger = await bus.get(LEDGER, node=node)
     allocations = ledger.value.allocations.values() if ledger else ()
@@ -232,7 +232,9 @@ async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | 
 
 
 async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> _Found:
-    """Find it as kubelet's PodResources tell the gateway: the home of pods in a cluster."""
+    """Find what a pod's container has by kubelet's PodResources, which the gateway reads: pods of a
+    cluster are only there.
+    """
     try:
         reply = await bus.ask(PODS, PodsRequest(namespace=namespace), node=node)
         why = reply.why
@@ -272,7 +274,7 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
         if entry.claim:
             claims[parse_namespaced(entry.claim)] = None
         elif entry.resource == entry.device_class:
-            # kubelet's own CPU and memory managers; Topobus offers neither.
+            # Devices of kubelet's own CPU and memory managers. Topobus offers neither.
             cpus += [device.name.removeprefix("cpu-") for device in entry.devices]
             memory += entry.memory
         else:
@@ -295,7 +297,7 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
 
 
 def _choose(pod: str, names: Iterable[str], container: str | None) -> str:
-    """Choose a container; needed only where there are several."""
+    """Choose a container. It must be named only where there are several."""
     known_names = sorted(names)
     if container is None and len(known_names) != 1:
         raise UsageError(
@@ -317,7 +319,7 @@ def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
 async def _claim(
     bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]
 ) -> tuple[list[CdiFile], CpuSet]:
-    """Find a claim's CDI files, those that the gateway wrote for kubelet, else what it would write;
+    """Find a claim's CDI files (those that the gateway wrote for kubelet, else what it would write)
     and its exclusive CPUs.
     """
     owner, held, stored = await _claim_devices(bus, node, namespace, name)
@@ -361,11 +363,11 @@ async def _nodes_of(bus: Bus, node: str, cpus: CpuSet) -> NodeSet:
 async def _hooks(
     bus: Bus, node: str, device_class: str, prepared: Prepared, config: Mapping[str, tuple[dict[str, Any], ...]]
 ) -> dict[str, tuple[Hook, ...]]:
-    """Make hooks for devices that must be in the container before it starts: what the gateway does
-    through NRI, a runtime alone does by hooks.
+    """Make hooks for devices that must be in the container before it starts. The gateway does this
+    through NRI, but a runtime alone needs hooks.
 
-    Errors: raises ContractError for a device that is no interface or that its service adjusts each
-    container for, and for a claim whose configuration is not known here.
+    Errors: raises ContractError for a device that is no interface or that its service adjusts for
+    each container, and for a claim whose configuration is not known here.
     """
     if prepared.to_adjust:
         devices = ", ".join(prepared.to_adjust)
@@ -390,8 +392,8 @@ async def _hooks(
 
 
 def _parameters(claim: ApiObject, driver: str, device: str) -> list[dict[str, Any]]:
-    """Collect the opaque configurations of one device: classes' before the claim's, as they stand
-    in the allocation.
+    """Collect the opaque configurations of one device: the classes' before the claim's, in the
+    order of the allocation.
     """
     devices = (shown(claim).status.get("allocation") or {}).get("devices") or {}
     requests = {str(result.get("request")) for result in devices.get("results") or () if result.get("device") == device}
@@ -452,7 +454,7 @@ async def _prepare(
 ) -> Prepared:
     """Ask the device service what a container needs.
 
-    For devices that their owner holds this changes nothing that kubelet would not change.
+    For devices that their owner holds, this changes nothing that kubelet would not change.
     """
     request = PrepareRequest(
         op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=tuple(sorted(names)), device_config=dict(config)
@@ -471,7 +473,7 @@ async def _prepare(
 
 
 def _answers(device_class: str, prepared: Prepared) -> list[PluginAnswer]:
-    """Show a class's answer part by part, so that a conflict names the device."""
+    """Split a class's answer into parts, so that a conflict names the device."""
     parts: list[tuple[str, ContainerEdits]] = [
         (f"{_VENDOR}/{device_class}", prepared.common),
         *sorted(prepared.edits.items()),
@@ -503,7 +505,9 @@ def _containers(pod: ApiObject) -> dict[str, list[str]]:
 
 
 def _claims_of(pod: ApiObject, container: str) -> list[str]:
-    """Names of the claims that a container uses: given in the pod, or made for it of a template."""
+    """Names of the claims that a container uses: given in the pod, or made for it from a
+    template.
+    """
     made = {
         str(resource_claim_status.get("name")): resource_claim_status.get("resourceClaimName")
         for resource_claim_status in pod.status.get("resourceClaimStatuses") or ()

@@ -1,5 +1,5 @@
-"""The OCI hooks of an interface: `topobus-nic-hook`, which the container runtime runs, puts it into
-the container and takes it back.
+"""The OCI hooks of an interface: `topobus-nic-hook`, which the container runtime runs, moves it
+into the container and back.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from topobus.values.edits import Hook
 
 __all__ = ["interface_hooks"]
 
-# A hand-over takes a tenth of a second; waiting for duplicate address detection four more.
+# Moving an interface takes a tenth of a second, and waiting for duplicate address detection four
+# seconds more.
 _TIMEOUT_S = 30
 
 
 def interface_hooks(
     interface: str, parameters: list[dict[str, Any]], *, state_dir: Path | None = None
 ) -> tuple[Hook, ...]:
-    """Make the two hooks of one interface: the nic service's program, by the interpreter that runs
-    now.
+    """Make the two hooks of one interface: they run the nic service's program with the present
+    interpreter.
     """
     shared = ["--interface", interface, *(["--state-dir", str(state_dir)] if state_dir is not None else [])]
     begin = (sys.executable, "-m", "topobus.nic.oci_hook")

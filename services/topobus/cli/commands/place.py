@@ -48,7 +48,7 @@ release_app = App(
 
 @dataclass(frozen=True)
 class _Answer:
-    """What became of one pod."""
+    """The outcome for one pod."""
 
     pod: PodRequest
     reply: PlaceReply | None
@@ -81,7 +81,7 @@ def place(
     ] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Place a pod and say where and why, or why not and what would have to be freed."""
+    """Place a pod and show where and why, or why not and what would have to be released."""
     if not (manifest or file):
         raise UsageError(
             "say what to place: POD.YAML or -f FILE", next_step="examples/pods has manifests to start from"
@@ -122,7 +122,8 @@ async def _place(
                     asked = CONTROLLER if node is None else topology_on(node)
                     answers.append(await tell_waiting(bus, asking, [asked], output.note))
             except PeerUnavailable:
-                # What was placed before is held, and nobody else says so.
+                # Pods that were placed before an error hold their devices, and only this output
+                # reports them.
                 _show(output, answers, is_dry_run=is_dry_run)
                 raise
     for manifest in by_claims:
@@ -158,7 +159,7 @@ def _show(output: Output, answers: Sequence[_Answer], *, is_dry_run: bool) -> No
 
 
 def is_by_claims(manifest: ApiObject) -> bool:
-    """Say whether a pod has claims, and asks for nothing else that a node would hold for it."""
+    """Say whether a pod has claims, and requests nothing else that a node would hold for it."""
     request = request_of(manifest)
     return bool(manifest.spec.get("resourceClaims")) and not any(
         container.devices or container.cpus or container.memory_bytes or container.hugepages
@@ -207,12 +208,12 @@ async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dr
 
 
 async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRequest:
-    """Read what a pod asks.
+    """Read the pod's request.
 
-    A dry run asks for the stored pod of that name; beside it nobody else may hold under the name.
+    A dry run uses the identity of the stored pod of that name, whose name no other owner may hold.
 
     Errors: raises UsageError for a name that is stored: the controller schedules that pod, and two
-    owners of one name could not be told apart.
+    owners of one name could not be distinguished.
     """
     entry = await bus.get(OBJECT, **object_parts(manifest))
     if entry is None:
@@ -231,9 +232,9 @@ async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRe
 def reply_view(
     pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False, has_claims_alone: bool = False
 ) -> RenderableType:
-    """Show a node's answer to `place`.
+    """Render a node's answer to `place`.
 
-    Of a pod that asks for its claims alone nothing but they is held.
+    A pod that requests only its claims holds nothing besides them.
     """
     is_placed = isinstance(reply.result, Placement)
     verdict = ("would go to" if is_dry_run else "placed on") if is_placed else "refused by"
@@ -274,7 +275,7 @@ def release_pod(
     node: Annotated[str | None, Parameter(help="Only on this node.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Let go of all that a pod holds."""
+    """Release all that a pod holds."""
     return asyncio.run(_release_pod(*parse_namespaced(name), node, options))
 
 
@@ -286,7 +287,7 @@ def release_claim(
     node: Annotated[str | None, Parameter(help="Only on this node.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Let go of all that a claim holds whose object is not stored any more.
+    """Release all that a claim holds whose object is no longer stored.
 
     A node refuses while a container may be using it.
     """
@@ -325,16 +326,15 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         stored = await bus.get_or_last(OBJECT, kind="pod", namespace=namespace, name=name)
         if isinstance(stored, Unreadable):
-            # Its devices are let go of by what the ledger says: the
-            # controller may wait for ever to.
+            # Its devices are released by the ledger: the controller may never be able to.
             output.note(
                 f"what is stored of pod {namespace}/{name} cannot be read; `topobus delete pod {name} -n "
                 f"{namespace}` removes it"
             )
             stored = None
         held = await _holdings_of(bus, OwnerKind.POD, namespace, name, node)
-        # What stands in the ledger beside the stored pod's own is of an earlier `place`, or of a
-        # pod that was deleted by force.
+        # Holdings besides the stored pod's own are from an earlier `place`, or from a pod that was
+        # deleted by force.
         others = [
             (where, owner) for where, owner in held if stored is None or owner.uid != metadata_of(stored.value).uid
         ]
@@ -354,7 +354,7 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
 
 
 async def _let_go(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -> int:
-    """Have nodes let go of what owners hold there, and say what became of it."""
+    """Ask nodes to release what owners hold there, and print the outcome."""
     released = []
     is_refused = False
     for where, owner in held:

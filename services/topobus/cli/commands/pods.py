@@ -57,8 +57,8 @@ async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOp
             ]
 
         if lister.options.watch:
-            # Kubelet tells nobody of changes: it is asked again whenever a
-            # ledger or an inventory changed.
+            # kubelet sends no notice of changes: it is asked again whenever a ledger or an
+            # inventory changed.
             await lister.follow(bus, [(LEDGER, {}), (INVENTORY, {})], collect)
             return ExitCode.OK
         replies = await _replies(bus, node, namespace)
@@ -91,7 +91,7 @@ async def _replies(bus: Bus, node: str | None, namespace: str) -> dict[str, Pods
     chosen = [one_of("node", node, nodes)] if node is not None else nodes
     replies = dict(zip(chosen, await asyncio.gather(*(_ask(bus, pod, namespace) for pod in chosen)), strict=True))
     if node is not None and replies[node].why:
-        # One node was meant, and nothing is known of it.
+        # A single node was named, and nothing is known of it.
         raise PeerUnavailable(f"{node}: {replies[node].why}", next_step="`topobus doctor` tells what is missing")
     return replies
 
@@ -116,7 +116,7 @@ async def _ask(bus: Bus, node: str, namespace: str) -> PodsReply:
 
 
 def pods_listing(node: str, reply: PodsReply) -> Listing:
-    """List one row a device."""
+    """List one row per device."""
     rows = [row for place, container in enumerate(reply.containers) for row in _rows(node, place, container)]
     return Listing(
         title=node,
@@ -156,8 +156,8 @@ def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
         )
 
     if container.device_class == _CPU_CLASS and container.resource == _CPU_CLASS:
-        # What kubelet's CPU and memory managers gave: a line for all
-        # CPUs, one for each kind of memory.
+        # Allocations of kubelet's CPU and memory managers: a line for all CPUs, one for each kind
+        # of memory.
         if container.devices:
             yield row(container.container or "(all)", origin, *_cpus(container.devices))
         for block in container.memory:
@@ -170,8 +170,8 @@ def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
 
 
 def _cpus(devices: tuple[HeldDevice, ...]) -> tuple[str, str, Text]:
-    """Give a container's exclusive CPUs as one line: the list, the NUMA nodes, and how the worst of
-    them is.
+    """Return a container's exclusive CPUs as one line: the list, the NUMA nodes, and the worst
+    health of them.
     """
     cpus = CpuSet.of(int(device.name.removeprefix("cpu-")) for device in devices)
     nodes = NodeSet.of(node for device in devices for node in device.numa_nodes or ())

@@ -75,7 +75,7 @@ def play(
     speed: Annotated[float, Parameter(help="How many times as fast as the profile says.")] = 1.0,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Play the faults that the machine's profile scripts, and end with the last of them."""
+    """Play the faults that the machine's profile scripts, until the last of them."""
     if not speed > 0:
         raise UsageError(f"--speed: got {speed:g}, wanted more than 0", next_step="1 is as the profile says")
     output = options.output()
@@ -101,7 +101,7 @@ def remove(folder: Folder, address: Address, *, options: OutputOptions = OUTPUT_
 
 @profile_app.command(name="restore")
 def restore(folder: Folder, address: Address, *, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
-    """Bring a PCI function back that was taken off."""
+    """Bring back a PCI function that was taken off."""
     return _change(options, folder, f"{address} is back", lambda machine: machine.restore_pci(address))
 
 

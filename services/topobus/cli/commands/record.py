@@ -1,5 +1,5 @@
-"""`topobus record`: records a real machine, and checks that the
-recording reads like the original.
+"""`topobus record`: records a real machine, and checks that the recording reads like the
+original.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def _record(source: Tree, folder: Path, output: Output) -> Recording:
 
 
 def _differences(original: Machine, copy: Machine) -> list[str]:
-    """Name what the copy tells otherwise.
+    """Name the differences between the original and the copy.
 
-    Free memory may have moved meanwhile and is no part of a machine.
+    Free memory may have changed meanwhile and is no part of a machine.
     """
     return [name for name in original.__struct_fields__ if getattr(original, name) != getattr(copy, name)]
 

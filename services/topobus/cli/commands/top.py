@@ -1,9 +1,10 @@
-"""`topobus top`: a fleet as a table and each node as a drawing, live: what is in use, what is not
-well, who holds what, and the newest events.
+"""`topobus top`: a fleet as a table and each node as a drawing, live: what is in use, what is
+unhealthy, the holders, and the newest events.
 
-State comes from watches and events from streams, so a change is on the screen when it happened, and
-nothing is read twice. Of a node that is drawn all is read, of the others what a row needs. Only
-whether services of the drawn node still answer is asked now and then: silence writes nothing.
+State comes from watches and events from streams, so a change is on the screen when it happens, and
+nothing is read twice. Of the drawn node everything is read, of the others what a row needs. Only
+whether the drawn node's services still answer is asked at an interval, since a silent service
+causes no event.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ __all__ = ["top"]
 _COUNTED = INVENTORY.read_as(CountedInventory)
 _HELD = LEDGER.read_as(Holders)
 _FIRST_EVENTS = 20
-# A burst of changes is drawn together: nobody reads more than so many screens a second.
+# A burst of changes is drawn together: a person reads no more screens a second.
 _BETWEEN_DRAWINGS_S = 0.1
-# Long beside the second that topology waits for a service, short beside a person's patience.
+# Long compared with the second that topology waits for a service, short compared with a person's
+# patience.
 _BETWEEN_SIGNS_S = 5.0
-# Nodes that have a key of a machine and no inventory are looked at one by one, for the key may be
-# that of a machine that is gone; so many are in doubt at most.
+# Nodes with a machine's key and no inventory are read one by one, for the machine of the key may be
+# gone. At most so many are read.
 _MOST_LOOKS = 64
 
 
@@ -88,7 +90,7 @@ async def _top(node: str | None, options: BusOptions) -> int:
 
 
 def _why_once(output: Output) -> str:
-    """Say why the screen cannot be live; empty when it can."""
+    """Return why the screen cannot be live. Empty when it can."""
     if output.is_json:
         return "JSON"
     if not sys.stdout.isatty():
@@ -153,8 +155,8 @@ def _document(row: NodeRow) -> dict[str, object]:
 
 
 async def _members(bus: Bus, counted: set[str]) -> list[str]:
-    """Name the nodes that report a machine, sorted; `counted`: those that surely are there, for
-    they have an inventory.
+    """Name the nodes that report a machine, sorted. `counted` are those known to exist, as they
+    have an inventory.
     """
     names = {parts["node"] for parts in await bus.keys(MACHINE)}
     doubtful = sorted(names - counted)[:_MOST_LOOKS]
@@ -188,7 +190,7 @@ def _as_change(entry: Entry[Any]) -> Change[Any]:
 
 
 async def _read_node(bus: Bus, scene: Scene) -> None:
-    """Read what there is of one node."""
+    """Read the state of one node."""
     machine = await bus.get(MACHINE, node=scene.node)
     if machine is not None:
         scene.take_machine(_as_change(machine))
@@ -206,7 +208,7 @@ async def _read_events(bus: Bus, scene: Scene) -> None:
     for decision in await bus.last(DECISION, limit=_FIRST_EVENTS, node=scene.node):
         _add_decision(scene, decision.value)
     for event in await bus.last(HEALTH, limit=_FIRST_EVENTS, node=scene.node):
-        # What a service said of a device when it started is no news.
+        # A service's first report of a device at its start is no news.
         if event.value.previous is not None:
             scene.add_event(_health(event))
 
@@ -217,7 +219,7 @@ async def _name_functions(scene: Scene) -> None:
 
 
 class _Live:
-    """The screen, as long as it is shown."""
+    """The screen, while it is shown."""
 
     def __init__(self, bus: Bus, output: Output, node: str | None) -> None:
         self._bus = bus
@@ -264,7 +266,7 @@ class _Live:
                     await asyncio.sleep(_BETWEEN_DRAWINGS_S)
 
     def _opened(self) -> str:
-        """The node that is drawn: of one node alone there is no table."""
+        """The node that is drawn. With a single node there is no table."""
         rows = self._fleet.rows
         if self._fleet.is_settled and not self._view.opened and len(rows) == 1:
             self._view = replace(self._view, opened=rows[0].node)
@@ -320,8 +322,8 @@ class _Live:
                 self._changed.set()
 
     async def _listen(self) -> None:
-        """See which topologies have stopped talking, and which nodes report a machine: that is not
-        followed, for a machine is large and hardly changes.
+        """Find silent topologies, and the nodes that report a machine. The latter are not watched,
+        for a machine is large and hardly changes.
         """
         while True:
             if self._fleet.listen(is_connected=self._bus.is_connected):
@@ -388,9 +390,9 @@ class _Live:
 
 
 async def _look_for_silence(bus: Bus, scene: Scene) -> None:
-    """Ask the services of the node whether they answer.
+    """Ask the node's services whether they answer.
 
-    Devices of one that does not are shown as unknown.
+    Devices of a silent one are shown as unknown.
     """
     inventories = [inventory for _, inventory in sorted(scene.inventories.items())]
     now = await as_of_now(bus, inventories)
@@ -398,7 +400,7 @@ async def _look_for_silence(bus: Bus, scene: Scene) -> None:
 
 
 def _add_decision(scene: Scene, event: DecisionEvent) -> None:
-    """Add a decision; a dry run changes nothing that is drawn."""
+    """Add a decision. A dry run changes nothing that is drawn."""
     if event.is_dry_run:
         return
     line = Text.assemble((f"{short_time(event.time)}  ", "faint"), f"{event.text}: ")

@@ -101,7 +101,7 @@ def up(
     ] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Start NATS and the eight services and keep them running; Ctrl-C stops everything."""
+    """Start NATS and the eight services and keep them running. Ctrl-C stops everything."""
     if sum((profile is not None, root is not None, real)) > 1:
         raise UsageError("--profile, --root and --real exclude each other", next_step="choose one")
     if profile is not None and profile not in PROFILES:
@@ -131,7 +131,7 @@ def up(
 
 
 def _listening(listen: str | None, names: list[str], nats: str | None, *, is_open: bool) -> Listening:
-    """Read where NATS shall listen."""
+    """Read where NATS must listen."""
     if listen is None:
         if names:
             raise UsageError("--name is for a server that others reach", next_step="give --listen ADDRESS, too")
@@ -164,7 +164,7 @@ def _listening(listen: str | None, names: list[str], nats: str | None, *, is_ope
 def _refuse_open(nats: str) -> None:
     """Refuse `--open` for a server that others may reach.
 
-    One on loopback has the users that it has.
+    A server on loopback keeps its users.
     """
     if not is_local(nats):
         raise UsageError(
@@ -215,14 +215,14 @@ async def _up(
                 name = use.name
                 await follow_system(system, output, use)
     except asyncio.CancelledError:
-        # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
+        # Ctrl-C and SIGTERM are how this command ends. By now everything is stopped.
         output.show(Text("stopped; nothing is left running", "faint"))
         if name and announcement.is_kept:
             output.show(Text(f"what was logged: topobus logs --context {name}", "faint"))
     return ExitCode.OK
 
 
-# Time to open another terminal and to type a command; and to see all of it well again (a device is
+# Time to open another terminal and to type a command, and to see everything recovered (a device is
 # watched for 30 s after a fault).
 _BEFORE_FAULTS_S, _BETWEEN_FAULTS_S = 20.0, 60.0
 
@@ -230,13 +230,13 @@ _BEFORE_FAULTS_S, _BETWEEN_FAULTS_S = 20.0, 60.0
 async def _play(
     hardware: Path, system: System, say: Callable[[str], None], wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Play the faults that a recorded machine's profile scripts, some time after all is ready,
-    again and again: who wants to see them opens another terminal first.
+    """Play the faults that a recorded machine's profile scripts, again and again, with a pause
+    first so that the user can open another terminal.
     """
     try:
         machine = RecordedMachine.open(hardware)
     except ConfigError:
-        # Somebody's own tree: no profile, no script.
+        # A user's own tree has no profile and so no script.
         return
     if not machine.profile.faults:
         return
@@ -258,15 +258,15 @@ async def _play(
 
 
 async def follow_system(system: System, output: Output, use: Use) -> None:
-    """Show how the programs are for as long as they run, and once all are ready how to use them."""
+    """Show the state of the programs while they run, and once all are ready how to use them."""
     if output.console.is_terminal and not output.is_json:
         with Live(console=output.console, auto_refresh=False) as live:
             was_told = False
             async for statuses in system.supervisor.changes(at_least_every_s=1.0):
                 if _is_ready(statuses) and not was_told:
                     was_told = True
-                    # Above the table and unbroken, whatever the width: a live display cuts lines in
-                    # two, and a command that is copied must be one.
+                    # Above the table and unbroken at any width: a live display cuts lines in two,
+                    # and a command to copy must be one line.
                     live.console.print(ready_text(system, statuses, use), soft_wrap=True)
                 foot = (
                     Text("all ready; Ctrl-C stops everything", "ok")
@@ -313,7 +313,7 @@ async def follow_system(system: System, output: Output, use: Use) -> None:
                     }
                 )
             if not output.is_json:
-                # Unbroken, whatever the width: a command that is copied from here must be one.
+                # Unbroken at any width: a command to copy must be one line.
                 output.console.print(ready_text(system, statuses, use), soft_wrap=True)
 
 
@@ -322,9 +322,9 @@ def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
 
 
 def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) -> Text:
-    """Say how far it is, and how to use it once it is there.
+    """Return how far the start is, and how to use the system once it runs.
 
-    Each command on a line of its own, to be copied.
+    Each command is on a line of its own, to be copied.
     """
     if not _is_ready(statuses):
         ready = sum(status.state is ProgramState.READY for status in statuses)
@@ -355,7 +355,7 @@ def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) ->
 def _logs_of(system: System, use: Use) -> str:
     """Name the command that shows the logs of a running system.
 
-    Of one that has no context, their folder.
+    Without a context, their folder.
     """
     if not use.name:
         return str(system.layout.logs)
@@ -363,7 +363,7 @@ def _logs_of(system: System, use: Use) -> str:
 
 
 def _hint_elsewhere(system: System) -> str:
-    """Say what another machine needs to connect."""
+    """Return what another machine needs to connect."""
     ca_file = Path(system.tls_ca_file).name if system.tls_ca_file else ""
     files = [name for name in (system.tls_ca_file, str(system.password_file("cli"))) if name]
     trust = f" TOPOBUS_CLI__NATS__TLS_CA_FILE={ca_file}" if ca_file else ""

@@ -25,8 +25,8 @@ from topobus.formats.messages.nouns import CLUSTER
 
 __all__ = ["version"]
 
-# A service that runs and is busy says its version all the same; where nobody
-# listens the server says so at once.
+# A busy service still reports its version. Where no service listens, the server reports that at
+# once.
 _PATIENCE_S = 5.0
 
 
@@ -47,7 +47,7 @@ def version(
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Versions of this program, of the NATS server and of each running service.
+    """Show the versions of this program, of the NATS server and of each running service.
 
     Services that are silent are named with the reason.
     """
@@ -55,7 +55,7 @@ def version(
     if client:
         out.document({"client": OWN_RELEASE}) if out.is_json else out.show(Text(f"topobus {OWN_RELEASE}"))
         return ExitCode.OK
-    # First: it is true whoever answers or does not.
+    # First: it is known even if nothing answers.
     out.show(Text.assemble(("client       ", "faint"), OWN_RELEASE))
     server, services = asyncio.run(_ask(options))
     if out.is_json:
@@ -90,7 +90,7 @@ def _by_node(services: Sequence[ServiceVersion]) -> dict[str, list[ServiceVersio
 
 
 def _nodes_text(nodes: Sequence[str]) -> str:
-    """Name the nodes of which the same is to be said.
+    """Name the nodes with an equal result.
 
     >>> _nodes_text([""]), _nodes_text(["a", "b"]), _nodes_text(["a", "b", "c", "d", "e"])
     ('cluster', '2 nodes: a, b', '5 nodes: a, b, c and 2 more')
@@ -115,7 +115,7 @@ async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:
         )
         services: list[ServiceVersion] = []
         for node in nodes:
-            # These answer nothing: what they wrote says their version.
+            # These answer no requests: what they wrote has their version.
             for service, entries in (("discovery", machines), ("relay", relays)):
                 if (entry := entries.get(node)) is not None:
                     services.append(
