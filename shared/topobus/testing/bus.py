@@ -1,7 +1,7 @@
 """The bus without a server: `topobus.bus.bus.Bus` as it is, on a nats-server in memory.
 
-State, events, asks, feeds and their errors are the runtime's own code; what is replaced is nats-py
-and the server. The bus's contract suite (tests/integration/bus/test_bus_*.py) runs on both.
+State, events, asks, feeds and their errors are the runtime's own code. Only nats-py and the server
+are replaced. The bus's contract suite (tests/integration/bus/test_bus_*.py) runs on both.
 
 >>> import asyncio
 >>> from topobus.formats.messages.catalogue import LEDGER
@@ -55,8 +55,8 @@ class MemoryBus:
         fates: Fates | None = None,
         release: str | None = None,
     ) -> AsyncIterator[Bus]:
-        """Connect for the length of a block, as a `release` where one is named; `fates` decide what
-        becomes of its operations.
+        """Connect for the length of a block. `release` is the release that peers see, `fates`
+        decide the result of its operations.
         """
         connection = Connection(
             msgspec.structs.replace(settings or NatsSettings(), url=server.url),

@@ -5,7 +5,7 @@ next timer when no other event is pending.
 on a bus in memory: their waits take no real time and end in the order and at the times of the code,
 also on a busy machine. It follows trio's `MockClock(autojump_threshold=0)`. The library `looptime`
 does the same for any loop but also jumps while a socket's answer is under way, so that a time-out
-may fire before an answer that takes a millisecond; here that is an error.
+may fire before an answer that takes a millisecond. Here that is an error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 __all__ = ["LoopClock", "ManualClock", "Standstill", "VirtualTimeLoop"]
 
-# Real seconds that a loop with nothing to do waits for its threads: a test that is wrong fails then
-# and says why, long before pytest-timeout's 120 s.
+# Real seconds that a loop with nothing to do waits for its threads. A wrong test then fails with
+# the reason, long before pytest-timeout's 120 s.
 _PATIENCE_S = 30.0
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ManualClock:
-    """A `topobus.process.clock.Clock` under the test's hand: it stands still until `advance`, and
-    so do those who sleep on it.
+    """A `topobus.process.clock.Clock` that a test moves: it stops until `advance`, and so do the
+    tasks that sleep on it.
 
     >>> clock = ManualClock()
     >>> clock.advance(1.5)
@@ -47,17 +47,19 @@ class ManualClock:
         self._expected: list[tuple[float, asyncio.Future[None]]] = []
 
     def now(self) -> datetime:
-        """Give the moment the test has set."""
+        """Return the moment that the test has set."""
         return self._start + timedelta(seconds=self._elapsed_s)
 
     def monotonic(self) -> float:
-        """Give the seconds the test has let pass."""
+        """Return the seconds that the test has advanced."""
         return self._elapsed_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and wake in order whoever waits for a moment until then.
+        """Advance time, and wake in order the tasks that wait for a moment until then.
 
         They run when the test awaits next.
+
+        Errors: raises ValueError for a negative time.
         """
         if seconds < 0:
             raise ValueError(f"time does not go back: got {seconds} s")
@@ -69,7 +71,7 @@ class ManualClock:
         self._elapsed_s = until_s
 
     async def sleep(self, seconds: float) -> None:
-        """Return when the test has let so many seconds pass."""
+        """Return when the test has advanced so many seconds."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -79,7 +81,7 @@ class ManualClock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Give a block that ends with TimeoutError when the test has let so many seconds pass
+        """Return a block that ends with TimeoutError when the test has advanced so many seconds
         inside it.
         """
         loop = asyncio.get_running_loop()
@@ -91,8 +93,8 @@ class ManualClock:
                 yield limit
 
     async def asleep(self, seconds: float) -> None:
-        """Return when somebody waits on this clock who asked for exactly so many seconds: from then
-        on the test's next `advance` reaches them.
+        """Return when a task waits on this clock that asked for exactly so many seconds. From then
+        on the test's next `advance` reaches it.
         """
         if seconds in self._lengths.values():
             return
@@ -102,8 +104,8 @@ class ManualClock:
 
     @asynccontextmanager
     async def ticking(self, seconds: float) -> AsyncIterator[None]:
-        """Let time pass in steps of so many seconds inside the block, each as soon as somebody
-        waits who asked for exactly that: no step while they all work.
+        """Advance time in steps of so many seconds inside the block, each as soon as a task waits
+        that asked for exactly that. There is no step while all tasks work.
         """
 
         async def tick() -> None:
@@ -120,7 +122,7 @@ class ManualClock:
 
     @property
     def waiting(self) -> int:
-        """Count who waits on this clock: a test that advances before they do moves nobody."""
+        """The number of waiters on this clock. A test that advances before they wait wakes none."""
         return len(self._alarms)
 
     @contextmanager
@@ -143,14 +145,14 @@ class ManualClock:
 
 
 class Standstill(RuntimeError):
-    """Raised out of the event loop when virtual time cannot pass: a socket is open, or nothing can
-    happen any more.
+    """Raised out of the event loop when virtual time cannot pass: a socket is open, or no more
+    event can come.
     """
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still while anything runs, and jumps to the next timer when
-    nothing can run before it.
+    """An event loop whose time stops while anything runs, and jumps to the next timer when nothing
+    can run before it.
 
     Errors: raises Standstill out of `run_until_complete` when it would have to wait and a file
     descriptor other than its own is registered (a socket, a pipe: what comes over it takes real
@@ -181,8 +183,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass although something holds it: a test of a call that hangs in a thread lets
-        its time-out come.
+        """Advance time although something holds it: so a test of a call that hangs in a thread
+        reaches its time-out.
+
+        Errors: raises ValueError for a negative time.
         """
         if seconds < 0:
             raise ValueError(f"time does not go back: got {seconds} s")
@@ -190,13 +194,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def is_held(self) -> bool:
-        """Say whether a call in a thread is under way."""
+        """Return whether a call in a thread is under way."""
         return bool(self._in_threads)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Run a call in a thread.
 
-        Virtual time stands still until it is over, or nobody waits for it any more.
+        Virtual time stops until it is over, or until no task waits for it any more.
         """
         call: asyncio.Future[Any] = super().run_in_executor(executor, func, *args)
         self._in_threads.add(call)
@@ -241,8 +245,8 @@ class LoopClock:
     """A `Clock` that follows one event loop, for records with exact stamps and for code that reads
     the time in a thread.
 
-    `now` begins at a fixed moment and moves with the loop, so that a stamp in a
-    message is the same in every run.
+    `now` begins at a fixed moment and moves with the loop, so that a stamp in a message is the same
+    in every run.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None, start: datetime = _START) -> None:

@@ -1,9 +1,9 @@
 """Injects faults into the operations of a bus: unconfirmed writes, lost connections, delays, and
 the death of the process.
 
-Flows in: a function that chooses the fault of each operation by its number, its name and its parts;
-the same choice gives the same run. Flows out: a bus of the type that a service takes, which passes
-all other operations to the bus below. The bus below may be on a real connection or in memory.
+A function chooses the fault of each operation by its number, its name and its parts. The same
+choice gives the same run. The faulty bus has the type that a service takes, and passes all other
+operations to the bus below, which may be on a real connection or in memory.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Dies:
-    """The process dies: before the operation is sent, or after it has happened and before anybody
-    knows.
+    """The process dies: before the operation is sent, or after it has happened and before its
+    result is known.
     """
 
     is_done: bool
@@ -77,8 +77,8 @@ class Dies:
 
 @dataclass(frozen=True)
 class Unconfirmed:
-    """Nobody learns whether it happened: a write is ambiguous, an ask or a read is lost with its
-    connection.
+    """The caller does not learn whether it happened: a write is ambiguous, an ask or a read is lost
+    with its connection.
     """
 
     is_done: bool
@@ -93,7 +93,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Delayed:
-    """It happens after something else has: an event that is set, a time that goes by."""
+    """It happens after something else has: an event that is set, or time that passes."""
 
     wait: Callable[[], Awaitable[object]]
 
@@ -109,7 +109,7 @@ Fate = Dies | Unconfirmed | Refused | Delayed | Interrupted
 
 
 class Fates:
-    """The fates of one process: counts its operations, and asks for each what becomes of it."""
+    """The fates of one process: counts its operations, and decides the result of each."""
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class Fates:
     ) -> None:
         """Choose by a function or by number.
 
-        Shapes: counted — the operations that have a fate; the others are done as ever, while the
+        Shapes: counted — the operations that have a fate; the others are done as usual, while the
         process lives. spared — values and requests that have none either, such as those of a dry
-        run. hangs — one that died stands still for ever at its step, and is cancelled from outside;
-        otherwise Died is raised in it.
+        run. hangs — a process that died stops without end at its step, and is cancelled from
+        outside; otherwise Died is raised in it.
         """
         self._choose = choose.get if isinstance(choose, Mapping) else None
         self._decide = None if isinstance(choose, Mapping) else choose
@@ -141,7 +141,10 @@ class Fates:
     async def apply(
         self, operation: str, noun: str, parts: Mapping[str, str], value: Any, act: Callable[[], Awaitable[T]]
     ) -> T:
-        """Do one operation, as its fate lets it be."""
+        """Do one operation with its fate.
+
+        Errors: raises Died, PeerUnavailable, or the error of an unconfirmed operation.
+        """
         if self.died.is_set():
             await self._die()
         if operation not in self._counted or self._spared(value):
@@ -200,7 +203,7 @@ def _unconfirmed(step: Step) -> PeerUnavailable:
 
 
 class FatedBus(Bus):
-    """A bus over another one's connection whose operations have fates."""
+    """A bus on another one's connection whose operations have fates."""
 
     def __init__(self, bus: Bus, fates: Fates) -> None:
         super().__init__(bus._connection)

@@ -28,9 +28,9 @@ class Reader(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def until(self, is_enough: Callable[[list[T]], bool], *, timeout_s: float = 60.0) -> list[T]:
-        """Wait until the items satisfy the test; gives them.
+        """Wait until the items satisfy the test, and return them.
 
-        Fails with what came when time is up or the source ended.
+        Errors: raises AssertionError with the items so far when time is up or the source ended.
         """
         if self._task is None:
             raise RuntimeError("use the reader as a context manager")

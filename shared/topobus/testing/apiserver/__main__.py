@@ -29,7 +29,7 @@ async def _serve_until_told(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Serve as a process of its own; prints its address."""
+    """Serve as a process of its own, and print the address."""
     parser = argparse.ArgumentParser(
         prog="python -m topobus.testing.apiserver", description="A Kubernetes API server without a cluster."
     )

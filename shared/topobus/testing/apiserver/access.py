@@ -1,8 +1,8 @@
 """Access control of the API server simulator: users with tokens, and RBAC rules from the Role
 objects that the server stores.
 
-Flows in: requests as verb, resource, name. Flows out: nothing, or a 403 in Kubernetes' words;
-afterwards the granted rights that were used and those that were not, so that a test can compare a
+A request is a verb, a resource and a name. One without the right gets a 403 in Kubernetes' words.
+Afterwards a test can list the granted rights that were used and those that were not, to compare a
 least-privilege manifest with the calls of a program.
 Source: k8s.io/kubernetes plugin/pkg/auth/authorizer/rbac, and registry/resource/resourceclaim
 (granular status authorization), 1.36.
@@ -43,7 +43,7 @@ class Access:
     """Users, their tokens, and their rights.
 
     Args:
-        token: the administrator's; empty: whoever brings no token is the administrator.
+        token: the administrator's. Empty: a request without a token is the administrator's.
         objects: reads the role and binding objects, by kind.
     """
 
@@ -55,7 +55,7 @@ class Access:
         self._used: dict[str, set[Right]] = {}
 
     def add_user(self, user: str, *, node: str = "", is_master: bool = False) -> str:
-        """Make a user and give its token; the same one when asked again.
+        """Make a user and return its token, the same one when called again.
 
         A service account's token names the node that its pod runs on.
 
@@ -75,7 +75,7 @@ class Access:
     def user_of(self, authorization: str) -> str:
         """Name the user of an Authorization header.
 
-        Errors: raises ApiError 401 for a token that nobody has.
+        Errors: raises ApiError 401 for an unknown token.
         """
         token = authorization.removeprefix("Bearer ")
         if token in self._users:
@@ -87,7 +87,10 @@ class Access:
     def check(
         self, user: str, verb: str, resource: Resource, *, namespace: str = "", name: str = "", part: str = ""
     ) -> None:
-        """Let it pass, or raise ApiError 403."""
+        """Return if the user has the right.
+
+        Errors: raises ApiError 403.
+        """
         if user in self._masters:
             return
         plural = f"{resource.plural}/{part}" if part else resource.plural
@@ -104,11 +107,10 @@ class Access:
     def check_claim_status(
         self, user: str, verb: str, resource: Resource, before: Object, after: Object, *, namespace: str
     ) -> None:
-        """Judge a write of a claim's status by its parts: the allocation's right is `binding`, a
-        driver's word on its devices `driver`.
+        """Check a write of a claim's status by its parts: the allocation needs the right `binding`,
+        a driver's status of its devices `driver`.
 
-        Errors: raises ApiError 422: a real server judges the parts when
-        it validates, not at its door.
+        Errors: raises ApiError 422, because a real server checks the parts when it validates.
         """
         old, new = before.get("status") or {}, after.get("status") or {}
         name = str(before["metadata"]["name"])
@@ -137,7 +139,9 @@ class Access:
             raise invalid(resource, name, problems)
 
     def _why_not(self, user: str, verbs: list[str], resource: Resource, *, namespace: str, name: str) -> str:
-        """Say why none of the verbs is granted on a driver's devices; empty when one is."""
+        """Name the reason why none of the verbs is granted on a driver's devices. Empty when one
+        is.
+        """
         why = ""
         for verb in verbs:
             try:
@@ -149,11 +153,13 @@ class Access:
         return why
 
     def used(self, user: str) -> frozenset[Right]:
-        """What a user asked for, granted or not."""
+        """The rights that a user requested, granted or not."""
         return frozenset(self._used.get(user, ()))
 
     def unused(self, user: str) -> frozenset[Right]:
-        """What a user's roles grant and it never asked for; `*` is reported as it stands."""
+        """The rights that a user's roles grant and it never requested. `*` is reported
+        unexpanded.
+        """
         granted = {
             Right(verb=verb, group=group, resource=resource, namespace=scope)
             for rule, scope in self._rules(user)
@@ -196,7 +202,7 @@ class Access:
 
 
 def node_of_allocation(allocation: Mapping[str, Any]) -> str:
-    """Name the one node that an allocation is for; empty when it is not written as for one."""
+    """Name the one node of an allocation. Empty when it is not written for one node."""
     terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
     fields = [field for term in terms for field in term.get("matchFields") or []]
     is_single = len(terms) == len(fields) == 1 and not terms[0].get("matchExpressions")
@@ -222,7 +228,7 @@ def _device_of(device: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def verb_of(method: str, name: str, *, is_watch: bool) -> str:
-    """Name what a request does, as RBAC does."""
+    """Name the verb of a request, as RBAC does."""
     if method == "GET":
         return "watch" if is_watch else "get" if name else "list"
     if method == "DELETE":

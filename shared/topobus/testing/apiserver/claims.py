@@ -1,8 +1,7 @@
 """kube-controller-manager's work for claims, in the API server simulator: creates a claim for each
 template that a pod names, and deletes it with the pod.
 
-Flows in: the store's pods, templates and claims. Flows out: new claims owned by their pods, the
-pods' status that names them, and claims without the reservations of deleted pods.
+New claims are owned by their pods, whose status names them. Deleted pods lose their reservations.
 Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
 """
 
@@ -20,9 +19,9 @@ _FINISHED = ("Succeeded", "Failed")
 
 
 def serve_templates(store: Store, pods: Resource, templates: Resource, claims: Resource) -> list[str]:
-    """Make the claims that pods want of templates and do not have yet; their names.
+    """Make the claims that pods need of templates and do not have yet, and return their names.
 
-    A template that is not there is waited for.
+    A missing template is waited for.
     """
     made: list[str] = []
     for pod in store.select(pods):
@@ -54,10 +53,10 @@ def serve_templates(store: Store, pods: Resource, templates: Resource, claims: R
 
 
 def release_claims(store: Store, pods: Resource, claims: Resource) -> list[str]:
-    """Take reservations of pods that have ended or are gone off their claims, and the allocation
-    with the last one.
+    """Remove the reservations of pods that have ended or are gone from their claims, and with the
+    last one the allocation.
 
-    The names of these claims.
+    Return the names of these claims.
     """
     living = {
         api_object["metadata"]["uid"]

@@ -1,8 +1,7 @@
-"""The changes of the API server simulator's objects in order, and who is woken by the next one of a
+"""The changes of the API server simulator's objects in order, and events for the watchers of a
 kind.
 
-Flows in: changes, each with the next version. Flows out: those after a version, and events that
-the next change of a kind sets.
+The next change of a kind sets the event of its watchers.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ class History:
         return len(self._changes)
 
     def add(self, change: Change) -> None:
-        """Keep a change, and wake those who watch its kind and no others."""
+        """Add a change, and wake only the watchers of its kind."""
         self._changes.append(change)
         grown = self._grown.pop(change.key[:2], None)
         if grown is not None:
             grown.set()
 
     def since(self, version: int) -> Sequence[Change]:
-        """List what came after a version. Cost: O(log changes) and what it gives."""
+        """List the changes after a version. Cost: O(log changes) and the result."""
         return self._changes[bisect_right(self._changes, version, key=lambda change: change.version) :]
 
     def grown(self, group: str, plural: str) -> asyncio.Event:
-        """Give what the next change of a kind sets."""
+        """Return the event that the next change of a kind sets."""
         return self._grown.setdefault((group, plural), asyncio.Event())
 
     def forget_from(self, count: int) -> None:
-        """Take back all changes but the first ones."""
+        """Remove all changes but the first ones."""
         del self._changes[count:]

@@ -1,8 +1,8 @@
 """HTTP/1.1 for the API server simulator: the subset that Kubernetes clients use, on asyncio
 streams.
 
-Flows in: a connection. Flows out: requests one after another, answers with a body, or a
-stream of JSON lines in chunks.
+A connection gives requests one after another, and takes answers with a body, or a stream of JSON
+lines in chunks.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class HttpRequest(Struct, frozen=True, kw_only=True):
     body: bytes = b""
 
     def json(self) -> Any:
-        """Read the body; an empty one is nothing.
+        """Read the body. An empty one is nothing.
 
-        Errors: raises ApiError 400 when it is no JSON, 415 when it says so.
+        Errors: raises ApiError 400 when it is no JSON, 415 when its header names another type.
         """
         if not self.body:
             return None
@@ -70,9 +70,9 @@ class Connection:
         self._writer = writer
 
     async def read(self) -> HttpRequest | None:
-        """Read the next request; None when the client is done.
+        """Read the next request. None when the client is done.
 
-        Errors: raises ApiError for what is no request.
+        Errors: raises ApiError for a malformed request.
         """
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
@@ -95,7 +95,7 @@ class Connection:
         return HttpRequest(method=method, path=unquote(parts.path), query=query, headers=headers, body=body)
 
     async def answer(self, code: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
-        """Send a JSON answer; a text goes as it is."""
+        """Send a JSON answer. A text is sent as it is."""
         is_text = isinstance(body, str)
         data = body.encode() if is_text else json.dumps(body, separators=(",", ":")).encode()
         head = {
@@ -118,12 +118,12 @@ class Connection:
         await self._writer.drain()
 
     async def end_stream(self) -> None:
-        """End the stream in order; the connection can take another request."""
+        """End the stream in order. The connection can take another request."""
         self._writer.write(b"0\r\n\r\n")
         await self._writer.drain()
 
     async def wait_closed_by_client(self) -> None:
-        """Return when the client has gone; it sends nothing while it reads a stream."""
+        """Return when the client has gone. It sends nothing while it reads a stream."""
         while await self._reader.read(4096):
             pass
 

@@ -1,8 +1,9 @@
 """Lists that Kubernetes treats as maps or sets, for the API server simulator's patches: the key
 that identifies an element.
 
-Pure. Sources: the patchMergeKey and listMapKey markers of k8s.io/api (core/v1, apps/v1,
-resource/v1) and k8s.io/apimachinery/meta/v1, 1.36; strategic merge's directives from
+Pure.
+Source: the patchMergeKey and listMapKey markers of k8s.io/api (core/v1, apps/v1, resource/v1) and
+k8s.io/apimachinery/meta/v1, 1.36; strategic merge's directives from
 apimachinery/pkg/util/strategicpatch.
 """
 
@@ -54,7 +55,8 @@ def to_keyed(value: Any, path: tuple[str, ...] = ()) -> Any:
     {'finalizers': {'v:"a"': 'a'}, 'x': [1]}
     """
     if isinstance(value, dict):
-        # None of a list's elements is nothing to merge, and must not stand for the whole list.
+        # An empty set of a list's elements is nothing to merge, and must not replace the whole
+        # list.
         return {
             key: to_keyed(inner, (*path, key))
             for key, inner in value.items()
@@ -84,7 +86,7 @@ def from_keyed(value: Any) -> Any:
 
 
 def _is_element(key: str) -> bool:
-    """Say whether a key of `to_keyed` stands for an element of a list."""
+    """Return whether a key of `to_keyed` is an element of a list."""
     return key.startswith((_ITEM + "{", _MEMBER + '"'))
 
 

@@ -1,8 +1,7 @@
 """The API server simulator's patches by content type: JSON patch (RFC 6902), merge patch (RFC
 7386), strategic merge.
 
-Pure. Flows in: the stored object and the patch. Flows out: the patched object, or an ApiError.
-Server-side apply is in `shapes`.
+Pure. Server-side apply is in `shapes`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ PATCH_TYPES = (_JSON, _MERGE, _STRATEGIC, *APPLY)
 
 
 def patched(content_type: str, present: Object, patch: Any) -> Object:
-    """Give the object as a patch of this type makes it.
+    """Return the object with a patch of this type applied.
 
-    Errors: raises ApiError: 415 for another type, 400 for a patch of the wrong shape, 422 for
-    one that does not fit the object.
+    Errors: raises ApiError: 415 for another type, 400 for a patch of the wrong shape, 422 for one
+    that does not fit the object.
     """
     if content_type == _JSON:
         if not isinstance(patch, list):
@@ -47,8 +46,10 @@ def patched(content_type: str, present: Object, patch: Any) -> Object:
 
 
 def reordered(api_object: Object) -> Object:
-    """Give an object with the keys of its claim's opaque parameters sorted, as all patches but JSON
-    patches leave it: the server reads the whole object and writes it anew (seen on 1.36).
+    """Return an object with the keys of its claim's opaque parameters sorted.
+
+    All patches but JSON patches leave it so, because the server reads the whole object and writes
+    it again (seen on 1.36).
 
     >>> reordered({"status": {"allocation": {"devices": {"config": [{"opaque": {"parameters": {"b": 1, "a": 2}}}]}}}})
     {'status': {'allocation': {'devices': {'config': [{'opaque': {'parameters': {'a': 2, 'b': 1}}}]}}}}

@@ -1,10 +1,9 @@
-"""Counts the requests that the API server simulator was sent, by who asked for what: in Python, and
-as the metric of a real API server.
+"""Counts the requests that the API server simulator was sent, by user, verb and resource: in
+Python, and as the metric of a real API server.
 
-Flows in: the record of requests. Flows out: counts, and a page of the
-form that Prometheus reads. Pure.
-Source: k8s.io/apiserver pkg/endpoints/metrics (apiserver_request_total). The label `user` is ours:
-a test wants to know who asked.
+Pure.
+Source: k8s.io/apiserver pkg/endpoints/metrics (apiserver_request_total). The label `user` is ours,
+for tests that count one user's requests.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _METRIC = "apiserver_request_total"
 
 
 class RequestKind(Struct, frozen=True, kw_only=True, order=True):
-    """What was asked of what, by whom, and how it ended."""
+    """The verb, resource, user and result of a request."""
 
     user: str
     verb: str

@@ -1,10 +1,8 @@
 """Answers the requests of the API server simulator: authenticates the user, resolves the path,
 calls the store and returns its result or an error.
 
-Flows in: parsed HTTP requests. Flows out: answers on their connections, and the record of
-all requests that tests read. Every request is recorded when it arrives, its code when it is
-answered. A refusal that a test has ordered is sent before the store is called. The
-simulator opens and closes the sockets.
+Every request is recorded when it arrives, its code when it is answered. A refusal that a test has
+ordered is sent before the store is called. The simulator opens and closes the sockets.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ __all__ = ["RequestHandler"]
 
 
 class RequestHandler:
-    """Does what requests ask of one store, with the rights of whoever asks."""
+    """Performs requests on one store, with the rights of their users."""
 
     def __init__(self, store: Store, access: Access, *, bookmark_s: float) -> None:
         self._store = store
@@ -49,7 +47,7 @@ class RequestHandler:
         self._refusals += [(method, plural, error)] * times
 
     async def serve(self, connection: Connection, request: HttpRequest) -> None:
-        """Answer one request; a watch until its client leaves."""
+        """Answer one request. A watch ends when its client leaves."""
         index = len(self.requests)
         code, headers = 200, {}
         try:
@@ -146,7 +144,7 @@ class RequestHandler:
                 )
             is_forced = request.query.get("force") == "true"
             if target.subresource:
-                # What the server judges is what would stand there, not the patch.
+                # The server checks the object that would result, not the patch.
                 with self._store.rehearsal():
                     wanted, _ = self._store.apply(
                         resource,
@@ -190,7 +188,7 @@ class RequestHandler:
             self._store.wake()
 
     def _authorize(self, request: HttpRequest, user: str, target: Target | None) -> None:
-        """Check the rights of a user; discovery is everybody's."""
+        """Check the rights of a user. Every user may use discovery."""
         if target is None:
             return
         is_watch = request.query.get("watch") in ("true", "1")

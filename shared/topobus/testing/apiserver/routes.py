@@ -1,6 +1,6 @@
 """Resolves paths to objects, and answers discovery.
 
-Flows in: paths and queries. Flows out: targets, discovery documents, lists. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["Target", "as_list", "discovery", "of_kind", "place_of", "target_of",
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """What a path means: a kind, perhaps within a namespace, perhaps one object of it, perhaps a
-    part of that.
+    """The meaning of a path: a kind, perhaps within a namespace, perhaps one object of it, perhaps
+    a part of that.
     """
 
     resource: Resource
@@ -26,7 +26,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def target_of(path: str) -> Target | None:
-    """Read a path; None when it is no resource's.
+    """Read a path. None when it is no resource's.
 
     >>> target_of("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/c/status").subresource
     'status'
@@ -67,9 +67,9 @@ def target_of(path: str) -> Target | None:
 
 
 def discovery(path: str) -> Object:
-    """Tell what is served.
+    """Return the discovery document of a path.
 
-    Errors: raises NotServed for a path that means nothing.
+    Errors: raises NotServed for a path without one.
     """
     groups = sorted({resource.group for resource in RESOURCES if resource.group})
     match path.strip("/").split("/"):
@@ -100,7 +100,10 @@ def discovery(path: str) -> Object:
 
 
 def of_kind(kind: str) -> Resource:
-    """Find what serves a kind; KeyError when nothing does."""
+    """Find the resource of a kind.
+
+    Errors: raises KeyError when none has it.
+    """
     resource = next((each_resource for each_resource in RESOURCES if each_resource.kind == kind), None)
     if resource is None:
         raise KeyError(
@@ -111,7 +114,7 @@ def of_kind(kind: str) -> Resource:
 
 
 def as_list(resource: Resource, items: Iterable[Object], version: int) -> Object:
-    """Wrap objects as a list; as in a real server, the items do not repeat kind and version."""
+    """Wrap objects as a list. As in a real server, the items do not repeat kind and version."""
     shown = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
     return {
         "kind": f"{resource.kind}List",
@@ -122,9 +125,9 @@ def as_list(resource: Resource, items: Iterable[Object], version: int) -> Object
 
 
 def version_of(query: Mapping[str, str]) -> int | None:
-    """Read the version from which to go on; None is from whatever there is.
+    """Read the version after which to continue. None begins with whatever there is.
 
-    Errors: raises ApiError 400 for what is no version.
+    Errors: raises ApiError 400 for a text that is no version.
     """
     text = query.get("resourceVersion", "")
     if text in ("", "0"):

@@ -1,8 +1,9 @@
 """The API server simulator's operations on objects as values: selectors, apply, dropped fields,
 normal forms, and the rules of each kind.
 
-Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555
-(server-side apply; lists are atomic but for those that `lists` names).
+Pure.
+Source: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555 (server-side
+apply; lists are atomic but for those that `lists` names).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _POD_MAY_CHANGE = frozenset(
     }
 )
 
-# What tells which object is meant is nobody's field.
+# No manager owns the fields that identify an object.
 _DEVICE_KEYS = ("driver", "pool", "device", "shareID")
 _IDENTITY = (("metadata", "name"), ("metadata", "namespace"), ("metadata", "uid"))
 
@@ -82,7 +83,7 @@ class Selector:
                 raise bad_request(f"invalid field selector: {fields}")
 
     def matches(self, api_object: Object) -> bool:
-        """Say whether an object is meant."""
+        """Return whether an object matches."""
         labels = find(api_object, "metadata.labels") or {}
         return all(
             _holds(operator, values, _text(find(api_object, key))) for key, operator, values in self._fields
@@ -90,8 +91,9 @@ class Selector:
 
 
 def copied(value: T) -> T:
-    """Copy a JSON value, with all that it has; `copy.deepcopy` takes six times as long, for it
-    looks out for what JSON cannot hold.
+    """Copy a JSON value deeply.
+
+    `copy.deepcopy` takes six times as long, because it supports values that JSON cannot hold.
 
     >>> before = {"a": [1, {"b": "c"}]}
     >>> after = copied(before)
@@ -102,7 +104,7 @@ def copied(value: T) -> T:
 
 
 def find(value: Any, path: str) -> Any:
-    """Read what stands at a path; None when nothing does.
+    """Read the value at a path. None when there is none.
 
     >>> find({"spec": {"pool": {"name": "n1"}}}, "spec.pool.name")
     'n1'
@@ -134,10 +136,11 @@ def merge(target: Any, patch: Any) -> Any:
 def apply(
     present: Object, wanted: Object, own: Applied, others: Mapping[str, Applied], *, is_forced: bool
 ) -> tuple[Object, Applied]:
-    """Apply server-side: set what is wanted, remove what this manager set before and wants no more.
+    """Apply server-side: set the wanted fields, remove those that this manager set before and no
+    longer wants.
 
-    Errors: raises ApiError 409 when another manager has applied another value
-    there and `is_forced` is not set.
+    Errors: raises ApiError 409 when another manager has applied another value there and `is_forced`
+    is not set.
     """
     wanted, present = to_keyed(wanted), to_keyed(present)
     leaves = _leaves({key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")})
@@ -164,8 +167,8 @@ def apply(
 
 
 def drop_deallocated(before: Object, after: Object) -> None:
-    """Remove what drivers say of devices that a claim no longer has, as a server does when a claim
-    is deallocated (resourceclaim/strategy.go).
+    """Remove the drivers' status of devices that a claim no longer has, as a server does when a
+    claim is deallocated (resourceclaim/strategy.go).
     """
     status = after.get("status") or {}
     granted = [
@@ -186,8 +189,8 @@ def drop_deallocated(before: Object, after: Object) -> None:
 
 
 def drop_fields(api_object: Object, paths: Iterable[str]) -> None:
-    """Remove fields as a server does that does not know them; `*` stands for every element of a
-    list or map.
+    """Remove fields as a server does that does not know them. `*` matches every element of a list
+    or map.
 
     >>> resource_slice = {"spec": {"devices": [{"name": "a", "taints": [1]}]}}
     >>> drop_fields(resource_slice, ["spec.devices.*.taints"]); resource_slice
@@ -198,8 +201,8 @@ def drop_fields(api_object: Object, paths: Iterable[str]) -> None:
 
 
 def normalise(resource: Resource, api_object: Object, now: datetime) -> Object:
-    """Bring an object into the form in which a server would give it back: no nulls, no empty lists
-    in spec, times in seconds, quantities in short.
+    """Bring an object into the form that a server would return: no nulls, no empty lists in spec,
+    times in seconds, quantities in short.
     """
     result: Object = _without_nulls(api_object)
     if resource.kind == "ResourceSlice" and isinstance(result.get("spec"), dict):
@@ -213,7 +216,7 @@ def normalise(resource: Resource, api_object: Object, now: datetime) -> Object:
 
 
 def problems_of(resource: Resource, api_object: Object) -> list[tuple[str, str]]:
-    """List what validation refuses: field and message."""
+    """List what validation refuses, as field and message."""
     if resource.group != "resource.k8s.io":
         return []
     body = {key: api_object.get(key) or {} for key in ("metadata", "spec", "status")}

@@ -10,20 +10,20 @@ cluster, no etcd, nothing to install.
         server.refuse("POST", "resourceslices", code=500, times=2)
         assert not [request for request in server.requests if request.is_write]
 
-As a process: `python -m topobus.testing.apiserver --kubeconfig FILE --node n1`
-serves until it is told to stop.
+As a process, `python -m topobus.testing.apiserver --kubeconfig FILE --node n1` serves until it is
+stopped.
 
-What it does: resource.k8s.io/v1 ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass,
-DeviceTaintRule (also v1beta2, v1alpha3), v1 Pod and Node, with validation by the published limits;
-as plain objects what a deployment is made of (`RESOURCES`); get, list (with limit and continue),
-watch (from a version, from now, with initial events, bookmarks, 410), create with generateName,
-update, JSON patch, merge patch, strategic merge patch, server-side apply, delete with preconditions
-and finalizers, deletecollection, the status subresource, pods/binding, field and label selectors,
-Status bodies for every error, bearer tokens, users with the rights of the Role objects that it
-holds (403, and which rights were used), garbage collection by owner, claims from templates. `drops`
-makes it an older server that does not know some fields. kubectl 1.36 gets, applies, patches,
-watches and deletes there. What it does not: TLS, admission, scheduling, managedFields, protobuf,
-tables, and a continued list shows the present, not the state of its first page.
+It has resource.k8s.io/v1 ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass,
+DeviceTaintRule (also v1beta2, v1alpha3), v1 Pod and Node, with validation by the published limits,
+and as plain objects what a deployment consists of (`RESOURCES`). It has get, list (with limit and
+continue), watch (from a version, from now, with initial events, bookmarks, 410), create with
+generateName, update, JSON patch, merge patch, strategic merge patch, server-side apply, delete with
+preconditions and finalizers, deletecollection, the status subresource, pods/binding, field and
+label selectors, Status bodies for every error, bearer tokens, users with the rights of the Role
+objects that it holds (403, and which rights were used), garbage collection by owner, claims from
+templates. `drops` makes it an older server that does not know some fields. kubectl 1.36 gets,
+applies, patches, watches and deletes there. It lacks TLS, admission, scheduling, managedFields,
+protobuf and tables, and a continued list shows the present, not the state of its first page.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class ApiServerSimulator:
     """One API server on 127.0.0.1.
 
     Args:
-        drops: kind to paths that this server does not know and drops in silence: `{"ResourceSlice": ["spec.devices.*.taints"]}`.
-        token: the bearer token that every request must carry; empty: none.
-        port: where to listen; 0 takes any that is free.
-        bookmark_s: how often a watch that asked for bookmarks gets one (a real server: about a minute).
-        collects_garbage: delete what a deleted object owned at once; else `collect_garbage` does when called.
-    """  # noqa: E501
+        drops: kind to paths that this server does not know and drops silently:
+            `{"ResourceSlice": ["spec.devices.*.taints"]}`.
+        token: the bearer token that every request must carry. Empty: none.
+        port: where to listen. 0 takes any that is free.
+        bookmark_s: how often a watch that wants bookmarks gets one (a real server: about a minute).
+        collects_garbage: delete the dependents of a deleted object at once. Otherwise
+            `collect_garbage` does when called.
+    """
 
     def __init__(
         self,
@@ -77,12 +79,12 @@ class ApiServerSimulator:
 
     @property
     def url(self) -> str:
-        """Where it listens; the same after a restart."""
+        """The URL where it listens, the same after a restart."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def requests(self) -> tuple[ApiRequest, ...]:
-        """Every request so far, in order of arrival; a watch has code 0 until it ends."""
+        """Every request so far, in order of arrival. A watch has code 0 until it ends."""
         return tuple(self._handler.requests)
 
     @property
@@ -100,7 +102,7 @@ class ApiServerSimulator:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen; objects of before a stop are still there."""
+        """Listen. Objects from before a stop are still there."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
         self._port = self._server.sockets[0].getsockname()[1]
 
@@ -114,11 +116,11 @@ class ApiServerSimulator:
         self._server = None
 
     def write_kubeconfig(self, path: Path, *, user: str = ADMIN, node: str = "", is_master: bool = False) -> Path:
-        """Write a kubeconfig that leads here, as the administrator or as somebody whose rights are
+        """Write a kubeconfig for this server, as the administrator or as a user whose rights are
         the server's Role objects.
 
-        A service account is user `system:serviceaccount:NAMESPACE:NAME`; `node` is where its pod
-        runs, as its token says. One that `is_master` may do everything.
+        A service account is user `system:serviceaccount:NAMESPACE:NAME`. `node` is where its pod
+        runs, which its token contains. One that `is_master` may do everything.
         """
         token = self._token if user == ADMIN else self._access.add_user(user, node=node, is_master=is_master)
         path.write_text(
@@ -142,8 +144,8 @@ class ApiServerSimulator:
         return path
 
     def put(self, api_object: Object, *, namespace: str = "default") -> Object:
-        """Create an object, or replace it together with its status, as somebody else in the cluster
-        would.
+        """Create an object, or replace it together with its status, as another client of the
+        cluster would.
         """
         resource = of_kind(str(api_object.get("kind")))
         namespace = str(api_object.get("metadata", {}).get("namespace", namespace)) if resource.is_namespaced else ""
@@ -167,9 +169,9 @@ class ApiServerSimulator:
         return self._store.select(resource, "", Selector(fields, "", resource.fields))
 
     def remove(self, kind: str, name: str, *, namespace: str = "default", grace_s: int | None = None) -> None:
-        """Delete an object, as somebody else in the cluster would.
+        """Delete an object, as another client of the cluster would.
 
-        A bound pod without any grace as kubelet does at its end.
+        A bound pod is deleted without any grace, as kubelet does at its end.
         """
         self._store.delete(of_kind(kind), namespace, name, {} if grace_s is None else {"gracePeriodSeconds": grace_s})
 
@@ -181,7 +183,7 @@ class ApiServerSimulator:
         """Delete a node's slices, or one driver's of them, as kubelet does at its start and when a
         driver stays away.
 
-        How many there were.
+        Return how many there were.
         """
         resource = of_kind("ResourceSlice")
         fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
@@ -191,41 +193,41 @@ class ApiServerSimulator:
         return len(names)
 
     def collect_garbage(self) -> list[str]:
-        """Delete objects whose owners are gone; their names."""
+        """Delete objects whose owners are gone, and return their names."""
         return self._store.collect_garbage(RESOURCES)
 
     def generate_claims(self) -> list[str]:
-        """Make the claims that pods want of templates, as kube-controller-manager does.
+        """Make the claims that pods need of templates, as kube-controller-manager does.
 
-        Their names.
+        Return their names.
         """
         return serve_templates(self._store, of_kind("Pod"), of_kind("ResourceClaimTemplate"), of_kind("ResourceClaim"))
 
     def release_claims(self) -> list[str]:
-        """Take back reservations and allocations of pods that have ended or are gone, as
+        """Remove reservations and allocations of pods that have ended or are gone, as
         kube-controller-manager does.
 
-        The claims' names.
+        Return the claims' names.
         """
         return release_claims(self._store, of_kind("Pod"), of_kind("ResourceClaim"))
 
     def add_user(self, user: str, *, node: str = "") -> str:
         """Make a user whose rights are the server's Role objects.
 
-        Its token, which names a node as that of a pod there does.
+        Return its token, which names a node as that of a pod there does.
         """
         return self._access.add_user(user, node=node)
 
     def rights_used(self, user: str) -> frozenset[Right]:
-        """What a user has asked for, granted or not."""
+        """The rights that a user has requested, granted or not."""
         return self._access.used(user)
 
     def rights_unused(self, user: str) -> frozenset[Right]:
-        """What the Role objects grant a user and it has never asked for."""
+        """The rights that the Role objects grant a user and it has never requested."""
         return self._access.unused(user)
 
     def compact(self) -> None:
-        """Forget the history: whoever goes on from an older version gets 410."""
+        """Forget the history: a client that continues from an older version gets 410."""
         self._store.compact()
 
     def set_drops(self, drops: Mapping[str, Iterable[str]]) -> None:
@@ -252,7 +254,7 @@ class ApiServerSimulator:
         self._handler.refuse(method, plural, error, times=times)
 
     async def until(self, holds: Callable[[], object], *, timeout_s: float = 60.0, what: str = "a state") -> None:
-        """Wait until something about the objects or requests is true."""
+        """Wait until a condition on the objects or requests is true."""
         await self._store.until(lambda: bool(holds()), timeout_s, what)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

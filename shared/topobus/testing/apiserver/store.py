@@ -1,9 +1,8 @@
 """The API server simulator's objects: created, changed, deleted, listed and watched by etcd's
 rules, without HTTP.
 
-Flows in: objects as dicts. Flows out: objects, events, or an ApiError. Every change takes the next
-resource version of one counter for all kinds. An update that changes nothing takes no version and
-sends no event, as in a real server.
+Objects are dicts. Every change takes the next resource version of one counter for all kinds. An
+update that changes nothing takes no version and sends no event, as in a real server.
 """
 
 from __future__ import annotations
@@ -88,12 +87,15 @@ class Store:
         return self._version
 
     def wake(self) -> None:
-        """Let all who wait for a state look again."""
+        """Make all waiters for a state check again."""
         looked, self._looked = self._looked, asyncio.Event()
         looked.set()
 
     async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Wait until something is true; TimeoutError says what was awaited."""
+        """Wait until a condition is true.
+
+        Errors: raises TimeoutError that names what was awaited.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():
@@ -103,9 +105,7 @@ class Store:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Let a block do what it does and take all of it back: a dry run, of which no watcher
-        hears.
-        """
+        """Run a block and revert all its changes: a dry run that no watcher sees."""
         kept = (dict(self._objects), dict(self._applied), len(self._history), self._version)
         try:
             yield
@@ -121,14 +121,17 @@ class Store:
         self._compacted = self._version
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """Read one object."""
+        """Read one object.
+
+        Errors: raises ApiError 404 when there is none.
+        """
         api_object = self._objects.get(_key(resource, namespace, name))
         if api_object is None:
             raise not_found(resource, name)
         return self._show(resource, api_object)
 
     def select(self, resource: Resource, namespace: str = "", selector: Selector | None = None) -> list[Object]:
-        """Read all objects of a kind, by namespace and name; an empty namespace is all of them."""
+        """Read all objects of a kind, by namespace and name. An empty namespace is all of them."""
         return self.page(resource, namespace, selector)[0]
 
     def page(
@@ -142,7 +145,7 @@ class Store:
     ) -> tuple[list[Object], int]:
         """Read the objects of a kind that come after a place, `limit` of them at most (0: all).
 
-        Gives them and how many more there are.
+        Return them and how many more there are.
         """
         keys = sorted(key for key in self._objects if _is_of(key, resource, namespace))
         stored = [self._objects[key] for key in keys]
@@ -151,7 +154,10 @@ class Store:
         return [self._show(resource, api_object) for api_object in shown], len(meant) - len(shown)
 
     def create(self, resource: Resource, namespace: str, wanted: Object) -> Object:
-        """Make an object: name, uid, times and version are the server's."""
+        """Make an object: name, uid, times and version are the server's.
+
+        Errors: raises ApiError 400, 409 or 422, as a server answers.
+        """
         admitted = self._admit(resource, wanted)
         metadata = admitted["metadata"]
         name = str(metadata.get("name") or "")
@@ -171,8 +177,8 @@ class Store:
         if resource.is_namespaced:
             metadata["namespace"] = namespace
         if resource.has_status and resource.group:
-            # What an author writes into status at creation is not believed; pods and nodes are
-            # created with theirs by kubelet's mirror and tests.
+            # A status in the request is dropped at creation. Pods and nodes keep theirs, which
+            # kubelet's mirror and tests write.
             admitted.pop("status", None)
         self._validate(resource, name, admitted)
         return self._store(resource, key, admitted)
@@ -192,7 +198,8 @@ class Store:
         An update that carries an older resource version is refused.
 
         Shapes: is_trusted — leave out what a server allows only in small steps
-        (`problems_of_change`), for tests that set a stage.
+        (`problems_of_change`), for tests that prepare a state.
+        Errors: raises ApiError 400, 404, 409 or 422, as a server answers.
         """
         key = _key(resource, namespace, name)
         before = self._objects.get(key)
@@ -228,8 +235,8 @@ class Store:
             if changed:
                 raise invalid(resource, name, [(path, "Invalid value: field is immutable") for path in changed])
         is_ending = after["metadata"].get("deletionTimestamp") and not after["metadata"].get("finalizers")
-        # A pod in its grace period is kubelet's to end: no update, of
-        # an annotation say, removes it.
+        # Kubelet ends a pod in its grace period: no update, for example of an annotation, removes
+        # it.
         if is_ending and not after["metadata"].get("deletionGracePeriodSeconds") and not subresource:
             return self._remove(resource, key)
         return self._store(resource, key, after)
@@ -245,9 +252,11 @@ class Store:
         is_forced: bool,
         subresource: str = "",
     ) -> tuple[Object, bool]:
-        """Apply server-side; True when the object was made by this.
+        """Apply server-side. True when this made the object.
 
         Field managers are kept beside the object, not in managedFields.
+
+        Errors: raises ApiError 404, 409 or 422, as a server answers.
         """
         key = _key(resource, namespace, name)
         before = self._objects.get(key)
@@ -257,7 +266,7 @@ class Store:
         merged, own = apply(before or {}, wanted, managers.get(owner, {}), others, is_forced=is_forced)
         merged = reordered(merged)
         if is_forced:
-            # Who has applied the same value goes on to own it, too.
+            # A manager that has applied the same value still owns it.
             others = {
                 other: {path: value for path, value in leaves.items() if own.get(path, value) == value}
                 for other, leaves in others.items()
@@ -287,8 +296,10 @@ class Store:
     ) -> tuple[Object, bool]:
         """Delete an object.
 
-        False when it only begins to end: finalizers hold it, or it is a
-        bound pod that kubelet ends first.
+        False when it only begins to end: finalizers hold it, or it is a bound pod that kubelet ends
+        first.
+
+        Errors: raises ApiError 404, or 409 when a precondition fails.
         """
         options = options or {}
         key = _key(resource, namespace, name)
@@ -322,7 +333,10 @@ class Store:
         return self._remove(resource, key), True
 
     def bind(self, resource: Resource, namespace: str, name: str, node: str) -> None:
-        """Bind a pod to a node, once."""
+        """Bind a pod to a node, once.
+
+        Errors: raises ApiError 404, or 409 when it is bound already.
+        """
         key = _key(resource, namespace, name)
         before = self._objects.get(key)
         if before is None:
@@ -336,7 +350,7 @@ class Store:
         """Delete objects all of whose owners are gone, as the garbage collector would some time
         later.
 
-        Their names.
+        Return their names.
         """
         living = {api_object["metadata"]["uid"] for api_object in self._objects.values()}
         removed: list[str] = []
@@ -351,9 +365,9 @@ class Store:
     async def watch(
         self, resource: Resource, namespace: str, selector: Selector, since: int | None
     ) -> AsyncIterator[Event | None]:
-        """Follow changes after a version; None as version begins with everything there is.
+        """Follow changes after a version. Without one, begin with everything there is.
 
-        None as event: nothing more for now.
+        An event None: nothing more for now.
 
         Errors: raises ApiError 410 when the history after `since` is gone.
         """
@@ -378,14 +392,17 @@ class Store:
             await grown.wait()
 
     def bookmark(self, resource: Resource) -> Event:
-        """Tell the newest version without an object."""
+        """Make an event with the newest version and no object."""
         metadata: Object = {"resourceVersion": str(self._version)}
         return Event(
             type="BOOKMARK", object={"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
         )
 
     def check_version(self, since: int) -> None:
-        """Refuse a version whose history is gone."""
+        """Refuse a version whose history is gone.
+
+        Errors: raises ApiError 410.
+        """
         if since < self._compacted:
             raise expired(since, self._compacted)
 

@@ -1,8 +1,7 @@
 """A watch of the API server simulator as a stream of lines: events, bookmarks, the mark after the
 initial events, an error as its last line.
 
-Flows in: a query and the store's events. Flows out: JSON lines on the connection until the client
-disconnects or its time-out ends.
+JSON lines are sent until the client disconnects or the watch's time-out ends.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Watch"]
 class Watch:
     """One watch that a client opened.
 
-    Errors: raises ApiError for a question that cannot be answered, before anything is sent.
+    Errors: raises ApiError for a query that cannot be answered, before anything is sent.
     """
 
     def __init__(self, store: Store, target: Target, query: Mapping[str, str], bookmark_s: float) -> None:

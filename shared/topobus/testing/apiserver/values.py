@@ -1,8 +1,7 @@
 """The resources that the API server simulator serves, and its errors with Kubernetes' Status
 bodies.
 
-Flows in: names and facts. Flows out: values. Wording and reasons follow
-k8s.io/apimachinery/pkg/api/errors, 1.36.
+Wording and reasons follow k8s.io/apimachinery/pkg/api/errors, 1.36.
 """
 
 from __future__ import annotations
@@ -164,12 +163,12 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def is_write(self) -> bool:
-        """Say whether it asked for a change."""
+        """Return whether it requests a change."""
         return self.method not in ("GET", "HEAD")
 
 
 class ApiError(Exception):
-    """An answer that is an error; `status` is its body."""
+    """An answer that is an error. `status` is its body."""
 
     def __init__(
         self, code: int, reason: str, message: str, *, details: Object | None = None, retry_after_s: int | None = None
@@ -203,8 +202,7 @@ class ApiError(Exception):
 class NotServed(ApiError):
     """A path that the server does not have.
 
-    A real one answers it by Go's own handler, in plain text: a Status is
-    for an object that is not there.
+    A real one answers it by Go's own handler, in plain text: a Status is for a missing object.
     """
 
     def __init__(self) -> None:
@@ -229,13 +227,13 @@ def already_exists(resource: Resource, name: str) -> ApiError:
 
 
 def conflict(resource: Resource, name: str, why: str) -> ApiError:
-    """Somebody else was faster, or a precondition does not hold."""
+    """Another client was faster, or a precondition does not hold."""
     text = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {why}'
     return ApiError(409, "Conflict", text, details=_details(resource, name))
 
 
 def invalid(resource: Resource, name: str, problems: list[tuple[str, str]]) -> ApiError:
-    """The object breaks a rule; problems are field and message."""
+    """The object breaks a rule. `problems` are field and message."""
     causes = [{"reason": "FieldValueInvalid", "message": message, "field": field} for field, message in problems]
     shown = ", ".join(f"{field}: {message}" for field, message in problems)
     text = f'{resource.kind}.{resource.group} "{name}" is invalid: {shown}'
@@ -243,7 +241,7 @@ def invalid(resource: Resource, name: str, problems: list[tuple[str, str]]) -> A
 
 
 def expired(since: int, oldest: int) -> ApiError:
-    """The history that was asked for is gone: list again."""
+    """The requested history is gone: list again."""
     return ApiError(410, "Expired", f"too old resource version: {since} ({oldest})")
 
 

@@ -1,7 +1,7 @@
 """A driver of made-up hardware that is shared and cut up: a card with partitions, a function with
 parts, and a device that several claims may have.
 
-It shows all that a driver needs to say of shares and partitions, and stands in for one in tests.
+It is an example of all that a driver reports of shares and partitions, and replaces one in tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CardDriver(DeviceDriver):
         self.parts = parts
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """Describe the hardware of the day."""
+        """Describe the present hardware."""
         shared = Device(
             name="port-0",
             device_class=self.device_class,
@@ -64,7 +64,7 @@ class CardDriver(DeviceDriver):
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give one variable a device."""
+        """Return one variable for each device."""
         return {
             device.name: ContainerEdits(env={f"CARD_{device.name.upper().replace('-', '_')}": "1"})
             for device in devices

@@ -1,5 +1,5 @@
-"""The contract of a classic DRA driver as a test suite: subclass `ClassicDriverContract`, say how
-the driver is made and what it serves, and run pytest.
+"""The contract of a classic DRA driver as a test suite: subclass `ClassicDriverContract`, define
+how the driver is made and what it serves, and run pytest.
 
     class TestLicences(ClassicDriverContract):
         def make_driver(self, context: ClassicContext) -> ClassicDriver:
@@ -49,7 +49,7 @@ class ClassicScene(Struct, frozen=True, kw_only=True):
 
 
 class SceneContext:
-    """What the controller offers a driver, out of a scene."""
+    """What the controller offers a driver, from the objects of a scene."""
 
     def __init__(self, scene: ClassicScene) -> None:
         self._scene = scene
@@ -77,12 +77,12 @@ class ClassicDriverContract:
     def make_driver(self, context: ClassicContext) -> ClassicDriver:
         """Make a new driver, as its entry point does.
 
-        A second one finds what the first one has done, as after a crash.
+        A second one finds the results of the first one, as after a crash.
         """
         raise NotImplementedError("make_driver: return a new instance of your driver")
 
     def make_scene(self) -> ClassicScene:
-        """Say what the driver serves; its resources are free."""
+        """Describe what the driver serves. Its resources are free."""
         raise NotImplementedError("make_scene: return a ClassicScene")
 
     @pytest.fixture
@@ -92,7 +92,7 @@ class ClassicDriverContract:
 
     @pytest.fixture
     def make(self, scene: ClassicScene) -> Callable[[], ClassicDriver]:
-        """Give what makes drivers that share what they serve."""
+        """Return a function that makes drivers with shared resources."""
         return lambda: self.make_driver(SceneContext(scene))
 
     @pytest.fixture
@@ -101,7 +101,7 @@ class ClassicDriverContract:
         return make()
 
     async def test_driver_has_a_name_that_a_class_can_have(self, driver: ClassicDriver, scene: ClassicScene) -> None:
-        """A DNS name of at most 63 characters; it is the one of the scene's class."""
+        """A driver's name is a DNS name of at most 63 characters, the one of the scene's class."""
         assert is_dns_subdomain(driver.name)
         assert len(driver.name) <= 63
         assert scene.resource_class.spec["driverName"] == driver.name
@@ -109,8 +109,8 @@ class ClassicDriverContract:
     async def test_parameters_are_read_and_missing_ones_are_told(
         self, driver: ClassicDriver, scene: ClassicScene
     ) -> None:
-        """A reference to nothing is the user's to correct:
-        ContractError, never a silent default.
+        """A reference to a missing object is a ContractError that the user must correct, never a
+        silent default.
         """
         await _works(driver, scene, scene.claims)
         reference = {"apiGroup": "nothing.example.com", "kind": "NothingParameters", "name": "nothing"}
@@ -128,9 +128,10 @@ class ClassicDriverContract:
     async def test_forecast_names_potential_nodes_only_and_changes_nothing(
         self, driver: ClassicDriver, scene: ClassicScene
     ) -> None:
-        """Asked twice it says the same.
+        """A repeated forecast is the same.
 
-        What can be had is suitable everywhere, what cannot is unsuitable everywhere, with a reason.
+        A claim that can be allocated is suitable everywhere, one that cannot is unsuitable
+        everywhere, with a reason.
         """
         works = await _works(driver, scene, scene.claims)
         big = await _works(driver, scene, (scene.too_big,))
@@ -143,8 +144,8 @@ class ClassicDriverContract:
         assert all(reason.code and reason.message for reason in refused.values())
 
     async def test_allocation_is_what_can_be_written(self, driver: ClassicDriver, scene: ClassicScene) -> None:
-        """One outcome a claim, in their order, within the limits of the API, with handles for this
-        driver.
+        """There is one outcome for each claim, in their order, within the limits of the API, with
+        handles for this driver.
         """
         works = await _works(driver, scene, scene.claims)
 
@@ -159,8 +160,8 @@ class ClassicDriverContract:
     async def test_allocation_is_the_same_when_it_is_repeated(
         self, driver: ClassicDriver, make: Callable[[], ClassicDriver], scene: ClassicScene
     ) -> None:
-        """By this replica, by several at once, and by one that was started after a crash: a claim
-        has its resources once.
+        """A claim has its resources once, also when this replica repeats the call, several make it
+        at once, or one that was started after a crash does.
         """
         works = await _works(driver, scene, scene.claims)
         first = await driver.allocate(works, scene.nodes[0])
@@ -172,7 +173,7 @@ class ClassicDriverContract:
     async def test_claim_is_refused_when_it_cannot_be_had_and_its_neighbours_are_not(
         self, driver: ClassicDriver, scene: ClassicScene
     ) -> None:
-        """No exception: a value with reasons."""
+        """A refusal is a value with reasons, not an exception."""
         (big,) = await _works(driver, scene, (scene.too_big,))
         (small,) = await _works(driver, scene, scene.claims[:1])
 
@@ -186,7 +187,9 @@ class ClassicDriverContract:
     async def test_claim_is_allocated_without_a_node_or_refused_with_a_reason(
         self, driver: ClassicDriver, scene: ClassicScene
     ) -> None:
-        """Allocation mode Immediate names no node; a driver that does not serve it says so."""
+        """Allocation mode Immediate names no node, and a driver that does not support it
+        refuses.
+        """
         (work,) = await _works(driver, scene, scene.claims[:1])
 
         (outcome,) = await driver.allocate([work], "")
@@ -196,7 +199,7 @@ class ClassicDriverContract:
     async def test_deallocation_may_be_repeated_and_frees_for_another_try(
         self, driver: ClassicDriver, scene: ClassicScene
     ) -> None:
-        """A claim that was never allocated has nothing to give back.
+        """A claim that was never allocated has nothing to deallocate.
 
         One that was can be allocated again, with a new attempt.
         """
@@ -215,7 +218,7 @@ class ClassicDriverContract:
     async def test_half_an_allocation_is_given_back_when_nobody_wrote_it_down(
         self, driver: ClassicDriver, scene: ClassicScene
     ) -> None:
-        """The claim's status says nothing, and yet it may have something: the driver alone can
+        """A claim without an allocation in its status may still have resources: only the driver can
         know.
         """
         (work,) = await _works(driver, scene, scene.claims[:1])

@@ -1,9 +1,9 @@
 """Processes that die (SIGKILL) at a chosen step of a driver's verb, for the contract suite: each
 write of the journal is two steps, before it and after it.
 
-Flows in: a verb as a function of a journal. Flows out: whether the process died. The verb runs in a
-copy of this process (fork), so what it changes must be outside of it: files, the kernel, hardware.
-Nothing of the copy but that is left, as nothing of a killed service is.
+The verb is a function of a journal. It runs in a copy of this process (fork), so what it changes
+must be outside of it: files, the kernel, hardware. Nothing else of the copy is left, as nothing of
+a killed service is.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _MortalJournal(Journal):
 def deaths(folder: Path, verb: Callable[[Journal], object]) -> Iterator[int]:
     """Kill a process at each step of a verb, one after the other.
 
-    Whoever iterates brings everything back to its beginning each time.
+    The caller restores the initial state after each iteration.
 
     Shapes: folder — the journal's; result — the step at which a process just died. Ends when the
     verb ends before its next step; that process's changes stay.

@@ -1,5 +1,5 @@
-"""The contract of a driver as a test suite: subclass `DriverContract`, say how to make the driver
-and its machine, and run pytest.
+"""The contract of a driver as a test suite: subclass `DriverContract`, define how to make the
+driver and its machine, and run pytest.
 
     class TestAcme(DriverContract):
         def make_driver(self) -> DeviceDriver:
@@ -9,7 +9,7 @@ and its machine, and run pytest.
             return build("profile.toml", into)
 
 Every promise that the device service relies on has a test here. A driver that passes runs in the
-service; one that does not would harm its users.
+service. One that does not would harm its users.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _OWNER = Owner(kind=OwnerKind.CLAIM, name="contract", uid="contract-uid")
 class DriverContract:
     """The suite.
 
-    Override `make_driver` and `record`; `vanish` only when removing a PCI
-    function (or a CPU) is not the way.
+    Override `make_driver` and `record`. Override `vanish` only when the hardware is lost in another
+    way than by the removal of a PCI function (or a CPU).
     """
 
     def make_driver(self) -> DeviceDriver:
@@ -62,7 +62,7 @@ class DriverContract:
         raise NotImplementedError("record: build a recorded machine that holds your devices")
 
     def vanish(self, recorded: RecordedMachine, device: Device) -> None:
-        """Take a device away, as the hardware would."""
+        """Remove a device, as the hardware would."""
         if device.pci is not None:
             recorded.remove_pci(str(device.pci))
         elif device.cpu is not None:
@@ -83,7 +83,7 @@ class DriverContract:
 
     @pytest.fixture
     def doomed(self, tmp_path: Path) -> RecordedMachine:
-        """Give a recorded machine of one test's own, to take devices away from."""
+        """Return a recorded machine of one test's own, to remove devices from."""
         return self.record(tmp_path / "machine")
 
     @pytest.fixture
@@ -99,7 +99,7 @@ class DriverContract:
 
     @pytest.fixture
     def devices(self, driver: DeviceDriver, tree: Tree, machine: Machine) -> tuple[Device, ...]:
-        """Give what the driver finds."""
+        """Return the devices that the driver finds."""
         return tuple(driver.discover(tree, machine).devices)
 
     def test_driver_is_one_when_the_service_loads_it(self, driver: DeviceDriver) -> None:
@@ -115,7 +115,7 @@ class DriverContract:
     def test_discover_gives_usable_devices_when_they_are_there(
         self, driver: DeviceDriver, devices: tuple[Device, ...]
     ) -> None:
-        """Devices are found; their names are DNS labels and unique; their class is the driver's."""
+        """Devices are found, their names are unique DNS labels, and their class is the driver's."""
         names = [device.name for device in devices]
 
         assert names, "the recorded machine holds no device of this driver"
@@ -139,7 +139,7 @@ class DriverContract:
     def test_discover_answers_the_same_when_the_machine_lists_its_parts_otherwise(
         self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
     ) -> None:
-        """Names come from where or what a device is, never from the order of discovery."""
+        """Names come from the place or identity of a device, never from the order of discovery."""
         reversed_machine = msgspec.structs.replace(
             machine, pci_devices=machine.pci_devices[::-1], cpus=machine.cpus[::-1]
         )
@@ -149,7 +149,7 @@ class DriverContract:
     def test_discover_keeps_names_when_another_device_vanishes(
         self, driver: DeviceDriver, doomed: RecordedMachine
     ) -> None:
-        """A neighbour's absence renames nobody."""
+        """A neighbour's absence does not change a device's name."""
         tree = Tree(HardwareSettings(root=str(doomed.root)))
         first, *others = _sorted(driver.discover(tree, read_machine(tree, _NODE)).devices)
         self.vanish(doomed, first)
@@ -187,7 +187,7 @@ class DriverContract:
     def test_driver_reads_inside_the_tree_when_it_looks(
         self, driver: DeviceDriver, tree: Tree, machine: Machine
     ) -> None:
-        """No method opens a file of this very machine: a recorded tree is all there is."""
+        """No method opens a file of the real machine, only files of the recorded tree."""
         with _opened_files() as opened:
             _use_all(driver, tree, machine)
 
@@ -215,8 +215,8 @@ class DriverContract:
     def test_observe_speaks_of_its_devices_only_when_it_looks(
         self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
     ) -> None:
-        """Observations carry the names of devices that were asked about, and a healthy machine has
-        no sick device.
+        """Observations carry only the names of the given devices, and a healthy machine has no sick
+        device.
         """
         seen = driver.observe(tree, devices[:1])
 
@@ -230,8 +230,8 @@ class DriverContract:
     def test_prepare_gives_edits_of_each_device_when_asked(
         self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
     ) -> None:
-        """Each device has an entry with at least one edit (CDI refuses a device without), and only
-        devices asked for have one.
+        """Each requested device has an entry with at least one edit (CDI refuses a device without),
+        and no other device has one.
         """
         edits = _prepared(driver, tree, devices)
 
@@ -250,7 +250,9 @@ class DriverContract:
     def test_prepare_uses_each_variable_once_when_devices_share_a_container(
         self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
     ) -> None:
-        """No two devices set one variable: kubelet and CDI keep one of the two and tell nobody."""
+        """No two devices set one variable, because kubelet and CDI silently keep only one of the
+        two.
+        """
         edits = _prepared(driver, tree, devices)
         keys = [key for edit in edits.values() for key in edit.env]
 
@@ -269,7 +271,7 @@ class DriverContract:
     def test_prepare_changes_nothing_when_the_driver_says_that_it_only_reads(
         self, driver: DeviceDriver, doomed: RecordedMachine
     ) -> None:
-        """Such devices are prepared before they are anybody's: no file is written, and there is
+        """Such devices are prepared before they have an owner: no file is written, and there is
         nothing in the record to undo.
         """
         if not driver.capabilities.only_reads:
@@ -302,8 +304,8 @@ class DriverContract:
         assert _prepared(driver, tree, devices), "prepare works again after unprepare"
 
     def test_driver_copes_when_a_device_vanishes(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
-        """Of a device that is gone, observe and unprepare say so without failing, prepare refuses,
-        discover (on an older machine, too) goes on.
+        """When a device is gone, observe and unprepare report it without failing, prepare refuses,
+        and discover (also with an older machine) continues.
         """
         tree = Tree(HardwareSettings(root=str(doomed.root)))
         machine = read_machine(tree, _NODE)
@@ -330,8 +332,8 @@ class DriverContract:
         """
         with _opened_files() as opened:
             _use_all(driver, tree, machine)
-        # One file of each name stands for all of that name: the files of a card's
-        # neighbours are read by the same code.
+        # One file of each name is enough for all of that name: the same code reads the files of a
+        # card's neighbours.
         kinds = {
             Path(path).name: Path(path)
             for path in reversed(opened)
@@ -399,7 +401,7 @@ def _all(seen: Mapping[str, Sequence[Observation]]) -> list[Observation]:
 
 def _harm(path: Path, harm: str) -> None:
     if harm == "unreadable":
-        # A link to itself: nobody can follow it, not even root, whom file permissions do not stop.
+        # A link to itself cannot be followed, not even by root, whom file permissions do not stop.
         path.unlink()
         path.symlink_to(path.name)
     else:
@@ -414,8 +416,7 @@ _hooks: list[bool] = []
 def _opened_files() -> Iterator[list[str]]:
     """Collect every path that Python opens or lists meanwhile."""
     if not _hooks:
-        # An audit hook cannot be taken back: one for the process, which
-        # does nothing while nobody watches.
+        # An audit hook cannot be removed: the process has one, which does nothing without watchers.
         sys.addaudithook(_audit)
         _hooks.append(True)
     opened: list[str] = []

@@ -1,10 +1,10 @@
-"""A driver with everything a driver may have, for cards that are folders: what a crash leaves can
-be seen with `ls`.
+"""A driver with everything that a driver may have, for cards that are folders: `ls` shows what a
+crash leaves.
 
 A card is a folder `sys/cards/<name>` below the tree's root, with the files `mac`, `mtu`, `image`,
 and `dirt` where a user leaves it. To attach it is to set its MTU and to move the folder into the
-sandbox's, as a network interface moves into a namespace; to prepare it with `{"image": …}` is to
-program it (`{"is_slow": true}`: as long work); to clean it is to remove the dirt. It is the sample
+sandbox's, as a network interface moves into a namespace. To prepare it with `{"image": …}` is to
+program it (`{"is_slow": true}`: as long work). To clean it is to remove the dirt. It is the sample
 of docs/how-to/write-a-driver.md, and the subject of the crash tests.
 """
 
@@ -32,7 +32,7 @@ _LONG_WORK_S = 30.0
 
 
 def make_card(root: Path, name: str, mac: str = "02:00:00:00:00:01") -> Path:
-    """Put a card, as its maker delivers it, below a tree's root."""
+    """Make a card, as its vendor delivers it, below a tree's root."""
     card = root / CARDS / name
     card.mkdir(parents=True)
     for file, text in (("mac", mac), ("mtu", "1500"), ("image", "factory")):
@@ -63,7 +63,7 @@ class FolderDriver(DeviceDriver):
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """See whether the cards are there."""
+        """Check whether the cards exist."""
         gone = Observation(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="device-gone")
         return {device.name: (gone,) for device in devices if not (tree.path(CARDS) / device.name).is_dir()}
 
@@ -106,7 +106,7 @@ class FolderDriver(DeviceDriver):
     def adjust(
         self, tree: Tree, device: Device, context: PrepareContext, container: ContainerName
     ) -> ContainerEdits | Refusal:
-        """Tell the container which of its pod's it is."""
+        """Give the container its own name, in a variable of the card."""
         return ContainerEdits(env={f"CARD_USER_{device.name.upper().replace('-', '_')}": container.name})
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
@@ -135,7 +135,7 @@ class FolderDriver(DeviceDriver):
         return AttachedInterface(name=name, mac=_read(inside / name / "mac"), mtu=int(_read(inside / name / "mtu")))
 
     def detach(self, tree: Tree, device: Device, sandbox: Sandbox | None, record: DeviceRecord) -> None:
-        """Move the card back, and give it its MTU back. Where it is tells how far it came."""
+        """Move the card back, and restore its MTU. Its place shows how far attach came."""
         card = _home(tree, device)
 
         def move_back(before: Mapping[str, object]) -> None:
@@ -148,7 +148,7 @@ class FolderDriver(DeviceDriver):
         _undo(record, {"move": move_back, "mtu": partial(_restore, card, "mtu")})
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Sweep the dirt; what is `stuck` needs a hand."""
+        """Remove the dirt. Dirt that is `stuck` must be removed by hand."""
         dirt = _home(tree, device) / "dirt"
         if dirt.exists() and _read(dirt) == "stuck":
             return Refusal(reasons=(Reason(code="stuck", message=f"the dirt on {device.name} is stuck"),))

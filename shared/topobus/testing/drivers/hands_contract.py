@@ -1,5 +1,5 @@
-"""The contract of a driver with hands as a test suite: all of `DriverContract`, and what attaching,
-undoing, cleaning and long work promise.
+"""The contract of a driver that changes hardware as a test suite: all of `DriverContract`, and the
+promises of attaching, undoing, cleaning and long work.
 
     class TestAcme(HandsContract):
         config = ({"mtu": "9000"},)
@@ -11,8 +11,8 @@ undoing, cleaning and long work promise.
             return build("profile.toml", into)
 
 Each verb is killed (SIGKILL) before and after each write of its journal, and then undone by a new
-life, as a device service does at its start: the hardware must look as before. What a driver does
-not have it does not promise: those tests are skipped.
+process, as a device service does at its start: the hardware must look as before. Tests of a verb
+that a driver does not have are skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ _OWNER = Owner(kind=OwnerKind.CLAIM, name="contract", uid="contract-uid")
 
 
 class HandsContract(DriverContract):
-    """The suite. Override `make_driver` and `record`, and what of the rest your hardware needs."""
+    """The suite. Override `make_driver` and `record`, and those of the rest that your hardware
+    needs.
+    """
 
     config: Sequence[Mapping[str, Any]] = ()
     """A claim's configuration that makes every verb do as much as it can."""
@@ -56,24 +58,24 @@ class HandsContract(DriverContract):
     """One that `check` must refuse."""
 
     def choose(self, devices: Sequence[Device]) -> Device:
-        """Choose the device that is tried: the first by name.
+        """Choose the device under test: the first by name.
 
-        A subclass of your suite may try a part of a card.
+        A subclass of your suite may choose a part of a card.
         """
         return min(devices, key=lambda device: device.name)
 
     def make_sandbox(self, recorded: RecordedMachine) -> Sandbox:
-        """Make a pod's sandbox; here its namespace is a folder beside the machine."""
+        """Make a pod's sandbox. Here its namespace is a folder beside the machine."""
         folder = recorded.root.parent / "sandbox"
         folder.mkdir(exist_ok=True)
         return Sandbox(id="s1", uid="p1", namespace="default", name="pod", network_namespace=str(folder))
 
     def remove_sandbox(self, recorded: RecordedMachine, sandbox: Sandbox) -> None:
-        """Let a sandbox that has nothing in it go."""
+        """Remove an empty sandbox."""
         shutil.rmtree(sandbox.network_namespace)
 
     def look(self, recorded: RecordedMachine) -> object:
-        """Say how the hardware looks from outside: equal before and after.
+        """Return the state of the hardware as seen from outside: equal before and after.
 
         Here all files of the machine.
         """
@@ -84,11 +86,11 @@ class HandsContract(DriverContract):
         }
 
     def soil(self, recorded: RecordedMachine, device: Device) -> None:
-        """Leave on a device what its user leaves, for `clean` to remove."""
+        """Leave on a device what its user would leave, for `clean` to remove."""
 
     @pytest.fixture
     def bench(self, tmp_path: Path) -> _Bench:
-        """Give a machine of one test's own, with its first device."""
+        """Return a machine of one test's own, with its first device."""
         return _Bench(self, self.record(tmp_path / "machine"), tmp_path / "journal")
 
     def test_check_refuses_and_changes_nothing_when_the_configuration_is_bad(self, bench: _Bench) -> None:
@@ -131,7 +133,7 @@ class HandsContract(DriverContract):
         assert self.look(bench.recorded) == before, "adjust has changed something"
 
     def test_to_attach_names_its_devices_when_asked(self, bench: _Bench) -> None:
-        """It names only what it was asked about, and the same each time."""
+        """It names only the given devices, and the same each time."""
         driver = bench.attaching()
         context = bench.context(self.config)
 
@@ -141,7 +143,7 @@ class HandsContract(DriverContract):
         assert list(driver.to_attach([bench.device], context)) == names
 
     def test_device_is_as_before_when_it_was_attached_and_detached(self, bench: _Bench) -> None:
-        """Attach succeeds, its record says what to undo, and after detach hardware and journal are
+        """Attach succeeds, its record lists what to undo, and after detach hardware and journal are
         as before.
         """
         bench.attaching()
@@ -157,8 +159,8 @@ class HandsContract(DriverContract):
         assert bench.journal.entries == {}
 
     def test_prepare_answers_the_same_when_the_device_is_attached(self, bench: _Bench) -> None:
-        """Kubelet asks again for pods that run: the device is not gone, and nothing is done to it a
-        second time.
+        """Kubelet repeats its request for pods that run: the device is not reported as gone, and
+        nothing is done to it a second time.
         """
         bench.attaching()
         before = self.look(bench.recorded)
@@ -176,9 +178,7 @@ class HandsContract(DriverContract):
         assert self.look(bench.recorded) == before
 
     def test_driver_writes_before_it_acts_when_it_attaches(self, bench: _Bench) -> None:
-        """The first thing that attach does is to say what it is about to do: nothing has changed by
-        then.
-        """
+        """Attach first records what it is about to do, before anything has changed."""
         driver = bench.attaching()
         before, looks = self.look(bench.recorded), []
 
@@ -203,7 +203,7 @@ class HandsContract(DriverContract):
         assert self.look(bench.recorded) == before
 
     def test_device_is_as_before_when_attach_is_killed_at_any_step(self, bench: _Bench) -> None:
-        """The next start undoes what there is of it, without its sandbox at hand."""
+        """The next start undoes what was done, without the sandbox."""
         bench.attaching()
         before = self.look(bench.recorded)
 
@@ -261,7 +261,7 @@ class HandsContract(DriverContract):
         _assert_alike(before, self.look(bench.recorded), "after prepare, unprepare and clean")
 
     def test_card_is_as_before_when_two_owners_had_parts_of_it(self, bench: _Bench) -> None:
-        """What parts share must not be put back from what was there first: the other part's owner
+        """A value that parts share must not be restored to its first state: the other part's owner
         has changed it since.
         """
         pair = _parts_of_one_card(bench.discovery)
@@ -285,9 +285,9 @@ class HandsContract(DriverContract):
         _assert_alike(before, self.look(bench.recorded), "after two parts of one card were used at once")
 
     def test_device_is_as_before_when_prepare_is_killed_at_any_step(self, bench: _Bench) -> None:
-        """Unprepare undoes what there is of it.
+        """Unprepare undoes what was done.
 
-        A prepare that writes nothing has nothing to be undone. Long work is work like any other.
+        A prepare that writes nothing has nothing to be undone. Long work counts like any other.
         """
         before = self.look(bench.recorded)
 
@@ -297,7 +297,7 @@ class HandsContract(DriverContract):
             assert self.look(bench.recorded) == before, f"killed at step {died} of prepare"
 
     def test_device_is_as_before_when_unprepare_is_killed_at_any_step(self, bench: _Bench) -> None:
-        """A second unprepare goes on where the first was cut off."""
+        """A second unprepare continues where the first was cut off."""
         before = self.look(bench.recorded)
         with bench.life() as journal:
             bench.prepare(journal)
@@ -315,8 +315,8 @@ class HandsContract(DriverContract):
         assert self.look(bench.recorded) == before
 
     def test_device_is_clean_when_clean_is_killed_at_any_step(self, bench: _Bench) -> None:
-        """What the last user left is gone, in however many lives, and a clean device stays as it
-        is.
+        """The last user's traces are gone after any number of restarts, and a clean device stays as
+        it is.
         """
         if not bench.driver.capabilities.cleans:
             pytest.skip("the driver cleans nothing")
@@ -364,7 +364,7 @@ class _Bench:
         self.sandbox = suite.make_sandbox(recorded)
 
     def life(self) -> _Life:
-        """Begin a life of a service; a second one at a time would be refused."""
+        """Begin a service's process. A second one at the same time would be refused."""
         self.journal.close()
         return _Life(self.folder)
 
@@ -422,7 +422,7 @@ class _Bench:
             self.unprepare(journal)
 
     def recover(self) -> None:
-        """Start anew: undo what is half done, as a device service does before its first answer."""
+        """Start again: undo what is half done, as a device service does before its first answer."""
         with self.life() as journal:
             entry = journal.entries.get(self.device.name)
             for owner in entry.half_done if entry is not None else ():

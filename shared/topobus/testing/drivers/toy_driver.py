@@ -19,7 +19,9 @@ __all__ = ["ToyDriver"]
 
 
 class ToyDriver(DeviceDriver):
-    """Finds what it is told to find; can be made to fail, and to hang until it is let go."""
+    """Finds the devices that a test sets. It can be made to fail, and to hang until it
+    is released.
+    """
 
     def __init__(self, name: str = "toy", device_class: str = "gpu", *, count: int = 0) -> None:
         self.name = name
@@ -40,7 +42,7 @@ class ToyDriver(DeviceDriver):
         self.unprepared: list[tuple[str, ...]] = []
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """Find the devices of the day."""
+        """Find the present devices."""
         self._enter()
         devices = [
             Device(name=name, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0))
@@ -49,14 +51,14 @@ class ToyDriver(DeviceDriver):
         return Discovery(devices=devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Tell the faults of the day."""
+        """Report the present faults."""
         self._enter()
         return {device.name: self.faults.get(device.name, ()) for device in devices}
 
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give one variable a device, and one in common."""
+        """Return one variable for each device, and one in common."""
         self._enter()
         names = tuple(device.name for device in devices)
         self.prepared.append(names)
@@ -68,7 +70,7 @@ class ToyDriver(DeviceDriver):
         return {**edits, "": ContainerEdits(env={f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names)})}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Remember that it was asked."""
+        """Record the call."""
         self._enter()
         self.unprepared.append(tuple(device.name for device in devices))
 

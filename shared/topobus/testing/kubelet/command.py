@@ -1,8 +1,8 @@
 """`python -m topobus.testing.kubelet serve|replay`: the kubelet simulator as a program, for plugins
 in any language.
 
-Flows in: commands on standard input. Flows out: one JSON line for each call and each answer on
-standard output, in the words of the recorded transcript.
+Commands come on standard input. Each call and each answer is one JSON line on standard output, in
+the words of the recorded transcript.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HELP = """words on standard input, one command a line:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; the exit status."""
+    """Run, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m topobus.testing.kubelet",
         description="A kubelet for tests of device plugins and DRA drivers, without a cluster.",

@@ -1,9 +1,8 @@
 """A minimal device plugin and DRA driver that record each call in the format of the recorded
 transcript of a real kubelet.
 
-Flows in: kubelet's calls. Flows out: `calls`, in order, in the transcript's format; both
-may append to one list. For tests of the kubelet simulator, and for plugin authors who
-want to see the calls of kubelet.
+`calls` has them in order, and both may append to one list. For tests of the kubelet simulator, and
+for plugin authors who want to see the calls of kubelet.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -45,13 +44,13 @@ def device(name: str, node: int | None = None, health_text: str = "Healthy") -> 
 
 
 def _deadline(context: Context) -> float | None:
-    """Whole seconds left as the plugin sees them; the transcript rounds likewise."""
+    """Return the whole seconds left for the plugin. The transcript rounds likewise."""
     left = deadline_of(context)
     return None if left is None else float(round(left))
 
 
 class RecordingPlugin(rpc.DevicePluginServicer):
-    """Serves `devices` on its own socket; change them with `show`."""
+    """Serves `devices` on its own socket. Change them with `show`."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop serving; the socket goes."""
+        """Stop serving, and remove the socket."""
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
@@ -100,7 +99,9 @@ class RecordingPlugin(rpc.DevicePluginServicer):
     async def register(
         self, *, version: str = "v1beta1", endpoint: str | None = None, resource: str | None = None
     ) -> str:
-        """Register as a plugin does, with 20 s; the refusal's text, empty when kubelet took it."""
+        """Register as a plugin does, with 20 s. Return the refusal's text, empty when kubelet
+        accepted it.
+        """
         request = pb.RegisterRequest(
             version=version, endpoint=endpoint or self.socket, resource_name=resource or self.resource
         )
@@ -146,7 +147,7 @@ class RecordingPlugin(rpc.DevicePluginServicer):
     async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: Context
     ) -> pb.PreferredAllocationResponse:
-        """Prefer what the test says, else the first ones."""
+        """Prefer the test's choice, else the first ones."""
         self._note("GetPreferredAllocation", request, context)
         asked = request.container_requests[0]
         chosen = self.prefers if self.prefers is not None else list(asked.available_deviceIDs)[: asked.allocation_size]
@@ -168,7 +169,7 @@ class RecordingPlugin(rpc.DevicePluginServicer):
     async def PreStartContainer(
         self, request: pb.PreStartContainerRequest, context: Context
     ) -> pb.PreStartContainerResponse:
-        """Do nothing, gladly."""
+        """Do nothing, successfully."""
         self._note("PreStartContainer", request, context)
         if self.hangs("PreStartContainer"):
             await asyncio.Event().wait()
@@ -179,7 +180,7 @@ class RecordingPlugin(rpc.DevicePluginServicer):
 
 
 class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginServicer):
-    """A DRA driver: registration socket, dra.sock, health in the version that is asked."""
+    """A DRA driver: registration socket, dra.sock, health in the requested version."""
 
     def __init__(
         self,
@@ -230,7 +231,7 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop serving; the sockets go."""
+        """Stop serving, and remove the sockets."""
         for server in reversed(self._servers):
             await server.stop(None)
         self._servers.clear()
@@ -240,7 +241,7 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
         await self._servers.pop(0).stop(None)
 
     async def GetInfo(self, request: registration.InfoRequest, context: Context) -> registration.PluginInfo:
-        """Say who this is."""
+        """Return the driver's identity."""
         self.calls.append({"event": "GetInfo", "deadline_s": _deadline(context)})
         await self._hang("GetInfo")
         return registration.PluginInfo(
@@ -258,7 +259,7 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
     async def NodePrepareResources(
         self, request: dra.NodePrepareResourcesRequest, context: Context
     ) -> dra.NodePrepareResourcesResponse:
-        """Prepare one device a claim."""
+        """Prepare one device for each claim."""
         self._note("NodePrepareResources", request, context)
         await self._hang("NodePrepareResources")
         return dra.NodePrepareResourcesResponse(
@@ -282,7 +283,7 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
     async def NodeUnprepareResources(
         self, request: dra.NodeUnprepareResourcesRequest, context: Context
     ) -> dra.NodeUnprepareResourcesResponse:
-        """Undo, or fail as told."""
+        """Undo, or fail if the test wants that."""
         self._note("NodeUnprepareResources", request, context)
         await self._hang("NodeUnprepareResources")
         return dra.NodeUnprepareResourcesResponse(

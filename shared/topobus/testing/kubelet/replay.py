@@ -1,8 +1,7 @@
 """Replays a recorded conversation: repeats its actions on the kubelet simulator with a recording
 plugin, and compares the calls.
 
-Flows in: a transcript's sessions. Flows out: the calls recorded this time, by session. A session
-ends early when kubelet sends no further call within the time limit.
+A session ends early when kubelet sends no further call within the time limit.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ _VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alp
 async def replay(
     sessions: tuple[Session, ...], root: Path, *, timings: KubeletTimings | None = None, patience_s: float = 5.0
 ) -> list[str]:
-    """Do all sessions again on one simulated kubelet; the differences, empty when there are none.
+    """Do all sessions again on one simulated kubelet. Return the differences, empty when there are
+    none.
 
-    Units: patience_s — how long kubelet may be silent where the transcript has a
-    line, on top of a dial's limit.
+    Units: patience_s — how long kubelet may be silent where the transcript has a line, in addition
+    to a dial's limit.
     """
     timings = timings or KubeletTimings()
     mismatches: list[str] = []
@@ -67,7 +67,7 @@ class _Stage:
         self._players = AsyncExitStack()
 
     async def play(self, session: Session) -> list[Line]:
-        """Do one session; what was recorded."""
+        """Do one session, and return what was recorded."""
         await self.leave()
         if session.owes:
             await self._delete_pods()

@@ -1,10 +1,9 @@
 """A recorded conversation between kubelet and plugins: its lines, the actions that caused them, and
 the differences of two recordings.
 
-Pure. Flows in: JSON lines, as in `tests/data/kubelet/kubelet-1.36-transcript.jsonl`: `session`,
-`t`, `event`, and the fields of that event. Flows out: actions to repeat, and differences. A
-comparison ignores what depends on the clock or the run (`t`, `took`), and the order of calls that
-kubelet makes at the same time.
+Pure. Lines are JSON, as in `tests/data/kubelet/kubelet-1.36-transcript.jsonl`: `session`, `t`,
+`event`, and the fields of that event. A comparison ignores what depends on the clock or the run
+(`t`, `took`), and the order of calls that kubelet makes at the same time.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Session(Struct, frozen=True, kw_only=True):
-    """One life of the plugin."""
+    """One run of the plugin."""
 
     name: str
     lines: tuple[Line, ...]
@@ -77,10 +76,10 @@ class Session(Struct, frozen=True, kw_only=True):
 
 
 def read_transcript(text: str) -> tuple[Session, ...]:
-    """Read a transcript and find out what was done in it.
+    """Read a transcript and derive the actions in it.
 
-    Errors: raises ValueError with the line's number for what is no JSON object with `session` and
-    `event`, or a session from which nothing can be told.
+    Errors: raises ValueError with the line's number for a line that is no JSON object with
+    `session` and `event`, or a session from which no action can be derived.
     """
     by_session: dict[str, list[Line]] = {}
     for number, raw in enumerate(text.splitlines(), 1):
@@ -100,7 +99,7 @@ def read_transcript(text: str) -> tuple[Session, ...]:
 def differences(wanted: Sequence[Line], got: Sequence[Line]) -> list[str]:
     """List how two recordings of one session differ, as a unified diff.
 
-    Empty when they tell the same.
+    Empty when they are the same.
 
     >>> differences([{"event": "GetInfo", "t": 1.0}], [{"event": "GetInfo", "t": 2.0}])
     []
@@ -138,7 +137,7 @@ def _plain(value: Any, key: str = "") -> Any:
 def _session(name: str, lines: list[Line]) -> Session:
     lists = [line["msg"]["devices"] for line in lines if line["event"] == "ListAndWatch.send"]
     refused = [line["req"] for line in lines if line["event"] == "Register.refused"]
-    # A wrong version is said with the plugin's own name and socket.
+    # A registration with a wrong version carries the plugin's own name and socket.
     own = next((registration for registration in refused if registration.get("version") != "v1beta1"), None)
     if not lists or own is None:
         raise ValueError(

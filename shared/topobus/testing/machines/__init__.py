@@ -1,5 +1,5 @@
-"""Recorded machines by the test kit's name; `topobus.simulation.machines` holds them, for `topobus
-up` runs on them as well.
+"""Recorded machines by the test kit's name. They are in `topobus.simulation.machines`, because
+`topobus up` runs on them as well.
 """
 
 from topobus.simulation.machines import PROFILES, Fault, Profile, RecordedMachine, build, load_profile

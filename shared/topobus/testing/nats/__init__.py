@@ -1,1 +1,1 @@
-"""Several real nats-servers that are one cluster."""
+"""Several real nats-servers that form one cluster."""

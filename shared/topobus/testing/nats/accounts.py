@@ -1,11 +1,10 @@
 """One nats-server for many tests: each test borrows an account, which has its own subjects, streams
 and connections.
 
-Starting a server takes longer than most tests. Accounts are isolated from each other, so a
-test cannot tell the shared server from one of its own as long as it does not stop, freeze or
-configure it; a `BorrowedServer` refuses that. An account is lent once, so a late message or a
-consumer of an earlier test reaches no other test. When all accounts of a server have been
-lent, another server is started.
+Starting a server takes longer than most tests. Accounts are isolated from each other, so the shared
+server is like a test's own as long as the test does not stop, freeze or configure it, which a
+`BorrowedServer` refuses. An account is lent once, so a late message or a consumer of an earlier
+test reaches no other test. When all accounts of a server have been lent, another server is started.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ _STORE_LIMIT = "64TB"
 _MEMORY_DISK = Path("/dev/shm")
 # A tmpfs of a container has 64 MiB often, which a test that fills streams would use up.
 _MEMORY_DISK_LEAST_BYTES = 2 * 1024**3
-# A recorded machine is a tree of up to 13,000 files, and a tmpfs counts files, too: it ends
-# at them long before its bytes.
+# A recorded machine is a tree of up to 13,000 files. A tmpfs also counts files, and runs out of
+# them long before its bytes.
 _MEMORY_DISK_LEAST_FILES = 500_000
 
 
 def cheap_folder() -> Path | None:
-    """Give a folder in memory where a synced write costs nothing.
+    """Return a folder in memory where a synced write costs nothing.
 
-    None (the temporary folder) where there is none with room. Sound for tests that kill the
-    server: what a killed process has written stays in a tmpfs as in a page cache. Not for a test
-    of a machine that loses its power.
+    None (the temporary folder) where there is none with room. Sound for tests that kill the server:
+    what a killed process has written stays in a tmpfs as in a page cache. Not for a test of a
+    machine that loses its power.
     """
     try:
         room = os.statvfs(_MEMORY_DISK)
     except OSError:
         return None
     has_bytes = room.f_bavail * room.f_frsize >= _MEMORY_DISK_LEAST_BYTES
-    # A tmpfs without a limit of files says that it has none at all.
+    # A tmpfs without a limit of files reports that it has none at all.
     has_files = room.f_files == 0 or room.f_favail >= _MEMORY_DISK_LEAST_FILES
     return _MEMORY_DISK if has_bytes and has_files and os.access(_MEMORY_DISK, os.W_OK) else None
 
@@ -66,8 +65,8 @@ class BorrowedServer(NatsServer):
     """An account of a shared server, with the interface of a server of one's own where that makes
     sense.
 
-    Errors: RuntimeError for all that would be felt by others: start, stop, kill, pause, resume,
-    reload, and a look at process, store or port.
+    Errors: RuntimeError for all that would affect others: start, stop, kill, pause, resume, reload,
+    and a look at process, store or port.
     """
 
     def __init__(self, shared: NatsServer, account: str) -> None:
@@ -80,7 +79,7 @@ class BorrowedServer(NatsServer):
 
     @property
     def url(self) -> str:
-        """Where clients connect, and as whom."""
+        """Where clients connect, with the account's user."""
         return f"nats://{self._account}:{self._account}@{self._address}"
 
     def read_log(self) -> str:
@@ -163,7 +162,7 @@ class NatsAccounts:
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[BorrowedServer]:
-        """Lend an account that nobody had before; its streams are deleted afterwards."""
+        """Lend an account that was never lent before. Its streams are deleted afterwards."""
         if not self._unused or self._process is None or self._process.poll() is not None:
             await asyncio.to_thread(self._begin)
         assert self._server is not None
@@ -208,7 +207,7 @@ class NatsAccounts:
 
 
 def _configuration(names: list[str]) -> str:
-    """Write the accounts; one listens to nobody but its own user, whose password is its name."""
+    """Write the accounts. Each accepts only its own user, whose password is its name."""
     accounts = ",\n".join(
         f"{name}: {{ jetstream: enabled, users: [ {{ user: {name}, password: {name} }} ] }}" for name in names
     )
@@ -225,9 +224,9 @@ def _is_listening(port: int) -> bool:
 
 
 async def _delete_streams(url: str) -> None:
-    """Give an account's disk and memory back.
+    """Free an account's disk and memory.
 
-    A server that does not answer has other troubles, which a test has told.
+    A server that does not answer has another fault, which a test has reported.
     """
     client = Client()
     await client.connect(url, allow_reconnect=False, connect_timeout=2)

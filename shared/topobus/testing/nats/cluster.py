@@ -26,24 +26,27 @@ _FOUNDINGS = 10
 class NatsCluster:
     """`size` servers on loopback, each with its own store.
 
-    Use as `async with NatsCluster(binary=…) as cluster: …`. It is there when JetStream's leader
-    knows all of them. A server that founds the leaders' group before it was told that all others
-    have JetStream, counts one too few (checkClusterSize in nats-server's jetstream_cluster.go; one
-    of 30 to one of 5 simultaneous starts of 2.10.27, as the machine is busy): then one stays
-    outside for ever, and no stream of three copies can be made. Such a group is thrown away and
-    founded anew, as its operator would have to.
+    Use as `async with NatsCluster(binary=…) as cluster: …`. The block begins when JetStream's
+    leader knows all of them. A server that founds the leaders' group before it knows that all
+    others have JetStream counts one too few (checkClusterSize in nats-server's
+    jetstream_cluster.go). That happens in one of 30 to one of 5 simultaneous starts of 2.10.27,
+    depending on the load of the machine. Then one server stays outside permanently, and no stream
+    of three copies can be made. Such a group is thrown away and founded again, as its operator
+    would have to.
     """
 
     def __init__(
         self, *, binary: Path | None = None, size: int = 3, make: Callable[[int, str], NatsServer] | None = None
     ) -> None:
-        """Prepare the servers; `make` gives each from its client port and from configuration of
-        ours that it must have, in place of a plain one.
+        """Prepare the servers.
+
+        `make` makes each, in place of a plain one, from its client port and from configuration of
+        ours that it must have.
         """
         make = make or (lambda port, config: NatsServer(binary=binary, port=port, config=config))
         ports: list[int] = []
         while len(ports) < 3 * size:
-            # Nobody listens at any of them yet, so the same one may come twice.
+            # None of them is in use yet, so the same one may come twice.
             ports = list(dict.fromkeys((*ports, free_port())))
         clients, routes, self._monitors = ports[:size], ports[size : 2 * size], ports[2 * size :]
         others = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
@@ -63,9 +66,7 @@ class NatsCluster:
         return ",".join(server.url for server in self.servers)
 
     def named(self, name: str) -> NatsServer:
-        """Give the server that calls itself so (`n0`, `n1`, …), as stream information names
-        leaders.
-        """
+        """Return the server with this name (`n0`, `n1`, …), as stream information names leaders."""
         return self.servers[int(name.removeprefix("n"))]
 
     async def __aenter__(self) -> Self:

@@ -23,7 +23,7 @@ Callback = Callable[[Msg], Awaitable[None]]
 
 
 class Subscription:
-    """One subscription of one client: hands messages to its callback, one after the other."""
+    """One subscription of one client: passes messages to its callback, one after the other."""
 
     def __init__(self, client: MemoryClient, subject: str, queue: str, callback: Callback) -> None:
         self.client = client
@@ -34,18 +34,18 @@ class Subscription:
         self._pump: asyncio.Task[None] | None = None
 
     def deliver(self, message: Msg) -> None:
-        """Queue a message; there is no limit from which on it would be dropped, as nats-py has."""
+        """Queue a message. Unlike nats-py, it has no limit beyond which messages are dropped."""
         self._arrived.append(message)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._hand_over(), name=f"memory-nats-{self.subject}")
 
     async def unsubscribe(self) -> None:
-        """Stop, and drop what has not been handed over."""
+        """Stop, and drop the messages that wait."""
         self.client.server.remove_subscription(self)
         self._arrived.clear()
 
     async def drain(self) -> None:
-        """Stop, and hand over what has arrived."""
+        """Stop, and pass on the messages that have arrived."""
         self.client.server.remove_subscription(self)
         if self._pump is not None:
             await asyncio.wait({self._pump})
@@ -62,13 +62,13 @@ class Subscription:
             try:
                 await self._callback(message)
             except Exception as err:  # noqa: BLE001
-                # boundary: as nats-py's own loop over a subscription, which tells
-                # the error callback and goes on.
+                # boundary: as nats-py's own loop over a subscription, which calls the error
+                # callback and continues.
                 await self.client.report_error(err)
 
 
 class MemoryClient:
-    """What the runtime uses of `nats.aio.client.Client`, over a `MemoryNats`."""
+    """The part of `nats.aio.client.Client` that the runtime uses, over a `MemoryNats`."""
 
     def __init__(self, server: MemoryNats) -> None:
         self.server = server
@@ -90,7 +90,10 @@ class MemoryClient:
         error_cb: Callable[[Exception], Awaitable[None]] | None = None,
         **_options: object,
     ) -> None:
-        """Connect, when the server is at one of these addresses and not stopped."""
+        """Connect, when the server is at one of these addresses and not stopped.
+
+        Errors: raises NoServersError otherwise.
+        """
         self._on_closed, self._on_error = closed_cb, error_cb
         await asyncio.sleep(0)
         if not self.server.is_running or self.server.url not in servers:
@@ -99,7 +102,9 @@ class MemoryClient:
         self.is_connected = True
 
     async def subscribe(self, subject: str, queue: str = "", *, cb: Callback, **_limits: int) -> Subscription:
-        """Listen; the server knows when it has seen the command, as that of any other."""
+        """Listen. The server knows of it when it has processed the command, in the order of all
+        commands.
+        """
         self._check()
         subscription = Subscription(self, subject, queue, cb)
         self.server.send(lambda: self.server.listen(subscription))
@@ -108,7 +113,7 @@ class MemoryClient:
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: Headers | None = None
     ) -> None:
-        """Send; what the server does with it happens later."""
+        """Send. The server processes it later."""
         self._check()
         sent = dict(headers or {})
         self.server.send(lambda: self.server.receive(subject, payload, reply, sent))
@@ -118,7 +123,7 @@ class MemoryClient:
         await self.lose(is_told=False)
 
     async def lose(self, *, is_told: bool = True) -> None:
-        """Disconnect; `is_told`: the server or the network did it."""
+        """Disconnect. `is_told`: the server or the network did it."""
         self.server.disconnect(self)
         was_closed, self.is_connected, self.is_closed = self.is_closed, False, True
         if not was_closed and self._on_closed is not None:
@@ -127,7 +132,7 @@ class MemoryClient:
             self.last_error = nats.errors.UnexpectedEOF()
 
     async def report_error(self, err: Exception) -> None:
-        """Hand an error to the error callback."""
+        """Pass an error to the error callback."""
         if self._on_error is not None:
             await self._on_error(err)
 

@@ -18,7 +18,7 @@ _NANO = 1_000_000_000
 
 
 class Pull:
-    """One request for messages that waits: serves, says that it lives, and ends."""
+    """One request for messages that waits: it serves messages, sends heartbeats, and ends."""
 
     def __init__(self, server: MemoryNats, consumer: MemoryConsumer, request: dict[str, Any], inbox: str) -> None:
         self.consumer = consumer
@@ -33,7 +33,7 @@ class Pull:
         self._waiting: list[Pull] = []
 
     def begin(self, waiting: list[Pull]) -> None:
-        """Wait among the others."""
+        """Join the waiting requests."""
         self._waiting = waiting
         waiting.append(self)
         loop = asyncio.get_running_loop()
@@ -43,7 +43,9 @@ class Pull:
             self._heartbeat = loop.call_later(self._heartbeat_s, self._beat)
 
     def serve(self) -> None:
-        """Deliver what there is; the last message of the batch ends the request without a word."""
+        """Deliver what there is. The last message of the batch ends the request without
+        a status.
+        """
         if not self._is_wanted():
             return
         while self._left and (delivery := self.consumer.next()) is not None:
@@ -54,7 +56,7 @@ class Pull:
             self._end()
 
     def refuse(self, why: str) -> None:
-        """End with the server's word that there will be nothing."""
+        """End with the server's status that no message will come."""
         self._server.deliver_status(self._inbox, {"Status": "409", "Description": why})
         self._end()
 
@@ -77,7 +79,7 @@ class Pull:
             self._end()
 
     def _is_wanted(self) -> bool:
-        """Say whether consumer and asker are there still; ends the request otherwise."""
+        """Return whether consumer and asker still exist, and end the request if not."""
         stream = self.consumer.stream
         is_there = (
             self._server.streams.get(stream.name) is stream

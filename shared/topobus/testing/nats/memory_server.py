@@ -1,9 +1,8 @@
 """A nats-server in memory, on which everything of the runtime above nats-py runs unchanged.
 
-Flows in: what a client publishes and subscribes. Flows out: deliveries, in the order of one
-connection, never within the sender's own step. The server's JetStream answers at the
-subjects of its API, with the codes of the real one. It has one account, no users and no TLS;
-tests of those take a real server.
+Deliveries come in the order of one connection, never within the sender's own step. The server's
+JetStream answers at the subjects of its API, with the codes of the real one. It has one account, no
+users and no TLS. Tests of those take a real server.
 """
 
 from __future__ import annotations
@@ -32,13 +31,14 @@ Headers = Mapping[str, str]
 
 
 class MemoryNats:
-    """A server. Stopped, it loses its connections and keeps its streams.
+    """A server.
 
-    Paused, it takes what is sent and does nothing yet.
+    A stopped one loses its connections and keeps its streams. A paused one receives what is sent
+    and does nothing yet.
     """
 
     def __init__(self, *, clock: Clock | None = None, seed: int = 0) -> None:
-        """Make a running server; `seed` decides which member of a queue group gets a message."""
+        """Make a running server. `seed` decides which member of a queue group gets a message."""
         self.url = "nats://memory:4222"
         """Where clients find it; there is no such host."""
         self.clients: set[MemoryClient] = set()
@@ -55,7 +55,7 @@ class MemoryNats:
     # life
 
     async def stop(self) -> None:
-        """Lose all connections, and let nobody in; streams stay."""
+        """Lose all connections, and accept no new ones. Streams stay."""
         self.is_running = False
         self._held.clear()
         for client in list(self.clients):
@@ -66,23 +66,23 @@ class MemoryNats:
     kill = stop
 
     async def start(self) -> None:
-        """Let clients in again."""
+        """Accept clients again."""
         self.is_running = True
         self._is_paused = False
 
     def pause(self) -> None:
-        """Answer nothing; connections stay open."""
+        """Answer nothing. Connections stay open."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """Do what was asked meanwhile, and go on."""
+        """Do what was requested meanwhile, and continue."""
         self._is_paused = False
         held, self._held = self._held, []
         for step in held:
             self.send(step)
 
     def new_client(self, _tls_because: str = "") -> MemoryClient:
-        """Make a client of this server: what `topobus.bus.connection.connection` calls in place of
+        """Make a client of this server, which `topobus.bus.connection.connection` uses in place of
         nats-py's own.
         """
         return MemoryClient(self)
@@ -111,9 +111,9 @@ class MemoryNats:
             self._subscriptions.remove(subscription)
 
     def receive(self, subject: str, data: bytes, reply: str, headers: Headers) -> None:
-        """Route what was published: to JetStream's API, to a stream, to who listens.
+        """Route a published message to JetStream's API, to a stream, and to the listeners.
 
-        Tell the asker when there is nobody.
+        Notify the sender when there is no listener.
         """
         if subject.startswith(_API):
             is_taken = self._call(subject, data, reply)
@@ -182,7 +182,7 @@ class MemoryNats:
         self._route(subject, b"", "", {**stored.headers, **numbers})
 
     def _call(self, subject: str, data: bytes, reply: str) -> bool:
-        """Serve one request to the API; False when nobody serves such a one."""
+        """Serve one request to the API. False when no part serves such a request."""
         verb = subject.removeprefix(_API)
         if verb.startswith("CONSUMER.MSG.NEXT."):
             return self._pull(verb, data, reply)
@@ -344,20 +344,19 @@ class MemoryNats:
         self._route(inbox, b"", "", headers)
 
     def has_listener(self, inbox: str) -> bool:
-        """Say whether anybody listens there still."""
+        """Return whether an inbox still has a listener."""
         return any(matches(subscription.subject, inbox) for subscription in self._subscriptions)
 
     @property
     def is_answering(self) -> bool:
-        """Say whether what comes due now is said."""
+        """Return whether the server sends what is due now."""
         return self.is_running and not self._is_paused
 
     def _answer(self, reply: str, answer: dict[str, Any]) -> None:
         self._route(reply, msgspec.json.encode(answer), "", {})
 
     def _now_ns(self) -> int:
-        # No two things happen at once: a stream's creation and a
-        # message's time tell it from others.
+        # No two moments are equal: a stream's creation and a message's time identify them.
         self._last_ns = max(int(self._clock.now().timestamp() * 1e6) * 1000, self._last_ns + 1)
         return self._last_ns
 

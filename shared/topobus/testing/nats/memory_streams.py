@@ -1,9 +1,8 @@
 """One JetStream stream in memory: stored messages, limits, and the next message of each consumer.
 
-Flows in: messages and requests of `topobus.testing.nats.memory_server`. Flows out: sequences,
-stored messages, refusals with the server's own codes. It depends on no connection and no
-clock. It implements the features of a server that the runtime uses; the contract suite of the
-bus compares it with a real one.
+`topobus.testing.nats.memory_server` passes messages and requests to it. Refusals have the server's
+own codes. It depends on no connection and no clock. It implements the features of a server that the
+runtime uses. The contract suite of the bus compares it with a real one.
 Source: nats-server 2.10, server/stream.go, server/memstore.go, server/consumer.go.
 """
 
@@ -21,7 +20,7 @@ _RECORD_BYTES = 22 + 4 + 8
 
 
 class Refused(Exception):
-    """Raised inside when JetStream refuses: its status, its own code and its words
+    """Raised inside when JetStream refuses: its status, its own code and its text
     (server/errors.json).
     """
 
@@ -42,7 +41,7 @@ class Stored:
 
     @property
     def size_bytes(self) -> int:
-        """What the message counts against the stream's bound."""
+        """The message's part of the stream's bound."""
         lines = sum(len(key) + len(value.encode()) + 4 for key, value in self.headers.items())
         return _RECORD_BYTES + len(self.subject) + len(self.data) + (lines + 12 if self.headers else 0)
 
@@ -67,22 +66,24 @@ class MemoryStream:
 
     @property
     def first_sequence(self) -> int:
-        """The oldest message that is still there; one past the last when none is."""
+        """The sequence of the oldest message that is still there. One past the last when
+        none is.
+        """
         return next(iter(self.messages), self.last_sequence + 1)
 
     def takes(self, subject: str) -> bool:
-        """Say whether what is published at a subject is stored here."""
+        """Return whether messages at a subject are stored here."""
         return any(matches(pattern, subject) for pattern in self.config.get("subjects", ()))
 
     def store(
         self, subject: str, data: bytes, headers: Mapping[str, str], *, now_ns: int
     ) -> tuple[Stored | None, dict[str, Any]]:
-        """Store a message and give the acknowledgement.
+        """Store a message and return the acknowledgement.
 
         None in place of the message when it was a duplicate.
 
-        Errors: Refused for another stream than expected, a lost compare-and-set, a message or a
-        stream that would be too large.
+        Errors: raises Refused for another stream than expected, a lost compare-and-set, a message
+        or a stream that would be too large.
         """
         expected_stream = headers.get("Nats-Expected-Stream")
         if expected_stream is not None and expected_stream != self.name:
@@ -176,7 +177,9 @@ class MemoryStream:
 
 @dataclass(kw_only=True)
 class MemoryConsumer:
-    """A pull consumer that acknowledges nothing: what it has still to deliver, in order."""
+    """A pull consumer that acknowledges nothing: the messages that it has still to deliver, in
+    order.
+    """
 
     stream: MemoryStream
     name: str
@@ -189,9 +192,9 @@ class MemoryConsumer:
     _waiting: deque[int] = field(default_factory=deque)
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Find what is to be delivered first.
+        """Find the first messages to deliver.
 
-        Errors: Refused for a policy that this server does not know.
+        Errors: raises Refused for a policy that this server does not know.
         """
         policy = config.get("deliver_policy", "all")
         if policy == "last_per_subject":
@@ -207,7 +210,7 @@ class MemoryConsumer:
             raise Refused(400, 10003, f"bad request: {policy}")
 
     def note(self, message: Stored) -> None:
-        """Keep in mind a message that was stored just now."""
+        """Note a message that was stored just now."""
         if matches(self.filter_subject, message.subject):
             self._waiting.append(message.sequence)
 

@@ -18,7 +18,10 @@ __all__ = ["Link", "ShapedServer", "version_of"]
 
 
 def version_of(binary: Path) -> tuple[int, int]:
-    """Give a server's version."""
+    """Return a server's version.
+
+    Errors: raises ValueError when the program's output has none.
+    """
     text = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout
     match = re.search(r"v(\d+)\.(\d+)", text)
     if match is None:
@@ -32,8 +35,10 @@ class ShapedServer(NatsServer):
     def __init__(
         self, *, binary: Path | None, text: str, environment: dict[str, str], parent: Path | None = None
     ) -> None:
-        """Prepare a server; `text` is as `bus.server_config.nats_shapes` renders it, `parent` where
-        its folder is made, else in memory where that is cheap.
+        """Prepare a server.
+
+        Shapes: text — as `bus.server_config.nats_shapes` renders it; parent — where its folder is
+        made, else in memory where that is cheap.
         """
         super().__init__(binary=binary, environment=environment, parent=parent or cheap_folder())
         self.text = text
@@ -58,7 +63,7 @@ class ShapedServer(NatsServer):
         shutil.copytree(self.store, to)
 
     def restore_store(self, copy: Path) -> None:
-        """Put an older copy in place of what a server that does not run has stored."""
+        """Replace what a server that does not run has stored by an older copy."""
         self.lose_store()
         shutil.copytree(copy, self.store)
 
@@ -85,13 +90,13 @@ class Link:
         self.cut()
 
     def cut(self) -> None:
-        """Cut the wire: what is open ends, and nothing new is let through."""
+        """Cut the wire: open connections end, and new ones are refused."""
         self._is_up = False
         for writer in self._open:
             writer.transport.abort()
 
     def join(self) -> None:
-        """Let it through again."""
+        """Join the wire again."""
         self._is_up = True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
