@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 _MIB = 1024 * 1024
-# How often the provisioner looks whether all streams are there, and how long anybody rests after
-# having made some: a deleted one is back within seconds.
+# How often the provisioner checks that all streams exist, and the pause after having made some. A
+# deleted one is back within seconds.
 _STREAM_LOOK_S = 5.0
 # So many such looks lie between two comparisons of clocks: a minute.
 _CLOCK_LOOKS = 12

@@ -44,13 +44,13 @@ class JetStreamError(Exception):
     CONSUMER_NOT_FOUND = 10014
     MESSAGE_NOT_FOUND = 10037
     STREAM_NAME_IN_USE = 10058
-    # Another stream has a subject of it, or (the server looks at names before it looks at subjects,
-    # and unlocks in between) the same stream was made just now.
+    # Another stream has one of its subjects. Or the same stream was made just now: the server
+    # checks names before subjects, and unlocks in between.
     SUBJECTS_OVERLAP = 10065
-    # The stream has no store: its folder cannot be written, or the same stream is being made by
-    # somebody else at this moment, as with names and subjects above.
+    # The stream has no store: its folder cannot be written, or another process is making the same
+    # stream at this moment, as with names and subjects above.
     NO_STORE = 10049
-    # What all streams may take together is more than the server has.
+    # All streams together may take more than the server has.
     NO_ROOM_FOR_STREAM = 10047
     TOO_MANY_CONSUMERS = 10026
     # The store as a whole is full (503, and yet it does not pass by itself), or (10077) this

@@ -111,7 +111,7 @@ class DeviceRecord:
 
     def _keep(self, steps: tuple[Step, ...]) -> None:
         state = msgspec.structs.replace(self._state, steps=steps)
-        # Written first: what could not be written is not so.
+        # Written first: a change that could not be written does not count.
         self._write(state)
         self._state = state
 

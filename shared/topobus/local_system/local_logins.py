@@ -132,7 +132,7 @@ def run_folder() -> Path:
 
 def port_name(port: int) -> str:
     """Give a name for a port of this machine."""
-    # Each network namespace has ports of its own; /tmp may be the same.
+    # Each network namespace has ports of its own, while /tmp may be shared.
     return f"{Path('/proc/self/ns/net').stat().st_ino}-{port}"
 
 

@@ -31,7 +31,7 @@ class LogLine(Struct, frozen=True, kw_only=True):
 
     @property
     def is_json(self) -> bool:
-        """Say whether one of our services wrote it as an event."""
+        """Return whether one of our services wrote it as an event."""
         return self.text.startswith("{")
 
 
@@ -48,7 +48,7 @@ class LogFile:
         """Yield the whole lines that have come. An incomplete line waits for its end."""
         with self._path.open("rb") as file:
             if self._path.stat().st_size < self._read:
-                # Somebody emptied it.
+                # The file was emptied.
                 self._read = 0
             file.seek(self._read)
             for line in file:
@@ -56,8 +56,8 @@ class LogFile:
                     return
                 self._read += len(line)
                 text = line.decode("utf-8", "replace").rstrip("\n")
-                # Never back: the lines of a file stay in its order
-                # whatever clock was set meanwhile.
+                # Never decreasing: the lines of a file keep their order whatever clock was set
+                # meanwhile.
                 self._time = max(self._time, time_of(text) or self._time)
                 yield LogLine(time=self._time, program=self.program, text=text)
 

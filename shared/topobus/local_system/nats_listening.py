@@ -103,7 +103,7 @@ class NatsCertificate:
                 next_step="have whoever made it make it anew, or remove the folder: then one is made here",
             )
         self.hosts = made.facts.names
-        # Here, since a name server may be asked: this is not the event loop's thread.
+        # Here, because a name server may be asked: this is not the event loop's thread.
         self._here, self._elsewhere = listening.host_here(self.hosts), listening.host_elsewhere(self.hosts)
         self._read = self._content()
 
@@ -201,7 +201,7 @@ def _why_not_to_listen(address: str, port: int) -> str:
 
 
 def _own_addresses() -> tuple[str, ...]:
-    """Give this machine's addresses that others can use, the one that leads out first."""
+    """Return this machine's addresses that others can use, the one of the default route first."""
     addresses: list[str] = []
     for family, elsewhere in ((socket.AF_INET, _ELSEWHERE), (socket.AF_INET6, ("2001:db8::1", 9))):
         try:
@@ -209,7 +209,7 @@ def _own_addresses() -> tuple[str, ...]:
                 probe.connect(elsewhere)
                 addresses.append(str(probe.getsockname()[0]))
         except OSError:
-            # No way out by this family.
+            # This family has no route to the outside.
             continue
     try:
         infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)

@@ -31,8 +31,8 @@ _PROBE_TIMEOUT_S = 2.0
 _ROOM_BYTES = 32 * _MIB
 # Streams made smaller than this hold too little of a machine to be of use.
 _LEAST_BYTES = 256 * _MIB
-# What of a small disk the store takes, and what of the store the streams' bounds are: their files
-# are somewhat larger than what they hold.
+# The store's part of a small disk, and the streams' part of the store: their files are somewhat
+# larger than their content.
 _PART_OF_DISK = 0.75
 _PART_OF_STORE = 0.95
 # A question that the CLI may ask, so that a server with users answers it as well.

@@ -42,8 +42,8 @@ _LOCK = "lock"
 # The time between making a folder and locking it is much shorter.
 _ABANDONED_AFTER_S = 60.0
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not to wait for a writer where somebody put a FIFO, and never to cut off what is
-# there: a lock file has no content.
+# Does not wait for a writer where another user put a FIFO, and never truncates a file: a lock file
+# has no content.
 _LOCK_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -77,8 +77,7 @@ def state_folder(wanted: Path | None) -> Iterator[Path]:
     with contextlib.ExitStack() as held:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            # A link to a folder of ours is a user's wish; what matters
-            # is the folder that it leads to.
+            # A user may link to a folder of ours. The target must be safe.
             folder = held.enter_context(_opened(path.resolve()))
             objection = objection_to_folder(os.fstat(folder))
             if objection:
@@ -134,7 +133,8 @@ def _remove_abandoned(home: Path) -> None:
     """
     with contextlib.suppress(OSError), _opened(home.resolve()) as parent:
         for name in sorted(filter(_FRESH.fullmatch, os.listdir(parent))):  # noqa: PTH208 - of an open folder
-            # Somebody holds it, another run removes it at this moment, or it is none of ours.
+            # Another process holds it, another run removes it at this moment, or it is none of
+            # ours.
             with contextlib.suppress(OSError), _opened(name, below=parent) as folder:
                 if not objection_to_folder(os.fstat(folder)):
                     with _locked(folder, older_than_s=_ABANDONED_AFTER_S):
@@ -143,7 +143,7 @@ def _remove_abandoned(home: Path) -> None:
 
 
 def _empty(folder: int) -> None:
-    """Delete all that is in an open folder, and nothing that links in it lead to."""
+    """Delete all that is in an open folder, and nothing behind links in it."""
     for name in os.listdir(folder):
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder)

@@ -259,8 +259,8 @@ class Supervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
-                # Safe although it runs between fork and exec: one system call, no lock, no
-                # allocation that another thread could hold.
+                # Safe although it runs between fork and exec: it is one system call, without a lock
+                # or an allocation that another thread could hold.
                 preexec_fn=die_with_parent,
                 limit=1 << 20,
             )
@@ -349,7 +349,7 @@ class Supervisor:
         return log
 
     def announce(self) -> None:
-        """Wake all who follow `changes`."""
+        """Wake all followers of `changes`."""
         self._changed.set()
 
     def _set(self, status: ProgramStatus, state: ProgramState) -> None:

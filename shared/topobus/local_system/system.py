@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def logs(self) -> Path:
-        """One file a process."""
+        """One file per process."""
         return self.state / "logs"
 
     @property
@@ -76,12 +76,12 @@ class Layout:
 
     @property
     def kubelet(self) -> Path:
-        """What is /var/lib/kubelet on a node."""
+        """In place of /var/lib/kubelet on a node."""
         return self.state / "kubelet"
 
     @property
     def cdi(self) -> Path:
-        """What is /var/run/cdi on a node."""
+        """In place of /var/run/cdi on a node."""
         return self.state / "cdi"
 
     @property
@@ -207,7 +207,7 @@ async def start_system(
         if has_users:
             version = await _make_streams(environments[PROVISIONER])
             if (0, 0, 0) < version < _ANSWERS_FOR_NOBODY:
-                # Accounts are kept all the same: what they stop is worse.
+                # Accounts are kept all the same: without them a hostile process could do worse.
                 say(
                     f"nats-server {'.'.join(map(str, version))}: commands that ask a device service which "
                     "does not run wait for their full time instead of ending at "
@@ -302,8 +302,8 @@ async def start_nats(
     def reload() -> None:
         pid = supervisor.status("nats").pid
         if pid is not None:
-            # Docker's client hands the signal on. A server that is not there
-            # reads the file when it starts.
+            # Docker's client passes the signal on. A server that is not running reads the file when
+            # it starts.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGHUP)
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 __all__ = ["Clock", "SystemClock", "is_real", "until_tick"]
 
-# A timer may fire a little before its time by the resolution of the clock: then the tick is the one
-# that just comes, and is not waited for again.
+# A timer may fire a little before its time by the resolution of the clock. That tick then counts as
+# reached, and is not waited for again.
 _EARLY = 0.1
 _ROUNDING_S = 1e-6
 

@@ -24,7 +24,7 @@ with hiding("rich"):
 __all__ = ["configure_lines", "process_logger"]
 
 # Letters of one text, and of all facts of a line together. Collectors cut lines of more than 16 KiB
-# in two (containerd's CRI log); a traceback has most of that.
+# in two (containerd's CRI log). A traceback gets most of that.
 _TEXT_LETTERS, _LINE_LETTERS = 2000, 16_000
 _HEAD = ("ts", "level", "event", "service", "node")
 
@@ -46,8 +46,8 @@ def configure_lines(settings: LogSettings, least: int, context: Mapping[str, str
 
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
-        # Not by structlog's contextvars: the first line may be written in a
-        # task, whose own are gone with it.
+        # Not by structlog's contextvars: the first line may be written in a task, whose own context
+        # ends with it.
         add_context,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),

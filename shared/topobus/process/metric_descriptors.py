@@ -74,7 +74,7 @@ class MetricDescriptor:
 
     @property
     def kind(self) -> str:
-        """Prometheus' word for the type."""
+        """The Prometheus name of the type."""
         raise NotImplementedError
 
     @property
@@ -93,7 +93,7 @@ class CounterDescriptor(MetricDescriptor):
 
     @property
     def kind(self) -> str:
-        """Prometheus' word for the type."""
+        """The Prometheus name of the type."""
         return "counter"
 
     def register(self, registry: CollectorRegistry | None) -> Counter:
@@ -114,7 +114,7 @@ class GaugeDescriptor(MetricDescriptor):
 
     @property
     def kind(self) -> str:
-        """Prometheus' word for the type."""
+        """The Prometheus name of the type."""
         return "gauge"
 
     def register(self, registry: CollectorRegistry | None) -> Gauge:
@@ -137,7 +137,7 @@ class HistogramDescriptor(MetricDescriptor):
 
     @property
     def kind(self) -> str:
-        """Prometheus' word for the type."""
+        """The Prometheus name of the type."""
         return "histogram"
 
     @property

@@ -21,11 +21,11 @@ __all__ = ["answer_probe", "ask_ready", "read_endpoint"]
 # Of `process.config.HttpSettings`; a test holds them together.
 _DEFAULT_HOST = "127.0.0.1"
 _DEFAULT_PORT = 0
-# A client on the same machine: what listens at every address is asked at loopback.
+# A client on the same machine: a service that listens at every address is asked at loopback.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 # Of each step. The health check of compose.yaml ends the process after 5 s.
 _TIMEOUT_S = 2.0
-# A report is some hundred bytes; whatever else listens at the port must not fill the memory.
+# A report has some hundred bytes. Another program at the port must not fill the memory.
 _MOST_BYTES = 1 << 20
 
 

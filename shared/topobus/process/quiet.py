@@ -12,8 +12,8 @@ from topobus.process.logging import get_logger
 __all__ = ["QuietLog"]
 
 _EVERY_S = 10.0
-# Keys come from the bus (subjects): beyond so many the oldest is forgotten,
-# and its next line comes at once.
+# Keys come from the bus (subjects). Beyond so many the oldest is forgotten, and its next line comes
+# at once.
 _MAX_KEYS = 256
 
 

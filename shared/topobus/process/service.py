@@ -185,7 +185,7 @@ async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     readiness = Readiness(("bus", "streams", *parts))
-    # When each series began is of no use to anybody, and half of all lines.
+    # The time when each series began is of no use, and half of all lines.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # of the library
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):

@@ -228,7 +228,7 @@ class SimulatedRuntime:
             await self.while_making()
         made.is_made = True
         await self._tell(nri.POST_CREATE_CONTAINER, "PostCreateContainer", sandbox, made)
-        # From here on the start goes by what it has read, whatever is stored meanwhile.
+        # From here on the start uses what it has read, whatever is stored meanwhile.
         started_with = made.stored or self.online
         if self.while_starting is not None:
             await self.while_starting()
@@ -489,7 +489,7 @@ class SimulatedRuntime:
         self._announce()
 
     def _store(self, made: MadeContainer, resources: nri.LinuxResources) -> None:
-        """Write down what a container is to have: what is not named stays."""
+        """Store the changes of a container. What is not named stays."""
         if resources.cpu.cpus:
             made.stored = CpuSet.parse(resources.cpu.cpus)
         if resources.cpu.mems:

@@ -28,7 +28,7 @@ _IN_CLOSE_WRITE = 0x8
 # struct inotify_event: watch, mask, cookie, length of the name that follows.
 _EVENT = struct.Struct("iIII")
 _READ_BYTES = 1 << 16
-# How often it is seen whether the thread still lives, for whoever waits for it.
+# How often a waiter checks whether the thread still lives.
 _LOOK_S = 1.0
 
 

@@ -62,7 +62,7 @@ class NatsProgram:
         """
         storing = ("-js",) if config else ("-js", "-sd", self.store_path(store))
         if not self.image:
-            # By the command line it would listen wherever clients are listened to.
+            # Set on the command line, monitoring would listen at the address of the clients.
             more = (("-m", str(monitor_port)) if monitor_port and tls is None else ()) + (
                 ("-c", str(store / config)) if config else ()
             )
@@ -130,8 +130,7 @@ def _find() -> Path | None:
     try:
         return find_nats_server()
     except ConfigError:
-        # A path that somebody set and that does not work is a mistake to
-        # report, not one to work around.
+        # A configured path that does not work is a mistake to report, not one to work around.
         if os.environ.get("TOPOBUS_NATS_SERVER"):
             raise
     return next((place for place in _SYSTEM_PLACES if os.access(place, os.X_OK)), None)

@@ -150,7 +150,7 @@ class NatsServer:
     def pause(self) -> None:
         """Freeze the process (SIGSTOP): connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal is on its way only; come back when every thread has stopped.
+        # The signal is only on its way: return when every thread has stopped.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
@@ -180,7 +180,7 @@ class NatsServer:
         if kind is None:
             shutil.rmtree(self.folder, ignore_errors=True)
         else:
-            # Kept for whoever looks at the failure.
+            # Kept to look into the failure.
             print(f"nats-server's log: {self.log}\n{self.read_log()[-2000:]}")  # noqa: T201 - pytest shows it with the failure
 
     def write_config(self) -> Path:
@@ -212,7 +212,7 @@ class NatsServer:
             return False
         try:
             if b'"tls_required":true' in await reader.readline():
-                # It would take TLS now, and nothing else.
+                # It would accept TLS now, and nothing else.
                 return True
             writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
             line = await reader.readline()

@@ -43,7 +43,7 @@ class PciDrivers:
     """The driver core of one machine's PCI bus."""
 
     def __init__(self, kernel: KernelWrites) -> None:
-        """Take the kernel that obeys writes of this machine."""
+        """Take the kernel that reacts to writes of this machine."""
         self._kernel = kernel
         self._root = kernel.root
         self._functions: dict[str, _Function] = {}

@@ -25,8 +25,8 @@ _FRESH_NS = 50_000_000
 # Well below the 1,024 descriptors that a process may have by default, and more than the health
 # files of all cards of a large node.
 _MOST_FILES = 384
-# Which name a look asks for changes with the devices: what was not asked
-# for since is given up for others.
+# The names that a look reads change with the devices. A file that was not read for so long may be
+# closed in favour of others.
 _OPEN_FOR_S = 60.0
 _READ_BYTES = 64 * 1024
 
@@ -90,8 +90,8 @@ class OpenFiles:
             return None
         if time.monotonic() < file.until_s:
             try:
-                # A name may lead to another file by now without the old one being gone: interfaces
-                # that were renamed, or moved into a pod's network.
+                # A name may lead to another file by now although the old one still exists:
+                # interfaces that were renamed, or moved into a pod's network.
                 if os.stat(path).st_ino == file.inode:  # noqa: PTH116 - asked for hundreds of files a second
                     return os.pread(file.descriptor, _READ_BYTES, 0)
             except OSError:

@@ -31,7 +31,7 @@ _HYBRID = {"cpu_core": "performance", "cpu_atom": "efficiency", "cpu_lowpower": 
 # Cores of one kind differ by a few percent in clock; little cores have half
 # of a big one's capacity or less.
 _KIND_STEP = 1.2
-# AMD families 21 and 22 (Bulldozer to Puma): two cores of a compute unit call each other thread
+# AMD families 21 and 22 (Bulldozer to Puma): two cores of a compute unit list each other as thread
 # siblings, with core ids of their own.
 _COMPUTE_UNIT_FAMILIES = ("21", "22")
 # More index folders than any processor has caches; a gap ends the list in no kernel.
@@ -149,9 +149,9 @@ def _read_online(tree: Tree, present: CpuSet, warnings: list[str]) -> CpuSet:
 
 
 def _read_sharing(tree: Tree, cpu: int, seen: CpuSet, sharing: _Sharing, ids: _Identifiers) -> None:
-    """Take in the sets that begin with this CPU.
+    """Add the sets that begin with this CPU.
 
-    Each set is looked at once, from its lowest CPU, and the larger ones only from the smaller.
+    Each set is read once, from its lowest CPU, and the larger ones only from the smaller.
     """
     folder = f"{CPU_FOLDER}/cpu{cpu}/topology"
     core = _first_of(tree, folder, seen, ("core_cpus", "core_cpus_list"), ("thread_siblings", "thread_siblings_list"))

@@ -15,7 +15,7 @@ from topobus.values.edits import DeviceNode
 
 __all__ = ["device_node", "node_groups"]
 
-# What everybody may do needs no group: read and write.
+# An access that every user has needs no group: read and write.
 _EVERYBODY = stat.S_IROTH | stat.S_IWOTH
 _GROUP = stat.S_IRGRP | stat.S_IWGRP
 

@@ -115,7 +115,7 @@ def read_numa_facts(
     cpus = dict(node_cpus.cpus)
     gpu_nodes = _read_gpu_nodes(tree, cpus)
     if architecture.startswith(("ppc", "power")):
-        # GPU memory on POWER goes away when the GPU is reset: it is no place to put a pod's memory.
+        # GPU memory on POWER disappears when the GPU is reset: a pod's memory must not be there.
         for node in gpu_nodes:
             del cpus[node]
     else:
@@ -150,7 +150,7 @@ def read_numa_facts(
 def _limit_memory(
     nodes: Sequence[NumaNode], allowed: NodeSet, with_functions: frozenset[int], warnings: list[str]
 ) -> tuple[NumaNode, ...]:
-    """Take away the memory outside our cpuset, and each node of which nothing is left."""
+    """Remove the memory outside our cpuset, and each node of which nothing is left."""
     outside = [node for node in nodes if node.id not in allowed]
     left_out = NodeSet.of(node.id for node in outside if not node.cpus and node.id not in with_functions)
     if left_out:
@@ -184,9 +184,9 @@ def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, 
 def _find_near(
     tree: Tree, cpus: dict[int, CpuSet], matrix: dict[int, dict[int, int]], node_cpus: NodeCpus, *, is_policy: bool
 ) -> dict[int, CpuSet]:
-    """Give the CPUs near each node: its own and those that the firmware names as initiators.
+    """Find the CPUs near each node: its own and those that the firmware names as initiators.
 
-    For a node without, the closest nodes'.
+    A node without any gets the closest nodes' CPUs.
     """
     near = dict(cpus)
     for node in sorted(cpus, key=lambda node: (not cpus[node], node)):

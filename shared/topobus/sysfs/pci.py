@@ -103,7 +103,7 @@ def _number(tree: Tree, folder: str, file: str, spare: bytes, warnings: list[str
     try:
         value = tree.read_int(f"{folder}/{file}", 0)
     except HardwareError as err:
-        # Bytes all ones are what a function answers that does not answer.
+        # A function that does not answer reads as bytes of all ones.
         is_told = bool(spare) and set(spare) != {0xFF}
         value = int.from_bytes(spare, "little") if is_told else None
         instead = f"taken from configuration space as {value:#x}" if value is not None else "taken as not told"
@@ -194,7 +194,7 @@ def _has_express(tree: Tree, real: str) -> bool:
 def _revision(tree: Tree, folder: str, config: bytes, warnings: list[str]) -> int:
     if len(config) > 0x08:
         return config[0x08]
-    # Without any source: all ones, as a function answers that does not answer.
+    # Without any source: all ones, as a function reads that does not answer.
     return _number(tree, folder, "revision", b"", warnings, missing=0xFF)
 
 
@@ -218,8 +218,8 @@ def _speed(text: str | None) -> float:
 
 
 def _whole(text: str | None) -> int:
-    # 255 lanes is what an unplugged function answers; 63 is the same
-    # in the six bits of the register.
+    # 255 lanes is the value of an unplugged function; 63 is the same in the six bits of the
+    # register.
     value = int(text) if text and text.isdecimal() else 0
     return value if 0 < value <= 32 else 0
 

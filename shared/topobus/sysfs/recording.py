@@ -44,7 +44,7 @@ _FILES = (
     "proc/version",
     BOOT_ID_FILE,
 )
-# Which network the node's own is (proc/net is that of whoever records).
+# The node's own network (proc/net is that of the recording process).
 _ROUTES = ("route", "ipv6_route")
 # Folders and files that can be large, slow to read, dangerous to touch or always changing, and that
 # Topobus does not read.
@@ -163,7 +163,7 @@ class _Recorder:
             return ()
 
     def _way(self, path: str) -> None:
-        """Make the folders above a path that was asked for by name."""
+        """Make the folders above a path that was named directly."""
         parent = path.rpartition("/")[0]
         if (real := self._tree.real(parent)) is not None:
             (self._into / real).mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ class _Recorder:
             return False
         except OSError as err:
             # An attribute without a value right now (speed of a downed link): its reader takes it
-            # as absent, and so does the copy's.
+            # as absent, and so does the reader of the copy.
             if err.errno not in (6, 19, 22, 95):
                 self._done.unreadable.append(f"{path}: {err.strerror}")
             return False

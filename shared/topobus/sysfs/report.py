@@ -69,8 +69,8 @@ def machine_report(
 
 
 class _View:
-    """Groups of CPUs of one machine, those included that hold memory or
-    devices and no CPU for us.
+    """Groups of CPUs of one machine, including those that have memory or devices and no
+    CPU for us.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -87,8 +87,8 @@ class _View:
         for key in keys:
             for cpus in self._collect(key):
                 self._nest.add(cpus)
-        # Nodes with CPUs of their own come first: where two contradict each
-        # other, the other one gives way.
+        # Nodes with CPUs of their own come first: where two contradict each other, the later one is
+        # widened.
         self._local = [
             numa_node.near_cpus or numa_node.cpus
             for numa_node in sorted(machine.numa_nodes, key=lambda numa_node: (not numa_node.cpus, numa_node.id))
@@ -120,7 +120,7 @@ class _View:
         return sorted(lines)
 
     def widen(self, cpus: CpuSet) -> CpuSet:
-        """Give the set itself where it nests with the groups (it is one then), else the smallest
+        """Return the set itself if it nests with the groups (it is one then), else the smallest
         group, or the machine, around it.
         """
         if not cpus or self._nest.add(cpus):

@@ -87,8 +87,8 @@ class Tree:
         self.settings = settings or HardwareSettings()
         self.root = Path(self.settings.root)
         self._tops = {top: self.root / str(getattr(self.settings, top)) for top in ("sys", "proc", "dev")}
-        # Text, for a path is resolved step by step and a Path object for each step
-        # costs more than the system call.
+        # Text, because a path is resolved step by step and a Path object for each step costs more
+        # than the system call.
         self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
         self._is_live = self._tops["sys"] == Path("/sys")
         # Links of the kernel's own files are relative and lead nowhere else, so the kernel may
@@ -240,7 +240,7 @@ class Tree:
             if of_folder:
                 at, text = at.rpartition("/")[0], self._text(path.rpartition("/")[0])
             elif value is None:
-                # What is absent has no times; the folder that lacks it has.
+                # An absent file has no times, but its folder has.
                 at, text = at.rpartition("/")[0], text.rpartition("/")[0]
             answers.keep(kind, path, value, at=at, real=text, began_ns=began_ns)
         return value
@@ -278,7 +278,7 @@ class Tree:
                 os.close(descriptor)
 
     def _is_of_a_device(self, text: str) -> bool:
-        """Say whether a file lies in a device's own folder of sysfs: no link after the one that
+        """Return whether a file is in a device's own folder of sysfs: no link after the one that
         names the device, so that its name always means this file.
         """
         top = self._top_texts["sys"]

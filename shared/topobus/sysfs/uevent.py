@@ -28,7 +28,7 @@ __all__ = ["Uevent", "UeventSource", "UeventsUnavailable", "open_uevents", "pars
 _NETLINK_KOBJECT_UEVENT = 15
 # Group 1 is the kernel's own, group 2 udev's.
 _KERNEL_GROUP = 1
-# Anybody with the right may send to the group; the kernel's port is 0.
+# Every process with the right may send to the group. The kernel's port is 0.
 _KERNEL_PORT = 0
 # The kernel's own limit (UEVENT_BUFFER_SIZE) is 2 KiB and a header; room for one that grows.
 _MAX_BYTES = 16 * 1024

@@ -99,8 +99,7 @@ def _read_pages(tree: Tree, folder: str) -> tuple[str, ...]:
 
 def _read_function(tree: Tree, name: str) -> tuple[str, ...]:
     folder = f"{PCI_FOLDER}/{name}"
-    # A card that was taken away and put back between two looks has a folder that is another
-    # one, though it has the same name.
+    # A card that was removed and put back between two looks has another folder under the same name.
     return (
         name,
         tree.identity(folder),

@@ -209,7 +209,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Looks at what is ready, and where asyncio would sleep moves the loop's time instead."""
+    """Returns what is ready, and moves the loop's time where asyncio would sleep."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()

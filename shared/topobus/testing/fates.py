@@ -100,7 +100,7 @@ class Delayed:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """It happens, and something else does before it is known to have."""
+    """It happens, and something else does before its result is known."""
 
     meanwhile: Callable[[], Awaitable[object]]
 
@@ -173,7 +173,7 @@ class Fates:
             done = await act()
         except Exception:
             if self.is_dying:
-                # It dies at this step, whatever came of the step itself.
+                # It dies at this step, whatever the result of the step itself.
                 await self._die()
             raise
         match fate:
@@ -184,7 +184,7 @@ class Fates:
             case Interrupted(meanwhile=meanwhile):
                 await meanwhile()
         if self.died.is_set():
-            # Another operation of the process was its last, while this one was under way.
+            # The process died at another operation, while this one was under way.
             await self._die()
         return done
 

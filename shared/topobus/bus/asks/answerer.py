@@ -149,15 +149,15 @@ class Answerer:
         return None if is_imported and not is_twin_question else "reply"
 
     def _asker_of(self, message: Msg) -> Asker:
-        """Name who asks: its principal, which the server's permissions prove, and its connection,
-        which is its own word.
+        """Name the asker: its principal, which the server's permissions prove, and its connection,
+        which it chooses itself.
         """
         tokens = self._awaited_at(message).split(".")
         return (tokens[1], tokens[3]) if tokens[0] == "_INBOX" and len(tokens) > 3 else _NAMELESS
 
     async def _reply_busy(self, message: Msg, pause_s: float) -> None:
-        """Tell an asker that has no place when to come again: by the ask's own answer where it has
-        one, else by an error.
+        """Refuse an asker that has no place, with the time to come again: by the ask's own answer
+        where it has one, else by an error.
         """
         name = self._ask.name
         self._count("busy", 0.0)
@@ -196,9 +196,8 @@ class Answerer:
             self._start(*waiting)
 
     async def _serve(self, message: Msg, arrived: float) -> None:
-        """Answer one request in a place of its own.
-
-        An expensive one gives the place away, and waits for its turn.
+        """Answer one request in a place of its own. An expensive one gives up the place, and waits
+        for its turn.
         """
         if await self._is_given_up(message, arrived):
             self._free_place()
@@ -263,11 +262,11 @@ class Answerer:
             outcome = code_of(err)
             headers = error_headers(outcome, err)
             log = get_logger()
-            # Merged, not passed side by side: an error handed on from another
-            # peer has a fact `code` of its own.
+            # Merged, not passed side by side: an error passed on from another peer has a fact
+            # `code` of its own.
             fields = {**err.facts, "noun": self._ask.name, "code": outcome, "error": str(err)}
             if outcome == "contract":
-                # Anybody who may ask can send as much of it as the bus carries.
+                # A permitted asker can send as much of it as the bus carries.
                 self._connection.quiet.warning("ask.refused", self.subject, **fields)
             else:
                 (log.error if outcome == "internal" else log.warning)("ask.refused", **fields)
@@ -279,8 +278,8 @@ class Answerer:
                 self._connection.crash.set_exception(err)
                 self._connection.crash.exception()
         except Exception:  # noqa: BLE001
-            # boundary: the message loop. One bad request must not end the service; the asker learns
-            # that it failed, the log learns why.
+            # boundary: the message loop. One bad request must not end the service. The asker gets
+            # an error, the log the reason.
             outcome = "internal"
             headers = error_headers(
                 outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why")
@@ -327,7 +326,7 @@ class Answerer:
             get_logger().warning("ask.reply-lost", noun=self._ask.name, error=str(err))
 
     def _awaited_at(self, message: Msg) -> str:
-        """Say where the asker awaits the answer, which names it."""
+        """Return the inbox at which the asker awaits the answer."""
         awaited_at = (message.headers or {}).get(ANSWER_AT, "")
         return (
             awaited_at if is_imported_reply(message.reply) and is_inbox_of(self._askers, awaited_at) else message.reply

@@ -157,17 +157,18 @@ class Asks:
             answerer.subject, answerer.on_message, queue=ask.queue_group
         )
         if self._connection.is_connected:
-            # Registered means that the server knows: the next asker on another connection is heard.
+            # Registered means that the server knows the subscription: the next asker on another
+            # connection reaches it.
             try:
                 await self._connection.barrier()
             except (PeerUnavailable, TimeoutError):
-                # The connection is being replaced: the new client listens
-                # before it is called connected.
+                # The connection is being replaced. The new client subscribes before it counts as
+                # connected.
                 pass
 
     def _awaited_at(self, expected: Expectation) -> Headers:
-        """Say where the answer is awaited, where the server may give who is asked another reply
-        subject.
+        """Return the header that names the inbox of the answer, where the server may give the
+        answerer another reply subject.
         """
         return {ANSWER_AT: expected.subject} if self._connection.settings.zone else {}
 
@@ -183,8 +184,8 @@ class Asks:
         return round((clock_ms - now_ms(self._connection.clock)) / 1000 + elapsed_s / 2, 3)
 
     def _check_clocks(self, ask: Ask[Any, Any], parts: dict[str, str], headers: Headers, started: float) -> None:
-        """Say whose clock is wrong when a request that we wait for still
-        was too old for the peer.
+        """Raise an error that names the wrong clock when the peer took a request that we still wait
+        for as too old.
         """
         if headers.get(ERROR) != STALE:
             return
@@ -199,8 +200,8 @@ class Asks:
         )
 
     def _check_asker(self, ask: Ask[Any, Any]) -> None:
-        """Refuse here what the peer would drop without a word: it serves only those that the
-        catalogue names.
+        """Refuse here what the peer would drop silently: it serves only those that the catalogue
+        names.
         """
         askers = askers_of(ask)
         if self._connection.name not in askers:
@@ -210,8 +211,8 @@ class Asks:
             )
 
     async def _detect_twin(self, ask: Ask[Any, Any], parts: dict[str, str]) -> None:
-        """Say when another instance answers where only one should: both stay safe, and the operator
-        wants to know.
+        """Log when another instance answers where only one should: both stay safe, and the operator
+        should know.
         """
         if self._has_twin or not self._connection.is_connected:
             return
@@ -237,6 +238,6 @@ class Asks:
 
 
 def _peer_of(ask: Ask[Any, Any], parts: Mapping[str, str]) -> str:
-    """Name whom a request was for: `gpu on n1`, `topology on n1`, `controller`."""
+    """Name the peer of a request: `gpu on n1`, `topology on n1`, `controller`."""
     service, node = parts.get("device_class") or ask.writer[0], parts.get("node", CLUSTER)
     return service if node == CLUSTER else f"{service} on {node}"

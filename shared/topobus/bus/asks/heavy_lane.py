@@ -86,8 +86,8 @@ class HeavyLane:
             return True
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         for refused in self._queue.put(asker, weight, turn):
-            # One whose task was cancelled a moment ago leaves the queue with
-            # the task's next turn of the loop.
+            # A request whose task was cancelled a moment ago leaves the queue at the task's next
+            # turn of the loop.
             if not refused.done():
                 refused.set_result(False)
         try:

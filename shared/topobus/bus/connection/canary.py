@@ -79,8 +79,8 @@ class Canary:
         return self.silent_s < CANARY_EVERY_S - _TICK_S and self._mailbox.silent_s < 2 * CANARY_EVERY_S
 
     def _pause_s(self) -> float:
-        """Say when to look next: at the first tick by which the client would be silent for too long
-        if nothing came until then.
+        """Return the time until the next check: the first tick by which the client would be silent
+        for too long if nothing came until then.
         """
         now_s = asyncio.get_running_loop().time()
         rest_s = max(0.0, min(CANARY_EVERY_S - _TICK_S - self.silent_s, 2 * CANARY_EVERY_S - self._mailbox.silent_s))

@@ -91,11 +91,11 @@ class GatedClient(Client):
             await self._flush_pending()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """Write at once what is pending, once a turn of the event loop: what many tasks send in one
-        turn goes to the socket together at its end.
+        """Write at once what is pending, once per turn of the event loop: what many tasks send in
+        one turn goes to the socket together at its end.
 
-        A socket that takes no more is waited for by nats-py's own task, and so is everything
-        sent meanwhile: the order stays.
+        When the socket accepts no more, nats-py's own task waits for it, and everything sent
+        meanwhile waits too, so that the order stays.
         """
         stream = self._idle_stream()
         if force_flush or stream is None:
@@ -156,8 +156,8 @@ class GatedClient(Client):
         return super()._connect_command()
 
     def _keep_quiet_at_the_end(self) -> None:
-        """Let asyncio know that this connection is encrypted: nats-py's upgrade does not, and each
-        end of it would be a line in the log.
+        """Mark this connection as encrypted for asyncio. nats-py's upgrade does not, and each end
+        of it would be logged.
         """
         transport = self._transport
         if self.is_encrypted and isinstance(transport, TcpTransport) and transport._io_writer is not None:
@@ -194,8 +194,9 @@ def headers_bytes(headers: Mapping[str, str]) -> int:
 
 
 def _plain_block(headers: dict[str, str]) -> bytes | None:
-    """Write headers at once that need no change: None for all others, which nats-py writes one by
-    one, after a look at each letter.
+    """Write headers at once that need no change.
+
+    None for all others, which nats-py checks letter by letter and writes one by one.
     """
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     is_plain = _PLAIN_LINES.fullmatch(lines) is not None and lines.count("\n") == len(headers)
@@ -224,12 +225,12 @@ async def connect_client(
             servers,
             name=name,
             allow_reconnect=False,
-            # One more try at each server, at once, then NoServersError: how long to wait is
-            # decided by the caller, not there.
+            # One more try at each server, at once, then NoServersError: the caller decides how long
+            # to wait.
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             connect_timeout=_CONNECT_TIMEOUT_S,
-            # A canary finds a lost server sooner; this one stays as nats-py's own last resort.
+            # A canary finds a lost server sooner. This ping stays as nats-py's own last resort.
             ping_interval=30,
             max_outstanding_pings=2,
             pending_size=0,

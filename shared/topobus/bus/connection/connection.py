@@ -59,7 +59,7 @@ Headers = dict[str, str]
 # The server's max_payload counts headers too, nats-py's own check does not, and the
 # server then closes the connection.
 _HEADER_OVERHEAD = 16
-# From this try on a wait is no matter of a moment any more: the third.
+# From this try on, the third, a wait is no longer momentary.
 _EARNEST = 2
 
 
@@ -156,7 +156,7 @@ class Connection:
         if ending := self._dialer.closing | self._subscriptions.draining:
             await asyncio.wait(ending, timeout=1.0)
         if self.generation:
-            # One that never came up leaves behind why.
+            # A connection that never came up keeps its reason.
             self.readiness.set("bus", is_ready=False, why="closed")
 
     @property

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Dialer"]
 
 _CANARY_TIMEOUT_S = 1.5
-# The first message to ourselves on a new client: the server may still be busy with all
-# who came back at the same time.
+# The first message to ourselves on a new client: the server may still be busy with all clients that
+# reconnected at the same time.
 _FIRST_CANARY_TIMEOUT_S = 2.0
 
 
@@ -101,8 +101,8 @@ class Dialer:
                 client.take_at_once(answers, self._take_answer)
             await self._subscriptions.attach_beside(client, fresh, is_beside=is_beside)
             await self.echo(client, _FIRST_CANARY_TIMEOUT_S)
-            # What was added meanwhile, until nothing is: the caller makes it the present one
-            # without another turn of the loop.
+            # Repeated until no subscription was added meanwhile, because the caller makes it the
+            # present client without another turn of the loop.
             while await self._subscriptions.attach_beside(client, fresh, is_beside=is_beside):
                 await self.echo(client, _FIRST_CANARY_TIMEOUT_S)
         except BaseException:
@@ -113,8 +113,8 @@ class Dialer:
 
     async def is_alive(self, client: Client) -> bool:
         """Return whether a client sends and receives."""
-        # Twice: when our own process stood still, the first timeout comes due before the echo that
-        # lies in the socket has been read.
+        # Twice: when our own process was stopped, the first timeout fires before the echo in the
+        # socket has been read.
         for _ in range(2):
             try:
                 await self.echo(client, _CANARY_TIMEOUT_S)
@@ -133,7 +133,7 @@ class Dialer:
         """
         started = self._connection.clock.monotonic()
         with self._mailbox.expect(self._connection.name) as expected:
-            # While two clients listen, it must come by the one that is asked.
+            # While two clients listen, the echo must come by the client under test.
             expected.accepts = lambda message: message._client is client
             try:
                 await client.publish(expected.subject, b"")

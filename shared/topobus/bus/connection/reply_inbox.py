@@ -1,11 +1,11 @@
 """Awaits answers: one subscription for each client, one subject for each answer.
 
-All waiters fail at once when the client is lost. The subject of an answer names who may give
-it: `_INBOX.<we>.<who answers>.<random>.<random>` (`bus.server_config.inboxes`). All subjects
-of a client differ only in the third and the last token, so one subscription with two
-wildcards receives them all. A message at any other subject than the awaited one is ignored,
-whatever its tokens: it may come from another principal's branch, or be a stored message that
-somebody made the server deliver here.
+All waiters fail at once when the client is lost. The subject of an answer names its permitted
+sender: `_INBOX.<we>.<answerer>.<random>.<random>` (`bus.server_config.inboxes`). All subjects of a
+client differ only in the third and the last token, so one subscription with two wildcards receives
+them all. A message at any other subject than the awaited one is ignored, whatever its tokens: it
+may come from another principal's branch, or be a stored message that the server was made to deliver
+here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ReplyInbox:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since an answer came that somebody awaited."""
+        """Seconds since an awaited answer came."""
         return asyncio.get_running_loop().time() - self._answered_at
 
     @property

@@ -27,8 +27,8 @@ Callback = Callable[[Msg], Awaitable[None]]
 # memory than a whole service may use.
 PENDING_MESSAGES = 4096
 PENDING_BYTES = 8 * 1024 * 1024
-# For so long after one client took over from another a message may still lie in the newer one's
-# socket that the older one has handed over.
+# For so long after a change of clients, a message that the older client has passed on may still be
+# in the newer one's socket.
 _TWICE_S = 10.0
 
 
@@ -86,8 +86,8 @@ class Subscriptions:
         Errors: raises PeerUnavailable when the client cannot subscribe.
         """
         if lasting.client is client:
-            # Made while this client was being set up, and attached from both sides: once is enough,
-            # twice would be every message twice.
+            # Made while this client was being set up, and attached from both sides. Twice would
+            # deliver every message twice.
             return
         lasting.client = client
         live = await self._listen(client, lasting)
@@ -168,7 +168,7 @@ class Subscriptions:
             await _unsubscribe_quietly(live)
 
     async def drain(self, lasting: Lasting, *, timeout_s: float) -> None:
-        """Stop listening, and let the callback see everything that the server had sent already,
+        """Stop listening, and let the callback see everything that the server had sent before,
         within the time.
         """
         self._remove(lasting)

@@ -45,8 +45,8 @@ _EXPIRES_S = 30
 # the server stalls (see _Snapshot). Afterwards one feed asks for all (see shared_heartbeats),
 # because each heartbeat wakes up this process and the server.
 _EAGER_HEARTBEAT_S = 1
-# Silence is so many heartbeats missed, or the word missed that a pull has run out,
-# and a little for a busy machine.
+# Silence is so many missed heartbeats, or the missing status at the end of a pull, and some slack
+# for a busy machine.
 _MISSED_HEARTBEATS = 2
 _BUSY_S = 1.0
 # The server removes a consumer without a pull for so long. A reader that paused longer gets a new
@@ -226,7 +226,9 @@ class Feed:
     # one consumer
 
     async def _is_replaced(self) -> bool:
-        """Look at the stream: is it still the one that we know? Remembers it otherwise."""
+        """Return whether the stream is another one than the known one, and remember the present
+        one.
+        """
         info = await self._jetstream.stream_info(self._stream)
         if info is None:
             raise PeerUnavailable(
@@ -244,13 +246,13 @@ class Feed:
         return is_other
 
     async def _is_anchored(self) -> bool:
-        """Say whether the message at our position is the one that we delivered: a store put back
-        and written on has another one there.
+        """Return whether the message at our position is the one that we delivered. A store that was
+        restored and written to has another one there.
         """
         if not self._position_ns:
             return True
         stored = await self._jetstream.message_at(self._stream, self._position)
-        # Gone is no proof: newer ones of its subject may have pushed it out.
+        # A missing message is no proof: newer ones of its subject may have replaced it.
         return stored is None or stored.time_ns == self._position_ns
 
     async def _read_one_consumer(self) -> AsyncGenerator[Delivery | Mark, None]:
@@ -356,7 +358,7 @@ class Feed:
     async def _make_consumer(self, name: str) -> str:
         """Make the consumer.
 
-        Gives the server of a cluster that keeps it, an empty text where there is one server only.
+        Return the server of a cluster that keeps it, an empty text where there is only one server.
         """
         config: dict[str, Any] = {
             "name": name,
@@ -410,17 +412,17 @@ class Feed:
 
 
 def _describe_failure(err: Exception, stream: str) -> str:
-    """Say why a stream cannot be read, in words of whoever can help."""
+    """Describe why a stream cannot be read, for the person who can help."""
     if isinstance(err, JetStreamError) and err.lacks_consumers:
         return f"stream {stream} has as many readers as it may have: end some of them, or wait until theirs run out"
     return str(err)
 
 
 def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> int:
-    """Give how many messages the server still owes us after this status.
+    """Return how many messages the server still owes us after this status.
 
-    Raises _Reopen when the consumer is gone, or when the server counts otherwise than we do: then
-    the last ones were dropped on the way.
+    Errors: raises _Reopen when the consumer is gone, or when the server's count differs from ours:
+    then the last messages were dropped on the way.
     """
     if status == "100":
         if _count(headers, "Nats-Last-Consumer", expected - 1) != expected - 1:

@@ -147,9 +147,8 @@ class KeyFeed:
         return True
 
     async def _look(self) -> AsyncGenerator[Delivery | Mark, None]:
-        """Look at the stream, and at the key if anything came since.
-
-        Says RESET when the stream is another one.
+        """Check the stream, and read the key if anything came since. Yields RESET when the stream
+        is another one.
         """
         info = await self._jetstream.stream_info(self._stream)
         if info is None:
@@ -176,11 +175,11 @@ class KeyFeed:
         self._checked = max(self._position, info.last_sequence)
 
     async def _read(self, *, is_anchored: bool = True) -> AsyncGenerator[Delivery | Mark, None]:
-        """Read the key, and deliver what is newer.
+        """Read the key, and deliver a newer message.
 
-        Says RESET when what was delivered is not the stream's any more.
+        Yields RESET when what was delivered is not the stream's any more.
 
-        Shapes: is_anchored — false when the store may have been put back meanwhile, so that a newer
+        Shapes: is_anchored — false when the store may have been restored meanwhile, so that a newer
         message may have another past than the one that was delivered.
         """
         stored = await self._jetstream.last_message(self._stream, self._subject)
@@ -195,16 +194,16 @@ class KeyFeed:
             yield Mark.CAUGHT_UP
 
     async def _is_other_history(self, stored: StoredMessage | None, *, is_anchored: bool) -> bool:
-        """Say whether the message that we delivered was never stored in this stream: a store was
-        put back.
+        """Return whether the message that we delivered was never stored in this stream, because a
+        store was restored.
         """
         if stored is not None and stored.sequence <= self._position:
             return stored.sequence < self._position or stored.time_ns != self._position_ns
         if stored is not None and is_anchored:
             return False
         at_position = await self._jetstream.message_at(self._stream, self._position)
-        # Gone is no proof: newer ones of its subject, or others of a full bucket, may have pushed
-        # it out. Another one in its place is.
+        # A missing message is no proof: newer ones of its subject, or others of a full bucket, may
+        # have replaced it. Another message in its place is.
         return at_position is not None and at_position.time_ns != self._position_ns
 
     async def _begin_anew(self) -> Mark:

@@ -24,8 +24,8 @@ from topobus.values.errors import ContractError
 
 __all__ = ["PatternFeed"]
 
-# So many values of the beginning are asked for at once: each may have 900
-# KiB, and a fleet has thousands.
+# So many values of the beginning are read at once: each may have 900 KiB, and a fleet has
+# thousands.
 _AT_ONCE = 16
 _HINTED_STREAM, _HINTED_SEQUENCE = "Nats-Stream", "Nats-Sequence"
 
@@ -117,7 +117,7 @@ class PatternFeed(KeyFeed):
             for stored in await asyncio.gather(
                 *(self._jetstream.last_message(self._stream, subject) for subject in some)
             ):
-                # A subject of which the bucket has dropped all is gone; one that was read
+                # A subject whose messages the bucket has all dropped is gone. One that was read
                 # before a failure has been delivered.
                 if stored is None or stored.sequence <= self._newest.get(stored.subject, 0):
                     continue
@@ -125,12 +125,14 @@ class PatternFeed(KeyFeed):
                 if position < stored.sequence <= self._began_at:
                     position, position_ns = stored.sequence, stored.time_ns
                 yield self._delivered(stored)
-        # Of what was there when the feed began nothing is newer: that
-        # would be the newest of its subject.
+        # Nothing that was there when the feed began is newer: it would be the newest of its
+        # subject.
         self._position, self._position_ns = position, position_ns
 
     async def _walk(self, upto: int) -> AsyncGenerator[Delivery, None]:
-        """Deliver message after message from our position on, to a sequence, 0: to the end."""
+        """Deliver message after message from our position up to a sequence, or to the end if it is
+        0.
+        """
         while not upto or self._position < upto:
             stored = await self._jetstream.next_message(
                 self._stream, self._subject, max(self._position, self._checked) + 1

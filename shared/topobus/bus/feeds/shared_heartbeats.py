@@ -17,8 +17,8 @@ __all__ = ["BEAT_S", "Seat", "SharedHeartbeats"]
 BEAT_S = 2
 """How often the server says that nothing came. Below the time of silence after which the connection
 asks itself whether it lives: beats take the place of that, too."""
-# Silence is so many beats missed, and a little for a busy machine, after which what lay in the
-# socket has been read: 5 s in all.
+# Silence is so many missed beats, and some slack for a busy machine, after which the messages in
+# the socket have been read: 5 s in all.
 _MISSED_BEATS = 2
 _BUSY_S = 1.0
 

@@ -1,6 +1,6 @@
 """Reads the facts of a certificate: its names, its dates, and who signed it.
 
-Nothing is verified here: a certificate may be anybody's. Python's `ssl` gives these facts only for
+Nothing is verified here, so a certificate may be forged. Python's `ssl` gives these facts only for
 a certificate that it has verified, and they are needed for just those that it refused.
 Source: RFC 5280 section 4.1, X.690.
 """

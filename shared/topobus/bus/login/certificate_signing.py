@@ -110,9 +110,8 @@ def _sign(work: Path, extensions: str, life: tuple[datetime, datetime], *signer:
 
 @contextlib.contextmanager
 def _workplace(folder: Path, more: str = "") -> Iterator[Path]:
-    """Give a folder of its own in which `openssl` finds what it wants.
-
-    It is gone afterwards, at the latest with the next call.
+    """Provide a folder in which `openssl` finds what it needs. It is deleted afterwards, at the
+    latest with the next call.
     """
     with tempfile.TemporaryDirectory(prefix=UNREADY, dir=folder, ignore_cleanup_errors=True) as name:
         work = Path(name)

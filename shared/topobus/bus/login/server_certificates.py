@@ -29,7 +29,7 @@ from topobus.values.errors import ConfigError
 
 __all__ = ["ServerCertificates", "shown_certificate", "why_refused"]
 
-# Time enough for somebody who looks once a week.
+# Time enough for an operator who looks once a week.
 _WARN_BEFORE = timedelta(days=30)
 _LOOK_EVERY_S = 6 * 3600.0
 _LOOK_S = 2.0
@@ -156,7 +156,7 @@ class ServerCertificates:
                 await self._look(*self._server)
 
     async def _look(self, host: str, port: int) -> None:
-        """Look at what the server would show to a new client."""
+        """Read the certificate that the server would show to a new client."""
         try:
             context = await asyncio.to_thread(tls_context, self._settings)
             self._note(await shown_certificate(host, port, context or server_context()))

@@ -139,7 +139,7 @@ def split_login(user: str, text: str) -> tuple[str, str]:
 
 
 def login_text(principal: str, login: str, password: str) -> str:
-    """Write a password with who logs in with it, the inverse of `split_login`.
+    """Write a password together with its login name, the inverse of `split_login`.
 
     >>> login_text("gpu", "gpu__2", "secret"), login_text("gpu", "gpu", "secret")
     ('gpu__2:secret', 'secret')
@@ -199,7 +199,7 @@ def write_whole(file: Path, text: str, *, is_for_group: bool = False, is_public:
     try:
         handle = os.open(unready, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with os.fdopen(handle, "w", encoding="utf-8") as made:
-            # Whatever the umask: the group may be who reads it.
+            # Whatever the umask, because the group may be the reader.
             os.fchmod(made.fileno(), mode)
             made.write(text)
             made.flush()
@@ -236,7 +236,7 @@ def make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) ->
                 # The umask may have taken the group's right; a new volume is open to all.
                 os.fchmod(opened, mode)
                 if is_for_group:
-                    # To a group that it is in an owner may give anything, without any capability.
+                    # An owner may give a file to a group that it is in, without any capability.
                     os.fchown(opened, -1, os.getegid())
     except OSError as err:
         raise ConfigError(

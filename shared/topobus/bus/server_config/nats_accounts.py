@@ -294,7 +294,7 @@ def _users(shape: Shape, nodes: Sequence[str], classes: Sequence[str]) -> Iterat
         for node in nodes or ("",):
             yield node_account(node), (_leaf_user(node),)
     else:
-        # A leaf's users need no node in their names: there is one only.
+        # A leaf's users need no node in their names, because it has only one.
         named = nodes if shape is Shape.CENTRAL else ()
         for device_class in (*DEVICE_SERVICES, *classes):
             for node in nodes or ("",):
@@ -370,7 +370,7 @@ def _crossings_of_node(node: str) -> Iterator[Crossing]:
 
 
 def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossing]:
-    """Give what the rights of a user without JetStream need of the account that has it."""
+    """Yield what the rights of a user without JetStream need of the account that has it."""
     for subject in granted["publish"]:
         if subject.startswith(IMPORTED_API):
             api = f"{_API}{subject.removeprefix(IMPORTED_API)}"
@@ -378,7 +378,7 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
         elif subject.startswith("$") or _noun(subject) in _EVENT_NAMES:
             yield Crossing(owner=owner, kind=CrossingKind.SERVICE, subject=subject, importer=importer)
         elif _noun(subject) in _NOTICE_NAMES:
-            # To each account by itself: what came in from one a server gives to no other.
+            # Shared with each account: a server passes what came in from one account to no other.
             for hearer in (owner, _OBSERVERS):
                 yield Crossing(owner=importer, kind=CrossingKind.STREAM, subject=subject, importer=hearer)
     for subject in granted["subscribe"]:
@@ -404,8 +404,8 @@ def _noun(subject: str) -> str:
 
 
 def _state_subjects(principal: str, node: str) -> set[str]:
-    """Give the subjects at which a principal without consumers hears of the states that it reads,
-    or writes.
+    """Return the subjects at which a principal without consumers gets the hints of the states that
+    it reads or writes.
     """
     role = principal_role(principal)
     return {

@@ -43,17 +43,17 @@ __all__ = [
 # Principals that the catalogue names otherwise than their connection.
 _READER_NAMES = {"user": "users"}
 
-# What the node's processes read by patterns, with a consumer; all else they read key by key and
-# subject by subject, without one. Device services, discovery and the console make none at all: a
-# consumer's messages may be delivered to any subject, which no server checks, so that who may make
-# one can have others' words stored under a name of its choice. What they read by patterns they walk
-# through (`topobus.bus.feeds.pattern_feed`).
+# What the node's processes read by patterns, with a consumer. All else they read key by key and
+# subject by subject, without one. Device services, discovery and the console make no consumers at
+# all: a consumer's messages may be delivered to any subject, which no server checks, so a process
+# with a consumer could have others' messages stored under a name of its choice. Patterns are read
+# by `topobus.bus.feeds.pattern_feed` there.
 _PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
     **dict.fromkeys(("discovery", *DEVICE_SERVICES, "console"), ()),
     "topology": (INVENTORY, DECISION),
     "gateway": (INVENTORY, HEALTH, DISAGREEMENT),
 }
-# What is read when it is needed and never followed: its reader hears of no write.
+# Read when it is needed and never followed: its reader gets no hint of a write.
 _READ_AT_NEED: Mapping[str, tuple[Noun, ...]] = {"gateway": (OBJECT,)}
 
 Rights = dict[str, list[str]]
@@ -110,8 +110,8 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
         # NATS' own tools list streams and buckets.
         publish.update(STREAM_LISTS)
     if principal == provisioner and may_create:
-        # A stream made by somebody else may send a copy of each value elsewhere, so one principal
-        # alone makes them, and an operator edits them by its login.
+        # A stream made by another process may send a copy of each value elsewhere. So only one
+        # principal makes them, and an operator edits them by its login.
         publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
         publish.add("$JS.API.STREAM.NAMES")
     return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
@@ -148,8 +148,8 @@ def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subsc
             f"{inbox_branch(connection_name(reader), connection_name(principal))}.>" for reader in noun.readers
         )
         if isinstance(noun, Ask) and not noun.queue_group:
-            # A starting instance asks at its own subject whether another one answers there
-            # already, and answers when asked.
+            # A starting instance asks at its own subject whether another one answers there already,
+            # and answers such questions itself.
             publish.add(subject)
 
 
@@ -336,7 +336,7 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
     return "\n".join(lines) + "\n"
 
 
-# A subject that a server would not take must fail here, not at the operator's.
+# A subject that a server would refuse must fail here, not at the operator's server.
 _SUBJECT = re.compile(r"[$A-Za-z0-9_>*-]+(\.[$A-Za-z0-9_>*-]+)*")
 assert all(
     _SUBJECT.fullmatch(subject)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 __all__ = ["remote_tls", "route_tls", "server_tls"]
 
-# A server that a thousand leaves come back to at once needs longer for a
-# handshake than its default, 2 s.
+# When a thousand leaves reconnect at once, a server needs longer for a handshake than its default,
+# 2 s.
 _HANDSHAKE = "timeout: 5"
 
 

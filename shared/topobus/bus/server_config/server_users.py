@@ -30,8 +30,8 @@ __all__ = [
 _PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9]{15,127}")
 
 
-# No name of a user ends like this: in a node's name a dot is followed by a letter or a digit,
-# and a token writes it as one `_`.
+# No user name ends like this: in a node's name a dot is followed by a letter or a digit, and a
+# token writes it as one `_`.
 _SECOND = "__2"
 
 

@@ -46,14 +46,14 @@ _HEADER_ALLOWANCE = 4096
 _TWO_MINUTES_NS = 120 * 1_000_000_000
 _MIB = 1024 * 1024
 
-# A bound may be another one than the catalogue's, for machines and fleets have other sizes; one
+# A bound may differ from the catalogue's, because machines and fleets have other sizes. A bound
 # below this part of it starves its writers.
 _SMALLEST_PART = 16
 
-# Fields that change nothing of what is stored and who gets it: where copies lie, how
-# they are packed, words for people.
+# Fields that change neither what is stored nor its readers: the place of copies, compression, texts
+# for people.
 _HARMLESS = frozenset({"description", "placement", "metadata", "compression"})
-# What servers write for "not asked for", besides false, zero and empty.
+# Texts of servers for an unset field, besides false, zero and empty.
 _DEFAULTS: Mapping[str, object] = {"compression": "none", "persist_mode": "default"}
 # The server's own notes in a stream's metadata.
 _SERVERS_OWN = "_nats."
@@ -155,8 +155,9 @@ def _bucket_config(state: State[Any], replicas: int, part: float) -> dict[str, A
 
 
 def _event_config(event: Event[Any], replicas: int, part: float) -> dict[str, Any]:
-    """Say how an event's stream must be: no age limit, since the newest event of a subject is the
-    present state.
+    """Return the configuration that an event's stream must have.
+
+    No age limit, because the newest event of a subject is the present state.
     """
     return {
         **_common(event.stream, event.pattern().partition("*")[0] + ">", event.description, replicas),

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _UP = f"{PREFIX}.up"
-# Stands where a noun's name would; no noun may have this name.
+# In the place of a noun's name. No noun may have this name.
 _STORED = "stored"
 assert _STORED not in {noun.name for noun in ALL}
 assert "up" not in {noun.name for noun in ALL}
@@ -118,7 +118,7 @@ def render_mappings(indent: str = "") -> str:
     (deploy/nats).
     """
     lines = [
-        # `$1` is what the first `*` stood for. In quotes the server reads neither as a variable.
+        # `$1` is the token of the first `*`. In quotes the server reads neither as a variable.
         f'{indent}  "{up}": "{_numbered(hub)}"'
         for up, hub in up_mappings()
     ]
@@ -135,8 +135,8 @@ def domain_of(node: str) -> str:
 
 
 def _local_subjects() -> tuple[str, ...]:
-    """Give what belongs to one server alone: its JetStream, its buckets, states, events and notices
-    as they are.
+    """Return the subjects of one server alone: its JetStream, its buckets, states, events and
+    notices as they are.
     """
     return ("$JS.>", "$KV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS, *NOTICES)))
 

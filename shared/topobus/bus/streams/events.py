@@ -34,7 +34,7 @@ __all__ = ["Events", "Received", "Span", "Start"]
 
 M = TypeVar("M")
 
-# By which a stream knows a repetition.
+# The header by which a stream detects a repetition.
 _ID = "Nats-Msg-Id"
 # Printable ASCII that a CloudEvents header carries as it is; space, quote and percent are
 # escaped (HTTP binding 3.1.3.2).
@@ -112,7 +112,7 @@ class Events:
             await self._send_notice(notice, value, event_id, time)
 
     async def _send_notice(self, notice: Notice[M], value: M, event_id: str, time: str) -> None:
-        # By the names that it has inside, as readers look at it.
+        # By the parts inside the value, as readers check it.
         parts = {part: getattr(value, part) for part in notice.parts}
         subject = notice.subject(**parts)
         headers = self._attributes(notice, event_id, parts, time)
@@ -141,8 +141,8 @@ class Events:
 
         async def take(message: Msg) -> None:
             nonlocal missed
-            # Dropped here, where it can be counted: the client's own limit is
-            # for bytes of all that it hears.
+            # Dropped here, where it can be counted: the client's own limit is for the bytes of all
+            # messages.
             if arrived.full():
                 missed += 1
             else:
@@ -291,7 +291,7 @@ class Events:
             back *= 2
 
     async def _read_subject(self, event: Event[M], subject: str) -> tuple[Received[M], ...]:
-        """Give the newest event of one subject that can be read, for the newest of all cannot.
+        """Return the newest readable event of one subject whose newest event cannot be read.
 
         Without a consumer.
         """
@@ -358,7 +358,7 @@ class Events:
 
 
 def _delivered(stored: StoredMessage) -> Delivery:
-    """Make of a message that was read by itself what a feed would have delivered."""
+    """Turn a message that was read by itself into the delivery of a feed."""
     return Delivery(
         subject=stored.subject,
         headers=stored.headers,

@@ -32,12 +32,12 @@ the account that has them."""
 # Since this release the server's answers about a stream carry its time. Before, a write of ours has
 # to be read again.
 _SAYS_ITS_TIME = (2, 10, 0)
-# Before this release a server that is asked for a message of a stream which another connection
-# makes at that moment ends with a panic (jsMsgGetRequest has no store yet; seen on 2.9.10).
+# Before this release a server panics when a message is requested of a stream which another
+# connection makes at that moment (jsMsgGetRequest has no store yet; seen on 2.9.10).
 _READS_WHAT_IS_BEING_MADE = (2, 10, 0)
 # From a stream's first description to its store: some milliseconds, more on a slow disk.
 _IS_BEING_MADE_S = 0.25
-# A write that may be repeated is, after so long: twice within the default timeout.
+# A write that may be repeated is sent again after so long: twice within the default timeout.
 _REPEAT_AFTER_S = 2.0
 
 

@@ -53,8 +53,8 @@ async def provision(
             "replicated compare-and-set lets several writers win",
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
-    # One after the other: a cluster of three servers that was asked for all at once did not come to
-    # an end now and then (2.10, set-up of tests/integration/bus/test_bus_cluster.py).
+    # One after the other: a cluster of three servers that got all requests at once sometimes did
+    # not finish (2.10, set-up of tests/integration/bus/test_bus_cluster.py).
     failures: list[ConfigError | JetStreamError | _NotMadeYet] = []
     for config in wanted_streams(replicas, store_bytes=store_bytes):
         if only is not None and config["name"] not in only:
@@ -90,7 +90,7 @@ async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) 
 
 
 async def _crowded(jetstream: JetStream, name: str, info: StreamInfo) -> str:
-    """Say who fills a bucket that drops its oldest values to take new ones.
+    """Name the heaviest writers of a bucket that drops its oldest values to take new ones.
 
     Empty when it has room, or is an event's, which drops old ones as it should.
     """
@@ -118,7 +118,7 @@ async def find_missing(jetstream: JetStream) -> list[str]:
 
 
 def _exhausted(info: StreamInfo) -> list[str]:
-    """Say what of a stream is used up: room, where a full stream refuses, and readers."""
+    """Name what of a stream is used up: room, where a full stream refuses, and readers."""
     bound, readers = int(info.config.get("max_bytes", -1)), int(info.config.get("max_consumers", -1))
     largest = int(info.config.get("max_msg_size", 0))
     warnings = []
@@ -155,7 +155,8 @@ async def _provision_one(
                 return
             if err.err_code not in (JetStreamError.STREAM_NAME_IN_USE, JetStreamError.SUBJECTS_OVERLAP):
                 raise _refused(name, config, err) from err
-            # Somebody made it between our look and our making: it is compared like any other.
+            # Another process made it between our look and our request: it is compared like any
+            # other.
             info = await jetstream.stream_info(name)
             if info is None:
                 raise _unseen(name, config, err) from err
@@ -187,7 +188,7 @@ def _compare(info: StreamInfo, config: dict[str, Any]) -> None:
 
 
 def _unseen(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:
-    """Say what is in the way of a stream that does not exist and cannot be made."""
+    """Make the error for a stream that does not exist and cannot be made."""
     if err.err_code == JetStreamError.STREAM_NAME_IN_USE:
         return ConfigError(
             f"stream {name} is in use and cannot be seen",

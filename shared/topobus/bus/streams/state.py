@@ -254,8 +254,8 @@ class States:
         return tuple(named.values())
 
     async def _said_of_keys(self, bucket: State[Any], parts: dict[str, str]) -> dict[str, tuple[int, bool]]:
-        """Give of each key of one bucket when it was last written or deleted, and whether it is
-        there.
+        """Return, for each key of one bucket, when it was last written or deleted, and whether it
+        exists.
         """
         said: dict[str, tuple[int, bool]] = {}
         feed = Feed(
@@ -332,7 +332,7 @@ class States:
         and gone while the feed was made again, and its writer knows it.
         """
         prefix = bucket_subject(state, "")
-        # Of one key: what is remembered of many would take their size in memory.
+        # For one key: remembering many would take their size in memory.
         reader = StoredReader(state) if state.entries and state.is_whole(parts) else None
         keys: set[str] = set()
         is_whole = False

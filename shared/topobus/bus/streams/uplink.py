@@ -48,8 +48,8 @@ _EXPECTED_STREAM = "Nats-Expected-Stream"
 # sequence that there is. 2^53 - 1.
 _NEVER = "9007199254740991"
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
-# What a server adds to a stored message, and what the first write
-# expected: neither belongs to the event.
+# Headers that a server adds to a stored message, and those of the first write's expectations:
+# neither belongs to the event.
 _SERVERS_HEADERS = "Nats-"
 _MESSAGE_ID = "Nats-Msg-Id"
 
@@ -211,8 +211,8 @@ class Uplink:
             raise _refused(err, event) from err
 
     async def _request(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Acknowledged:
-        # The moment of this very message: after a cut what it carries is as old as the cut was
-        # long, and its writer's clock is right all the same.
+        # The time of this very message: after a cut, what it carries is as old as the cut was long,
+        # although its writer's clock is right.
         answer = await self._send(subject, payload, {**headers, SENT: str(now_ms(self._connection.clock))})
         try:
             raw = msgspec.json.decode(answer.data, type=dict[str, Any])

@@ -74,7 +74,7 @@ def check_writable(folder: Path, vendor: str) -> None:
     Errors: raises OSError when not.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Named as what `find_files` removes, should we be killed in between.
+    # Named like the files that `find_files` removes, in case we are killed in between.
     handle, probe = tempfile.mkstemp(prefix=f".{vendor}-probe.", suffix=".tmp", dir=folder)
     os.close(handle)
     Path(probe).unlink()

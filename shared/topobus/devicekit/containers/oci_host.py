@@ -87,7 +87,7 @@ def _read(path: Path) -> CdiSpec:
     except (msgspec.DecodeError, UnicodeDecodeError):
         value = None
     if value is None:
-        # Megabytes in every gateway otherwise, of which few meet such a file.
+        # Imported here: it costs megabytes in every gateway, and few meet such a file.
         from topobus.formats.containers.cdi_yaml import read_yaml
 
         value = read_yaml(data, str(path))

@@ -24,7 +24,7 @@ from topobus.values.request import Owner
 
 __all__ = ["HealthAnnouncer"]
 
-# The stream is asked once a device at a start; so many questions at a time keep a node with
+# At a start the stream is asked once for each device. So many requests at a time keep a node with
 # hundreds of CPUs below a second.
 _PARALLEL_READS = 32
 
@@ -72,8 +72,8 @@ class HealthAnnouncer:
         Errors: raises PeerUnavailable.
         Cost:   one request.
         """
-        # As they stood before the question: what is published while it is
-        # answered may lie beyond the answer.
+        # The positions before the request: an event published during it may be newer than the
+        # answer.
         stands_at = dict(self._stands_at)
         span = await self._bus.span(HEALTH)
         is_other = self._created not in ("", span.created)

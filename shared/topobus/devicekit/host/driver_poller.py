@@ -36,8 +36,8 @@ __all__ = ["DriverPoller"]
 
 T = TypeVar("T")
 
-# Looks in a row between two of which a device went to VFIO or came back; each of
-# that takes longer than a look.
+# The most looks in a row during which a device went to VFIO or came back. Each such change takes
+# longer than a look.
 _MOST_LOOKS = 8
 # Looks in a row that differ and that are not published while NATS is away: a minute's. The oldest
 # is forgotten first.
@@ -204,8 +204,8 @@ class DriverPoller:
         )
 
     def _is_due(self, machine: Machine, now_s: float) -> bool:
-        # Looks come at ticks: half a pause early is due, else a rescan that ended a little after
-        # its tick would wait for one tick more.
+        # Looks come at ticks: half a pause early counts as due. Otherwise a rescan that ended a
+        # little after its tick would wait for one tick more.
         return machine.generation != self.generation or now_s >= self._due_at_s - self._poll_s / 2
 
     def _note_due(self, machine: Machine, now_s: float) -> None:
@@ -230,9 +230,9 @@ class DriverPoller:
         self.view = replace(discovered, observations=before.observations, silence=observation, warnings=before.warnings)
 
     def _discover(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
-        """Ask the driver for its devices, in its thread.
+        """Find the driver's devices, in its thread.
 
-        One that VFIO has is no news to it, nor to us.
+        A device that VFIO has is expected to be absent, so it changes nothing.
         """
         view, passed = self._steadily(lambda: self._look(machine, pcis))
         addresses = {str(device.pci) for device in passed.values()}
@@ -253,11 +253,11 @@ class DriverPoller:
 
     def _look(self, machine: Machine, pcis: Collection[PciAddress]) -> DriverView:
         driver = self._isolated.driver
-        # Before the look: what returns meanwhile (it cannot, in this thread) would count as
-        # away once more, never as gone.
+        # Before the look: a device that returns meanwhile (it cannot, in this thread) would count
+        # as away once more, never as gone.
         away = self._out_of_sight()
-        # What leaves or comes back during the look is not found by it, nor is what this copy of the
-        # machine does not have yet: no driver is to blame.
+        # A device that leaves or comes back during the look is not found by it, nor is one that
+        # this copy of the machine lacks: no driver is at fault.
         known_functions = {pci_device.address for pci_device in machine.pci_devices}
         off_bus = self._off_bus(pcis) | (frozenset(pcis) - known_functions)
         discovery = driver.discover(self._tree, self._with_present_drivers(machine))
@@ -273,7 +273,7 @@ class DriverPoller:
         )
 
     def _with_present_drivers(self, machine: Machine) -> Machine:
-        """Give the machine with the kernel drivers that switched functions have now."""
+        """Return the machine with the present kernel drivers of switched functions."""
         self._switched |= {device.pci for device in self._passed().devices.values() if device.pci is not None}
         if not self._switched:
             return machine
@@ -290,7 +290,7 @@ class DriverPoller:
     def _steadily(self, look: Callable[[], T]) -> tuple[T, Mapping[str, Device]]:
         """Look until no device went to VFIO or came back meanwhile.
 
-        Gives what was seen, and the devices that VFIO has, as they were before.
+        Return what was seen, and the devices that VFIO has, as they were before.
         """
         for _ in range(_MOST_LOOKS - 1):
             before = self._passed()
@@ -306,7 +306,8 @@ class DriverPoller:
     def _observe(self, present: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the devices' health, in the driver's thread.
 
-        That one which sits in a sandbox is not there is no news.
+        A device that was moved into a sandbox is expected to be absent, so its absence is not
+        reported.
         """
         away = self._out_of_sight()
         seen, passed = self._steadily(lambda: self._isolated.driver.observe(self._tree, present))
@@ -321,9 +322,9 @@ class DriverPoller:
         return observations
 
     def _out_of_sight(self) -> dict[str, Device]:
-        """Give those in a sandbox that leave the host for it.
+        """Return the devices in a sandbox that leave the host for it.
 
-        One that several may hold stays, and gives each a part.
+        A device that several pods may hold stays, and gives each a part.
         """
         return {name: device for name, device in self._away().items() if not device.allows_multiple}
 

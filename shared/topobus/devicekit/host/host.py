@@ -55,10 +55,10 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["serve_devices"]
 
-# Seconds that an answer waits for a new look at a device that came back: with the publishing after
-# it less than half of what the gateway gives it.
+# Seconds that an answer waits for a new look at a device that came back. Together with publishing
+# it is less than half of the gateway's limit.
 _SEEN_S = 2.0
-# That a driver with hints of its own may think: the asker gives up after 20 ms.
+# The time for hints of a driver's own: the asker gives up after 20 ms.
 _HINTS_TIMEOUT_S = 0.015
 
 
@@ -180,8 +180,8 @@ class _DeviceHost:
             )
             self._metrics.count_skipped(skipped_plugin.name)
         for driver in self._ignored:
-            # A driver that its own service runs is nothing to warn of, and must be
-            # found by who looks here for it.
+            # A driver that its own service runs needs no warning, but an operator who looks for it
+            # here must find it.
             log = self._log.info if driver.is_served_elsewhere else self._log.warning
             log("drivers.ignored", driver=driver.name, device_class=driver.device_class, why=driver.why)
         self._log.info(
@@ -196,8 +196,8 @@ class _DeviceHost:
             await self._hands.load(self._runtime.readiness)
             await self._serve()
         finally:
-            # Also when it ends while the journal is read: that thread would have the folder
-            # for as long as the process runs.
+            # Also when it ends while the journal is read: that thread would otherwise hold the
+            # folder for as long as the process runs.
             self._hands.journal.close()
 
     async def _serve(self) -> None:
@@ -283,8 +283,8 @@ class _DeviceHost:
         self._pollers[driver].look_anew()
 
     async def _seen_anew(self, driver: str) -> None:
-        """Return when a driver has looked for its devices again and everybody can see what it
-        found, or when that takes too long.
+        """Return when a driver has looked for its devices again and the result is published, or
+        when that takes too long.
         """
         try:
             async with self._runtime.clock.timeout(_SEEN_S):

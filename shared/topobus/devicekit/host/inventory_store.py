@@ -140,22 +140,22 @@ class InventoryStore:
         why = "it is gone"
         fingerprint = await self._bus.fingerprint(INVENTORY, node=self._node, device_class=self._class)
         if fingerprint and self._confirmed == (fingerprint, inventory.generation):
-            # Read once already; to read thousands of devices at each look would keep
-            # this process from its answers.
+            # Read once already. Reading thousands of devices at each look would delay this
+            # process's answers.
             return True
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
             if entry is not None:
                 if await asyncio.to_thread(_is_same_but_counts, entry.value, inventory):
-                    # The fingerprint was taken first: if what was read is newer, the old one is
-                    # never the newest again and confirms nothing.
+                    # The fingerprint was taken first: if the value read is newer, the old
+                    # fingerprint is never current again and confirms nothing.
                     self._confirmed = (fingerprint, inventory.generation)
                     return True
                 why = f"somebody else wrote generation {entry.value.generation} over it"
         except ContractError as err:
             why = err.message
         if self._stored is not inventory:
-            # Written while we looked: what we saw may have been the one before.
+            # Written while we looked: we may have seen the previous value.
             return True
         self._stored = None
         get_logger().warning(
@@ -174,8 +174,8 @@ class InventoryStore:
         plain = msgspec.structs.replace(inventory, generation=0, machine_generation=0)
         if plain == self._refused:
             return False
-        # In a thread: thousands of devices take a tenth of a second, in which this
-        # process may have others to answer.
+        # In a thread: thousands of devices take a tenth of a second, in which this process answers
+        # others.
         why = await asyncio.to_thread(objection, INVENTORY, inventory)
         if not why:
             return True

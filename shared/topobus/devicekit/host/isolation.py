@@ -31,9 +31,9 @@ __all__ = ["DriverFailed", "DriverHung", "IsolatedDriver"]
 
 T = TypeVar("T")
 
-# How often it is seen whether a look of the thread's own hangs, where the time limit is
-# not shorter: at the process's other ticks. The limit itself is kept exactly, for it ends
-# after the next of these looks.
+# How often to check whether one of the thread's own looks hangs, unless the time limit is shorter:
+# at the process's other ticks. The limit itself is kept exactly, because it ends after the next of
+# these checks.
 _CHECK_S = 3.0
 
 
@@ -157,7 +157,7 @@ class IsolatedDriver:
         if not self._has_thread:
             self._has_thread = True
             threading.Thread(target=_work, args=(self._calls,), name=f"driver-{self.name}", daemon=True).start()
-            # The thread ends with whoever gives it work.
+            # The thread ends with the object that gives it work.
             weakref.finalize(self, self._calls.put, None)
         self._calls.put(item)
 
@@ -194,7 +194,7 @@ def _work(calls: queue.SimpleQueue[_Call[Any] | _Watch[Any] | None]) -> None:
             watch = item
         else:
             item.run()
-        # Else the last call's result would be kept until the next one.
+        # Otherwise the last call's result would be kept until the next one.
         del item
 
 

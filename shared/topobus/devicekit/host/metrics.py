@@ -17,8 +17,8 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["DeviceMetrics", "DeviceSeries"]
 
-# So many reasons have a line of their own: a driver that makes them up must not fill
-# the memory of who reads metrics.
+# So many reasons have a series of their own. A driver that invents reasons must not fill the memory
+# of a metrics server.
 _REASONS = 64
 # Seconds; from a look at files in memory to the longest work of a driver (a bitstream, a reset).
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)

@@ -119,7 +119,7 @@ class DevicePublisher:
                     await self._step()
                 except* PeerUnavailable as errors:
                     is_done = False
-                    # What was not published is still news at the next look.
+                    # What was not published still counts as changed at the next look.
                     self._published = None
                     self._log.warning(
                         "publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions)
@@ -128,7 +128,7 @@ class DevicePublisher:
                     if not waiter.done():
                         waiter.set_result(is_done)
                 if not self.is_settled():
-                    # Then each look is followed by a step, so the looks must come back here.
+                    # A step must follow each look then, so the looks must return here.
                     interrupt()
                 beat.rest()
                 await self._has_news.wait()
@@ -226,7 +226,7 @@ class DevicePublisher:
         }
         self._forgiven = {name: kept for name, kept in {**seen, **signs}.items() if kept}
         if self._to_forgive:
-            # Here and not at once: a step that is under way would write over it.
+            # Here and not at once: a step in progress would overwrite it.
             self.devices, self._to_forgive = forgiven(self.devices, self._to_forgive), set()
         now = self._runtime.clock.now()
         merged = await self._advance(machine, views, now, held=None)
@@ -236,7 +236,7 @@ class DevicePublisher:
             # The holders of a device are notified of its health, and a held device is not removed.
             await self._holders.read()
             merged = await self._advance(machine, views, now, held=self._holders.held)
-        # Before it is so, for the store may lose its history meanwhile.
+        # Set before it is true, because the store may lose its history meanwhile.
         self._published = merged.devices
         await self._announcer.load([device.name for device in (*merged.devices, *merged.removed)])
         # A removal is announced first: after a crash in between, the device is still listed and is
@@ -271,8 +271,8 @@ class DevicePublisher:
     async def _advance(
         self, machine: Machine, views: Mapping[str, DriverView], now: datetime, *, held: Collection[str] | None
     ) -> MergedInventory:
-        # In a thread: thousands of devices take a tenth of a second, in which this
-        # process may have others to answer.
+        # In a thread: thousands of devices take a tenth of a second, in which this process answers
+        # others.
         merged = await asyncio.to_thread(
             advance_inventory,
             self.devices,

@@ -202,7 +202,7 @@ class Journal:
         self.change(device, lambda entry: msgspec.structs.replace(entry, reset=state))
 
     def _keep_prepare(self, device: Device, owner: Owner, state: RecordState) -> None:
-        # A whole one that gets a further step is half done until it is whole again.
+        # A completed entry that gets a further step is half done until it is completed again.
         self.change_owner(
             device,
             owner,
@@ -242,7 +242,7 @@ class Journal:
             self._passed = PassedThrough(self._passed.turn + 1, devices)
 
     def _take_turn(self) -> None:
-        """Have the folder for this process, and read what is in it."""
+        """Take the folder for this process, and read its files."""
         if self._turn is not None:
             return
         if self._is_closed:

@@ -101,7 +101,7 @@ class DeviceOperator:
                 is_changed=changed.devices.get(name) != before.devices.get(name),
             )
             await self._store.put(maintenance.with_operation(changed, request, result))
-        # Stored, so it is so, whether or not everybody has heard of it when this is answered.
+        # Stored, so it applies, whether or not it is published when this is answered.
         await self._publisher.publish()
         return result
 
@@ -151,7 +151,9 @@ class DeviceOperator:
         return result
 
     async def _in_use(self, device: Device, names: Iterable[str]) -> Refusal | None:
-        """Refuse what somebody has, by the ledger or by the journal, or what is not clean."""
+        """Refuse devices that have a holder, by the ledger or by the journal, or that are not
+        clean.
+        """
         if not await self._holders.read():
             raise PeerUnavailable(
                 f"who holds {device.name} is not known: the ledger cannot be read", next_step="see `topobus doctor`"

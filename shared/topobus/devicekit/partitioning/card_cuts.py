@@ -182,15 +182,15 @@ def refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Ref
 
 
 def _note(wishes: Collection[CardWish], context: PrepareContext) -> None:
-    """Write down who has what, before it is looked at who else has something of the cards."""
+    """Record the devices of this owner, before other owners of the cards are looked up."""
     for wish in wishes:
         for device in wish.devices:
             context.records.get(device, DeviceRecord()).intend(PART, {"of": wish.name})
 
 
 def _with_note(wishes: Collection[CardWish], context: PrepareContext, edits: Callable[[], Edits]) -> Edits:
-    """Give the edits, and close the note when they are given: a refused owner has had no part that
-    could go with it.
+    """Return the edits, and complete the record when they are given. A refused owner had no part
+    that its removal could affect.
     """
     _note(wishes, context)
     answer = edits()

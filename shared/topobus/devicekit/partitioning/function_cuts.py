@@ -192,9 +192,10 @@ class FunctionCuts(CardCuts[FunctionWish]):
             )
 
     def _lacks(self, tree: Tree, address: PciAddress, wish: FunctionWish, parts: Sequence[PciAddress]) -> str:
-        """Say what a physical function lacks to be as wanted, with these of its virtual ones ready.
+        """Describe what a physical function lacks to be as wanted, with these of its virtual ones
+        ready.
 
-        Empty: nothing.
+        Empty when it lacks nothing.
         """
         fresh = Tree(tree.settings)
         try:
@@ -270,7 +271,7 @@ def _virtual(tree: Tree, address: PciAddress) -> list[PciAddress]:
     links = [
         Tree(tree.settings).link_name(f"{folder}/{name}") for name in sorted(names, key=lambda name: int(name[6:]))
     ]
-    # One that went between the two looks is not there.
+    # A function that went away between the two looks is left out.
     return [PciAddress.parse(link) for link in links if link]
 
 

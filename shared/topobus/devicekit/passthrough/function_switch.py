@@ -47,7 +47,7 @@ class FunctionSwitch:
         """Take the tree. `limit_s` is how long a driver may take to release a function, or to bind
         it.
         """
-        # What a tree remembers is for looks, and here each look must be the first.
+        # A tree may cache answers, but each read here must be a fresh one.
         self.tree = Tree(tree.settings)
         self._limit_s = limit_s
         self._pauses = pauses or Pauses()
@@ -128,9 +128,9 @@ class FunctionSwitch:
         )
 
     def _write(self, file: str, text: str) -> None:
-        """Write one of the kernel's files, which is there: nothing is made.
+        """Write an existing kernel file. No file is made.
 
-        Errors: raises HardwareError with the kernel's own word.
+        Errors: raises HardwareError with the kernel's own text.
         """
         path = self.tree.path(file)
         try:

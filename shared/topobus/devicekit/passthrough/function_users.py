@@ -65,8 +65,8 @@ def openers(tree: Tree, nodes: Collection[str]) -> OpenNodes:
         except HardwareError:
             unseen += 1
             continue
-        # By its end: a container's /dev, and that of a host that is mounted
-        # elsewhere, has other names before.
+        # By the end of the path: a container's /dev, and that of a host mounted elsewhere, has
+        # another beginning.
         opened = sorted({node for file in files for node in nodes if _target(f"{folder}/{file}").endswith(f"/{node}")})
         if opened:
             program = tree.read(f"proc/{process}/comm") or "?"

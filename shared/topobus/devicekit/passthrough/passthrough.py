@@ -163,7 +163,7 @@ class PassthroughDriver(DeviceDriver):
                 f"{device.name} is no PCI function as a whole, so no machine can have it",
                 device=device.name,
             )
-        # The tree first: what is switched there is in the journal before.
+        # Read the tree first: the journal has each switch before the tree shows it.
         role, why = function_role(tree, address) if is_there else (device.role, "")
         if address in self._own():
             return None
@@ -206,9 +206,7 @@ class PassthroughDriver(DeviceDriver):
     def _work_on_whole(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext, passthrough: Passthrough
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Have the functions of cards that are cut on demand made, or the card whole, and give
-        them.
-        """
+        """Make the functions of cards that are cut on demand, or the whole card, and give them."""
         functions = self._driver.on_demand_functions
         if functions is None or not any(map(self._is_cut_on_demand, devices)):
             return self._work(tree, devices, context, passthrough)
@@ -227,7 +225,7 @@ class PassthroughDriver(DeviceDriver):
     ) -> Mapping[str, ContainerEdits] | Refusal:
         """Wait until the functions are idle, switch them, and wait for their nodes.
 
-        What cannot be done whole is undone.
+        If that fails for one function, all are undone.
         """
         switch = self._switch(tree)
         for device in devices:

@@ -108,8 +108,8 @@ def _fault(device: Device, pool: SharedPool, moving: Collection[str]) -> str:
     if device.driver in moving:
         return f"driver {device.driver} moves its devices into a pod, where no other pod has them"
     if device.consumes and not device.uuid:
-        # A partition without an identity of its own may be made when it is given, and
-        # unmade when that owner leaves.
+        # A partition without an identity of its own may be made when it is given to an owner, and
+        # removed when that owner leaves.
         return "it is a partition that is made for its owner"
     if device.allows_multiple:
         return "its driver shares it already"
@@ -145,8 +145,8 @@ def _with_shares(device: Device, pool: SharedPool) -> Device:
 
 
 def _unshared(device: Device) -> Device:
-    """Give a device as its driver reported it: what is known of one that its driver does not show
-    now was shared before.
+    """Return a device as its driver reported it. A known device that its driver does not show now
+    was already shared.
     """
     if device.sharing is None:
         return device

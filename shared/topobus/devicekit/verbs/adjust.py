@@ -54,7 +54,8 @@ class Adjuster:
                 )
             driver = isolated.driver
             if not driver.capabilities.adjusts:
-                # Of an earlier version that had the method: it adds nothing now.
+                # The device was prepared by an earlier version that had the method: it adds nothing
+                # now.
                 edits[name] = ContainerEdits()
                 continue
             try:

@@ -213,7 +213,7 @@ class DeviceHands:
                 next_step="mend the file, or remove it when the device is as it should be",
             )
         for name in sorted(self.journal.entries):
-            # Before anybody asks for one of them.
+            # Before the first request for one of them.
             self.cleaner.begin(name, is_visible=True)
         self._note_leftovers()
 

@@ -71,7 +71,7 @@ def prepare(
         return answer
 
     def give_up() -> None:
-        # What was whole before this call may be in use: it stays.
+        # An entry that was complete before this call may be in use: it stays.
         begun = [
             device for device in devices if context.records[device.name].steps and not entries[device.name].is_prepared
         ]
@@ -242,8 +242,8 @@ def _others(journal: Journal, devices: Sequence[Device], owner: Owner) -> dict[s
 
 
 def _in_use(journal: Journal, names: frozenset[str], owner: Owner) -> frozenset[str]:
-    """Find the devices that somebody has, or that are to be cleaned, besides those of a request
-    that are its owner's alone.
+    """Find the devices that have an owner, or that are due for cleaning, besides those of a request
+    that only its owner has.
     """
     return frozenset(
         name

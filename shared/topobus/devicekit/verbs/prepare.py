@@ -41,7 +41,7 @@ class Preparer:
     """Prepares and unprepares devices of one class through their drivers."""
 
     def __init__(self, device_class: str, hands: DeviceHands, find_device: Callable[[str], Device | None]) -> None:
-        """Prepare by these hands what `find_device` knows."""
+        """Prepare with these hands the devices that `find_device` knows."""
         self._class = device_class
         self._hands = hands
         self._find = find_device
@@ -221,7 +221,7 @@ class Preparer:
             common = merged
         self._hands.jobs.forget(request.owner, names)
         seen = self._hands.tree.settings.runtime_dev
-        # Only a claim's containers can be kept from starting without it.
+        # Only a claim's containers can be stopped from starting without it.
         adjusting = [name for name, isolated in self._hands.drivers.items() if isolated.driver.capabilities.adjusts]
         is_claim = request.owner.kind is OwnerKind.CLAIM
         to_adjust = [
@@ -250,7 +250,7 @@ class Preparer:
     async def _ask_check(
         self, isolated: IsolatedDriver, driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext
     ) -> Refusal | None:
-        # What is being worked on was checked when it began, and is neither here nor there now.
+        # Devices in work were checked when the work began, and may be in an intermediate state now.
         is_begun = any(self._hands.jobs.is_under_way(device.name, context.owner) for device in devices)
         if is_begun or not driver.capabilities.checks:
             return None
@@ -362,9 +362,9 @@ class Preparer:
 
 
 def _only_reads(driver: DeviceDriver, devices: Sequence[Device]) -> bool:
-    """Say whether preparing devices changes nothing.
+    """Return whether preparing devices changes nothing.
 
-    Of a shared one the journal must know who has it.
+    A shared device is never so, because the journal must record its owner.
     """
     return all(device.sharing is None for device in devices) and driver.only_reads(devices)
 

@@ -271,8 +271,8 @@ class Admitter:
             earlier = self._store.answer(pod.uid, container.name, resource)
             self._check_held(pod.uid, container.name, resource, count, held)
             if held and earlier is not None:
-                # From the checkpoint: the answer of then is used, and
-                # the plugin is not asked again.
+                # From the checkpoint: the stored answer is used, and the plugin is not called
+                # again.
                 responses.append((resource, pb.ContainerAllocateResponse.FromString(earlier)))
                 continue
             if held:
@@ -302,10 +302,10 @@ class Admitter:
         )
 
     def _check_held(self, pod_uid: str, container: str, resource: str, count: int, held: Iterable[str]) -> None:
-        """Refuse a pod that is admitted again, as after a reboot, when what it holds by the
-        checkpoint is not there (yet).
+        """Refuse a pod that is admitted again, as after a reboot, when devices that it holds by the
+        checkpoint are not there (yet).
 
-        After kubelet's restart alone its containers run, and nothing is asked.
+        After a restart of kubelet alone its containers run, and nothing is checked.
         """
         own = set(held)
         if not own:

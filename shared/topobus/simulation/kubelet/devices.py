@@ -79,7 +79,7 @@ class _Resource:
         self.healthy_counts: list[int] = []
 
     def note(self) -> None:
-        """Remember how many are healthy now."""
+        """Record how many are healthy now."""
         self.healthy_counts.append(sum(1 for device in self.devices.values() if device.is_healthy))
 
 
@@ -91,8 +91,8 @@ class DeviceStore:
         self._resources: dict[str, _Resource] = {}
         self._held: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self._answers: dict[tuple[str, str, str], bytes] = {}
-        # What is taken for allocated: that of `_held`, and what is being allocated. kubelet's
-        # `allocatedDevices`, with its defect: see `keep_only`.
+        # The devices that count as allocated: those of `_held`, and those being allocated.
+        # kubelet's `allocatedDevices`, with its defect: see `keep_only`.
         self._taken: dict[str, set[str]] = {}
 
     def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:

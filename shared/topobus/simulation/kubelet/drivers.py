@@ -216,8 +216,8 @@ class Drivers:
         return ({}, answer) if isinstance(answer, str) else (answer, "")
 
     async def _pay(self, name: str, uids: Collection[str] = ()) -> dict[str, str]:
-        """Call NodeUnprepareResources for all that is owed to one driver, but not for what a call
-        runs already, save for `uids`.
+        """Call NodeUnprepareResources for all claims of one driver that are due, without those of a
+        present call, except `uids`.
 
         One pod worker asks for a claim, and it waits for the answer before it asks again.
         """
@@ -254,14 +254,14 @@ class Drivers:
         return errors
 
     async def _repeat_owed(self) -> None:
-        """Ask again for what could not be undone, period after period."""
+        """Unprepare again, period after period, the claims that failed."""
         while True:
             await asyncio.sleep(self._timings.reconcile_s)
             await self.pay_all()
 
     async def _watch_folder(self, is_watching: asyncio.Event) -> None:
-        """Keep one task a socket: names that begin with a dot and files that are no sockets are
-        none of ours.
+        """Keep one task per socket. Names that begin with a dot and files that are no sockets are
+        ignored.
         """
         self._scan_sockets()
         is_watching.set()

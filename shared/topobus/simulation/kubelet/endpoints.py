@@ -142,8 +142,8 @@ class DevicePlugins(rpc.RegistrationServicer):
         """Delete every socket in the folder, as kubelet does, then serve kubelet.sock."""
         for path in sorted(self._folder.iterdir()):
             if is_socket(path):
-                # Its owner may be faster: the removal of one socket
-                # lets a plugin remove its others.
+                # Its owner may remove it first: the removal of one socket makes a plugin remove its
+                # others.
                 path.unlink(missing_ok=True)
         self._server = grpc.aio.server()
         rpc.add_RegistrationServicer_to_server(self, self._server)
@@ -187,8 +187,8 @@ class DevicePlugins(rpc.RegistrationServicer):
             )
         if not is_extended_resource_name(request.resource_name):
             return f'the ResourceName "{request.resource_name}" is invalid'
-        # The deadline is what is left of the plugin's own Register call: kubelet hands its context
-        # on. A file name: Go joins a whole path below the folder too, where no socket is.
+        # The deadline is what is left of the plugin's own Register call, because kubelet passes on
+        # its context. A file name: Go also joins a whole path below the folder, where no socket is.
         answer = await self._open(request.resource_name, self._folder / request.endpoint.lstrip("/"), deadline_s)
         return answer if isinstance(answer, str) else ""
 
@@ -252,7 +252,7 @@ class DevicePlugins(rpc.RegistrationServicer):
                 if doubts := list_doubts(message):
                     self._log.add("ListAndWatch.doubtful", name, {"doubts": doubts})
         except grpc.aio.AioRpcError as err:
-            # Whatever ended it, kubelet treats it the same; a plugin's author wants to know.
+            # kubelet treats every cause the same, but the log has it for the plugin's author.
             ended = {"error": go_error(err)}
         finally:
             if self._endpoints.get(name) is endpoint or (self._has_race and name in self._endpoints):

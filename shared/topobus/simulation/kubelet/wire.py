@@ -117,7 +117,7 @@ def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
 
     Units: seconds.
     """
-    # The stubs promise a float; at run time a call without a deadline gives None.
+    # The stubs declare a float, but at run time a call without a deadline gives None.
     left: float | None = context.time_remaining()
     return left
 

@@ -88,7 +88,7 @@ def lay_out(profile: Profile) -> tuple[PlacedFunction, ...]:
 
 
 def _close(bridge: PlacedFunction, placed: list[PlacedFunction]) -> PlacedFunction:
-    """Tell a bridge the highest bus below it."""
+    """Set a bridge's highest bus below it."""
     if not bridge.secondary_bus:
         return bridge
     below = [

@@ -17,7 +17,7 @@ from topobus.values.errors import HardwareError
 
 __all__ = ["MemoryTree"]
 
-# Where no machine is: a path that somebody opens in spite of all is not there.
+# There is no machine: a path that is opened all the same does not exist.
 _NOWHERE = "/dev/null/recorded-machine"
 # As the kernel's own limit (MAXSYMLINKS); more are a loop.
 _MAX_LINKS = 40

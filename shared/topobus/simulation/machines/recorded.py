@@ -48,7 +48,7 @@ _WHO_MAY = "device nodes are made by root, outside of unprivileged containers, i
 
 @dataclass
 class RecordedMachine:
-    """A built tree. `root` is what `hardware.root` wants."""
+    """A built tree. `root` is the value for `hardware.root`."""
 
     root: Path
     profile: Profile
@@ -98,8 +98,8 @@ class RecordedMachine:
         target = self.root / _STORE / "removed"
         target.mkdir(parents=True, exist_ok=True)
         for placed_function in gone:
-            # What sits below leaves inside its parent's folder; only VFs lie
-            # beside their physical function.
+            # What is below leaves inside its parent's folder. Only VFs are beside their physical
+            # function.
             if (placed_function is top or placed_function.physfn == top.address) and (
                 self.root / placed_function.folder
             ).exists():
@@ -168,8 +168,8 @@ class RecordedMachine:
             {path: text for path, text in after.texts.items() if before.texts.get(path) != text},
             {path: target for path, target in after.links.items() if before.links.get(path) != target},
         )
-        # What the machine lacks at the moment (a removed device) must not come
-        # back as a folder with one file.
+        # What the machine lacks at the moment (a removed device) must not come back as a folder
+        # with one file.
         for path in [path for path in changed.texts if "/pci" in path and not (self.root / path).exists()]:
             del changed.texts[path]
         place(self.root, changed)

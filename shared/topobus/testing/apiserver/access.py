@@ -178,9 +178,8 @@ class Access:
         )
 
     def _rules(self, user: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """Give each rule that binds a user, with the namespace in which it does.
-
-        Empty: everywhere.
+        """Yield each rule that binds a user, with the namespace in which it does. Empty:
+        everywhere.
         """
         cluster_roles = {
             cluster_role["metadata"]["name"]: cluster_role for cluster_role in self._objects("ClusterRole")
@@ -213,7 +212,7 @@ def node_of_allocation(allocation: Mapping[str, Any]) -> str:
 
 
 def _changed_drivers(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List the drivers whose entries came, went or changed."""
+    """List the drivers whose entries were added, removed or changed."""
     old, new = ({_device_of(device): device for device in devices} for devices in (before, after))
     return sorted({key[0] for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
 

@@ -133,7 +133,7 @@ class Connection:
         try:
             await self._writer.wait_closed()
         except (ConnectionError, asyncio.CancelledError):
-            # The client was faster, or the loop ends: asyncio's stream callback would write a
+            # The client has gone, or the loop ends: asyncio's stream callback would write a
             # traceback for a connection that is over either way.
             return
 

@@ -154,9 +154,8 @@ def _merge_list(name: str, present: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def _ordered(name: str, present: list[Any], order: list[Any]) -> list[Any]:
-    """Sort what the directive names into its order.
-
-    What it does not name stays behind them, in its own.
+    """Sort elements into the order of the directive. Those that it does not name come after them,
+    in their own order.
     """
     key = _MERGE_KEYS.get(name)
 

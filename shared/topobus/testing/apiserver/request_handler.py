@@ -77,7 +77,7 @@ class RequestHandler:
         await connection.answer(code, answer, headers)
 
     def _act(self, target: Target, request: HttpRequest, body: Any, user: str) -> tuple[int, Object]:
-        """Do one request that is no watch."""
+        """Perform one request that is no watch."""
         resource, namespace, name = target.resource, target.namespace, target.name
         selector = Selector(
             request.query.get("fieldSelector", ""), request.query.get("labelSelector", ""), resource.fields
@@ -160,14 +160,14 @@ class RequestHandler:
                 resource, namespace, name, body, manager=manager, is_forced=is_forced, subresource=target.subresource
             )
             return (201 if is_new else 200), applied
-        # Without a version in the patch nothing is compared: the patch
-        # is made on what there is now.
+        # Without a version in the patch nothing is compared: the patch applies to the present
+        # object.
         wanted = patched(content_type, self._store.get(resource, namespace, name), body)
         self._check_status(target, user, "patch", wanted)
         return 200, self._store.update(resource, namespace, name, wanted, subresource=target.subresource)
 
     def _check_status(self, target: Target, user: str, verb: str, wanted: Object) -> None:
-        """Judge what is written to a claim's status, part by part."""
+        """Check a write of a claim's status, part by part."""
         if target.resource.kind == "ResourceClaim" and target.subresource == "status":
             before = self._store.get(target.resource, target.namespace, target.name)
             self._access.check_claim_status(user, verb, target.resource, before, wanted, namespace=target.namespace)

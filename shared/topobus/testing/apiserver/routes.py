@@ -147,8 +147,8 @@ def _root(resource: Resource) -> str:
 
 
 def _openapi(root: str) -> Object:
-    """Say no more than what kubectl looks for before it applies: that a server checks the fields
-    itself (`fieldValidation`), and dry runs.
+    """Return only what kubectl needs before it applies: that a server checks the fields itself
+    (`fieldValidation`), and dry runs.
     """
     paths: Object = {}
     for resource in RESOURCES:

@@ -324,7 +324,7 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Applied:
 
 
 def _remove(value: Any, path: tuple[str, ...], *, depth: int = 0) -> None:
-    """Remove a leaf, and with it whatever held nothing else, but for the object's own parts."""
+    """Remove a leaf, and each parent that held nothing else, except the object's own parts."""
     head, *rest = path
     if not isinstance(value, dict) or head not in value:
         return

@@ -46,8 +46,8 @@ from topobus.testing.apiserver.values import (
 
 __all__ = ["Event", "Store"]
 
-# names.SimpleNameGenerator: five characters of chance behind at most 58 of ours, without
-# vowels so that no words come out.
+# names.SimpleNameGenerator: five random characters after at most 58 of ours, without vowels so that
+# no words come out.
 _NAME_LIMIT = 58
 _NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -117,7 +117,7 @@ class Store:
         """Forget the history, as etcd does every five minutes: a watch or a list that begins before
         now is answered with 410.
         """
-        # The changes themselves stay: a watch that is open has them before it already.
+        # The changes themselves stay, because an open watch still reads them.
         self._compacted = self._version
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
@@ -372,8 +372,8 @@ class Store:
         Errors: raises ApiError 410 when the history after `since` is gone.
         """
         if since is None:
-            # What there is, and the version of that very moment: changes that come
-            # while it is read follow as changes.
+            # The present objects, and the version of that very moment: changes that come while they
+            # are read follow as changes.
             since = self._version
             for api_object in self.select(resource, namespace, selector):
                 yield Event(type="ADDED", object=api_object)
@@ -385,8 +385,7 @@ class Store:
                 event = self._event(change, resource, namespace, selector)
                 if event is not None:
                     yield event
-            # Not the present version: while the reader took its time
-            # over these, more may have come.
+            # Not the present version: more may have come while the reader processed these.
             since = newest
             yield None
             await grown.wait()

@@ -74,8 +74,8 @@ def _of(group: str, plural: str, kind: str, **more: Any) -> Resource:
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 
-# The first ones have rules of their own here; the rest is kept as written, for
-# deployments and for clients that look.
+# The first ones have rules of their own here. The rest is kept as written, for deployments and for
+# clients that read it.
 RESOURCES: tuple[Resource, ...] = (
     _dra(
         "resourceslices",

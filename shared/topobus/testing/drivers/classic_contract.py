@@ -36,7 +36,7 @@ _POD = ApiObject(api_version="v1", kind="Pod", metadata={"name": "contract", "na
 
 
 class ClassicScene(Struct, frozen=True, kw_only=True):
-    """What the driver serves in the tests, with everything of it free."""
+    """What the driver serves in the tests, all of it free."""
 
     resource_class: ApiObject
     parameters: tuple[ApiObject, ...] = ()
@@ -231,7 +231,7 @@ class ClassicDriverContract:
 
 
 async def _works(driver: ClassicDriver, scene: ClassicScene, claims: Sequence[ApiObject]) -> list[ClaimWork]:
-    """Collect what the controller hands a driver."""
+    """Collect what the controller passes to a driver."""
     of_class = await driver.get_class_parameters(scene.resource_class)
     return [
         _attempt(

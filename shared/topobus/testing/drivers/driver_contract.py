@@ -357,7 +357,7 @@ class DriverContract:
 
 
 def _context(devices: Sequence[Device]) -> PrepareContext:
-    """Give what a service gives for these: a record of each."""
+    """Return a service's context for these devices: a record of each."""
     return PrepareContext(owner=_OWNER, records={device.name: DeviceRecord() for device in devices})
 
 
@@ -370,7 +370,7 @@ def _use_all(driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
 
 
 def _writes(root: Path) -> dict[str, tuple[int, int]]:
-    """Say of each file when it was written last, and how long it is."""
+    """Return for each file its length and the time of its last write."""
     return {
         str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in root.rglob("*") if not path.is_dir()
     }

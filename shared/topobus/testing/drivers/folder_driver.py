@@ -80,7 +80,7 @@ class FolderDriver(DeviceDriver):
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | LongWork | Refusal:
         """Program the cards that a claim wants programmed."""
-        # One that the owner's sandbox has was programmed before, and is out of sight.
+        # A device in its owner's sandbox was programmed before, and is out of sight.
         present = [device for device in devices if device.name not in context.attached]
         images = {device.name: _read(_home(tree, device) / "image") for device in present}
         wanted = [device for device in present if _setting(context, device, "image") not in ("", images[device.name])]
@@ -99,7 +99,7 @@ class FolderDriver(DeviceDriver):
         return program()
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Give the cards their images back."""
+        """Restore the cards' images."""
         for device in devices:
             _undo(context.records.get(device.name), {"blank": partial(_restore, _home(tree, device), "image")})
 

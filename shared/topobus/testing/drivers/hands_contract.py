@@ -210,7 +210,7 @@ class HandsContract(DriverContract):
         died = 0
         for died in deaths(bench.folder, bench.attach):
             bench.recover()
-            # Killed after its last write it was whole, and is left alone.
+            # A verb killed after its last write was complete, and is left alone.
             with bench.life() as journal:
                 bench.detach(journal)
             assert self.look(bench.recorded) == before, f"killed at step {died} of attach"
@@ -336,7 +336,7 @@ class HandsContract(DriverContract):
 
 
 class _Life:
-    """One life of a service, as far as the journal sees it."""
+    """One run of a service, as far as the journal sees it."""
 
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder)
@@ -369,7 +369,7 @@ class _Bench:
         return _Life(self.folder)
 
     def context(self, config: Sequence[Mapping[str, Any]]) -> PrepareContext:
-        """Give what a claim of this configuration wants."""
+        """Return the context for a claim of this configuration."""
         return PrepareContext(owner=_OWNER, config=tuple(dict(part) for part in config))
 
     def attaching(self) -> DeviceDriver:
@@ -416,7 +416,7 @@ class _Bench:
         assert refusal is None, f"clean refuses: {refusal}"
 
     def use(self) -> None:
-        """Be an owner who has come and gone."""
+        """Act as an owner who has come and gone."""
         with self.life() as journal:
             self.prepare(journal)
             self.unprepare(journal)
@@ -435,7 +435,7 @@ class _Bench:
             assert left is None or left.half_done == (), "half-done work is left after the next start"
 
     def clean_up(self) -> None:
-        """Let whoever still has the device go, and clean it if need be."""
+        """Release the device from its remaining owner, and clean it if needed."""
         with self.life() as journal:
             self.unprepare(journal)
             entry = journal.entries.get(self.device.name)

@@ -57,7 +57,7 @@ async def replay(
 
 
 class _Stage:
-    """The kubelet, and who is on."""
+    """The kubelet, with the running plugins."""
 
     def __init__(self, kubelet: KubeletSimulator, patience_s: float) -> None:
         self._kubelet = kubelet
@@ -107,11 +107,11 @@ class _Stage:
             if running is not None:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
-        # What comes when the players leave is no part of the session.
+        # Calls after the players leave are no part of the session.
         return list(calls)
 
     async def leave(self) -> None:
-        """Let plugin and driver end, as a killed process does: kubelet finds their sockets gone."""
+        """End plugin and driver, as a killed process does: kubelet finds their sockets gone."""
         drivers = len([event for event in self._kubelet.events if event.event == "Deregistered"])
         has_driver = _DRIVER in self._kubelet.drivers()
         await self._players.aclose()
@@ -140,7 +140,7 @@ class _Stage:
             await deeds[step.action]()
 
     async def _create_pods(self, step: Step, resource: str) -> None:
-        """Bind two pods at once, as the recording did: one asks for devices, one has the claims."""
+        """Bind two pods at once, as in the recording: one requests devices, one has the claims."""
         self._made += 1
         plain = Pod(
             name="pod", uid=f"pod-{self._made}", containers=(Container(name="main", resources={resource: step.count}),)

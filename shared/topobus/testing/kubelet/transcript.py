@@ -31,7 +31,7 @@ _SETS = ("available_deviceIDs", "must_include_deviceIDs", "devices_ids")
 
 
 class Action(StrEnum):
-    """What was done to kubelet, to its pods or by the plugin.
+    """An action on kubelet, on its pods or by the plugin.
 
     Everything else in a transcript is kubelet's own doing.
     """

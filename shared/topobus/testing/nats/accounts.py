@@ -33,11 +33,11 @@ __all__ = ["BorrowedServer", "NatsAccounts", "cheap_folder"]
 _ACCOUNTS = 64
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 5.0
-# The streams of one account reserve some GiB; 64 accounts must not be refused for
-# a disk that none of them fills.
+# The streams of one account reserve some GiB. 64 accounts must not be refused for a disk that none
+# of them fills.
 _STORE_LIMIT = "64TB"
 _MEMORY_DISK = Path("/dev/shm")
-# A tmpfs of a container has 64 MiB often, which a test that fills streams would use up.
+# A container's tmpfs often has 64 MiB, which a test that fills streams would use up.
 _MEMORY_DISK_LEAST_BYTES = 2 * 1024**3
 # A recorded machine is a tree of up to 13,000 files. A tmpfs also counts files, and runs out of
 # them long before its bytes.

@@ -97,9 +97,8 @@ class NatsCluster:
         )
 
     async def _is_whole(self) -> bool:
-        """Wait until JetStream has a leader.
-
-        False when its group has another size than we have servers.
+        """Wait until JetStream has a leader. False when its group has another size than the
+        cluster.
 
         Errors: raises RuntimeError when there is no leader in time.
         """
@@ -108,7 +107,7 @@ class NatsCluster:
                 while True:
                     for monitor in self._monitors:
                         group = await asyncio.to_thread(_leaders_group, monitor)
-                        # The leader alone lists the others, as it hears of them.
+                        # Only the leader lists the others, as it learns of them.
                         if group.get("leader") and group.get("cluster_size") != len(self.servers):
                             return False
                         if len(group.get("replicas") or ()) == len(self.servers) - 1:

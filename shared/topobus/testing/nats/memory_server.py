@@ -90,7 +90,7 @@ class MemoryNats:
     # what clients send
 
     def send(self, step: Callable[[], None]) -> None:
-        """Do a client's command in a later step of the loop, in the order of all commands."""
+        """Process a client's command in a later step of the loop, in the order of all commands."""
         asyncio.get_running_loop().call_soon(self._do, step)
 
     def listen(self, subscription: Subscription) -> None:
@@ -130,10 +130,10 @@ class MemoryNats:
             step()
 
     def _route(self, subject: str, data: bytes, reply: str, headers: Headers, *, listened: str = "") -> bool:
-        """Deliver to all who listen at `listened` (the subject itself, unless given), one of each
+        """Deliver to all that listen at `listened` (the subject itself, unless given), one of each
         queue group.
 
-        Says whether there was one.
+        Return whether there was one.
         """
         listeners = [
             subscription for subscription in self._subscriptions if matches(subscription.subject, listened or subject)
@@ -169,9 +169,9 @@ class MemoryNats:
         return True
 
     def _republish(self, stream: MemoryStream, stored: Stored, before: Stored | None) -> None:
-        """Say at the stream's own subjects that a message was stored.
+        """Publish at the stream's own subjects that a message was stored.
 
-        The part of it that the runtime asks for: everything below one token, headers only.
+        It supports what the runtime uses: everything below one token, headers only.
         """
         republish = stream.config.get("republish")
         if not republish or not matches(republish["src"], stored.subject):

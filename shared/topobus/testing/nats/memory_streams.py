@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["MemoryConsumer", "MemoryStream", "Refused", "Stored", "matches", "overlap"]
 
-# What the file store adds to each message: record header, length of headers, checksum.
+# The bytes that the file store adds to each message: record header, length of headers, checksum.
 _RECORD_BYTES = 22 + 4 + 8
 
 
@@ -149,7 +149,7 @@ class MemoryStream:
         return sequence if sequence and now_ns - stored_ns < window_ns else None
 
     def _make_room(self, message: Stored, sequences: deque[int]) -> None:
-        """Push out what the bounds push out, or refuse."""
+        """Drop what the bounds require, or refuse."""
         largest = int(self.config.get("max_msg_size", -1))
         if 0 <= largest < len(message.data) + sum(len(key) + len(value) + 4 for key, value in message.headers.items()):
             raise Refused(400, 10054, "message size exceeds maximum allowed")
