@@ -30,7 +30,9 @@ async def main(url: str) -> None:
 
 
 async def quiet(_: Exception) -> None:
-    """What ends the program is told below; nats-py would print a traceback of it."""
+    """Print nothing: the error that ends the program is reported below, and nats-py would print a
+    traceback of it.
+    """
 
 
 if len(sys.argv) != 2:

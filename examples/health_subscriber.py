@@ -33,7 +33,7 @@ async def main() -> None:
         None,
         set(),
         asyncio.Event(),
-    )  # the last says when to look; what is printed is read from the stream, by its place
+    )  # the last event only wakes the loop: what is printed is read from the stream, by its place
 
     async def hear(_message) -> None:
         news.set()
@@ -74,7 +74,7 @@ async def main() -> None:
             print(base64.b64decode(message["data"]).decode(), flush=True)
             place = message["seq"]
         else:
-            with contextlib.suppress(TimeoutError):  # a look each 5 s all the same: a lost connection tells nothing
+            with contextlib.suppress(TimeoutError):  # read every 5 s as well: a lost connection wakes nothing
                 await asyncio.wait_for(news.wait(), timeout=5)
 
 

@@ -55,7 +55,7 @@ class AcmeDriver(DeviceDriver):
             try:
                 serial = tree.read(f"{pci_folder(function.address)}/acme/serial") or ""
             except HardwareError:
-                # Still a card, and its neighbours are fine: `observe` tells what is wrong with it.
+                # The card is listed all the same: `observe` reports the unreadable file.
                 serial = ""
             devices.append(
                 pci_device(
@@ -72,13 +72,15 @@ class AcmeDriver(DeviceDriver):
         return Discovery(devices=devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at what every PCI card tells, and at our own two files."""
+        """Observe what every PCI card shows, and our own two files."""
         return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
 
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give each card's node; the number is read anew, for it may change with a reboot."""
+        """Give each card's node. Its number is read each time, because it may change with a
+        reboot.
+        """
         if (refusal := gone(tree, devices)) is not None:
             return refusal
         edits = {}

@@ -63,7 +63,9 @@ class NexaDriver(DeviceDriver):
         return Discovery(devices=[*cards, *halves], counter_sets=counter_sets)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Look at what every PCI card tells, and at the card's own word; both halves share it."""
+        """Observe what every PCI card shows, and the card's own file. Both halves share the
+        faults.
+        """
         return {device.name: self._observe_one(tree, device) for device in devices}
 
     def prepare(
@@ -71,7 +73,7 @@ class NexaDriver(DeviceDriver):
     ) -> Mapping[str, ContainerEdits] | Refusal:
         """Give the nodes of the halves.
 
-        The number is read anew, for it may change with a reboot.
+        Their number is read each time, because it may change with a reboot.
         """
         if (refusal := gone(tree, devices)) is not None:
             return refusal
@@ -104,7 +106,7 @@ class NexaDriver(DeviceDriver):
             record.undone(step.name)
 
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
-        """Wipe the memory; a card that keeps some is nobody's until it is wiped."""
+        """Wipe the memory. A card that keeps some is not offered until it is wiped."""
         record.intend("wipe")
         for half in _halves(device):
             _write(tree, device, f"used_mib{half}", "0")
@@ -136,7 +138,8 @@ class NexaDriver(DeviceDriver):
 
 def _device(function: PciDevice, halves: Sequence[int]) -> Device:
     whole = pci_device_name("npu", function.address)
-    # `parent` says with what it goes away, `partition_of` with what it is never held.
+    # `parent` names the card with which it disappears, `partition_of` the one with which it is
+    # never allocated together.
     name, card = (whole, "") if len(halves) == len(_HALVES) else (f"{whole}-half-{halves[0]}", whole)
     device = pci_device(
         function,

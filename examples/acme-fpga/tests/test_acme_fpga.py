@@ -1,4 +1,4 @@
-"""The Acme driver keeps the driver contract, and tells what its own files say."""
+"""The Acme driver keeps the driver contract, and publishes what its own files have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The Nexa driver keeps the contract of a driver with hands, and tells what its own files say."""
+"""The Nexa driver keeps the contract of a driver with hands, and publishes what its own files
+have.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ class Stubborn(Tree):
     """A machine whose kernel driver takes what is written and does nothing with it."""
 
     def path(self, path: str) -> Path:
-        """Give a file that nobody reads."""
+        """Return a file that is never read."""
         return super().path("dev/unread")
 
 
