@@ -68,8 +68,8 @@ def attacks(granted: Sequence[str], victim: Victim) -> Iterator[Attack]:
     yield from _answers(victim, granted)
     yield from _requests_to_jetstream(victim)
     for subject in _own_subjects(granted):
-        # What the server itself says to a message goes to its reply subject: an
-        # acknowledgement becomes a ledger.
+        # The server's own answer to a message goes to the reply subject: an acknowledgement becomes
+        # a ledger.
         for target in targets:
             yield Attack("reply", subject, b"{}", reply=target)
         for target in stored_subjects(victim):
@@ -92,7 +92,7 @@ def stored_subjects(victim: Victim) -> list[str]:
 
 
 def eavesdropping(victim: Victim) -> tuple[str, ...]:
-    """List subscriptions that nobody but the owner, or nobody at all, may have."""
+    """List subscriptions that only the owner, or no client at all, may have."""
     return (
         ">",
         "_INBOX.>",
@@ -137,8 +137,8 @@ def _targets(victim: Victim) -> list[str]:
 
 
 def _direct(victim: Victim, granted: Sequence[str]) -> Iterator[Attack]:
-    """Write, delete and purge each key, forge each event, ask each service, say up what another
-    node says.
+    """Write, delete and purge each key, forge each event, ask each service, publish what another
+    node publishes.
     """
     stored = stored_subjects(victim)
     for subject in stored:
@@ -165,7 +165,7 @@ def _direct(victim: Victim, granted: Sequence[str]) -> Iterator[Attack]:
         parts = {part: _parts(victim)[part] for part in noun.parts}
         yield Attack("forged-up", up_subject(noun, **parts), encode(sample(noun.message)))
     for noun in (*STATES, *EVENTS):
-        # What a server says of a write, and what a stream says again.
+        # What a server publishes of a write, and what a stream republishes.
         for branch in (f"{PREFIX}.{noun.name}", f"{PREFIX}.stored.{noun.name}"):
             subject = ".".join((branch, *(_parts(victim)[part] for part in noun.parts)))
             if not is_granted(granted, subject):
@@ -195,7 +195,7 @@ def _answers(victim: Victim, granted: Sequence[str]) -> Iterator[Attack]:
 
 
 def _requests_to_jetstream(victim: Victim) -> Iterator[Attack]:
-    """Change streams, and make the server deliver stored messages where nobody may write."""
+    """Change streams, and make the server deliver stored messages where no client may write."""
     target = subject_of(LEDGER, victim.node, "")
     for prefix in _PREFIXES:
         for stream, (subjects,) in {config["name"]: config["subjects"] for config in wanted_streams(1)}.items():

@@ -103,7 +103,7 @@ class AmdBench:
         )
 
     def undo_all(self) -> None:
-        """Undo what is half done, as a start does, and let go what is whole."""
+        """Undo what is half done, as a start does, and release what is whole."""
         for entry in list(self.journal.entries.values()):
             for owner in entry.owners:
                 journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, entry.device, owner.owner)

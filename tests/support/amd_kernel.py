@@ -63,7 +63,7 @@ class AmdKernel:
             self._change(address, mode)
 
     def mode(self, address: PciAddress) -> str:
-        """Say what the file says."""
+        """Return the content of the file."""
         return (self.machine.root / folder(address) / "current_compute_partition").read_text().strip()
 
     def _obey(self, address: PciAddress, mode: str) -> None:

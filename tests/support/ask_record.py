@@ -9,7 +9,7 @@ __all__ = ["AskRecord"]
 
 
 class AskRecord:
-    """Notes each request, and holds it where a test says so. Services of one node share one."""
+    """Notes each request, and holds it where a test wants that. Services of one node share one."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []

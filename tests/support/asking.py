@@ -15,7 +15,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 LIMIT_S = 60.0
-# Nothing tells an asker that somebody listens now; NATS answers "nobody there" at once, so a
+# No event shows an asker that somebody listens now. NATS answers "no responders" at once, so a
 # pause keeps the test from spinning.
 _PAUSE_S = 0.05
 

@@ -50,5 +50,5 @@ def verbs(rig: Rig) -> list[str]:
 async def until_attached(rig: Rig, *, wanted: bool = True) -> None:
     """Wait until the device is in a sandbox, or in none."""
     async with asyncio.timeout(30):
-        while bool(rig.plane.attached) is not wanted:  # noqa: ASYNC110  (a device service tells nobody)
+        while bool(rig.plane.attached) is not wanted:  # noqa: ASYNC110  (a device service sends no event)
             await asyncio.sleep(0.01)

@@ -120,8 +120,8 @@ async def until_answered(nats: AccountNats, name_of: str, victim: Victim) -> Non
                 answerer_of(ask), False
             )
             if asker not in nats.users or is_elsewhere:
-                # Nobody here may ask it, or it is answered where
-                # questions of this server do not go.
+                # No client here may ask it, or it is answered where questions of this server do not
+                # go.
                 continue
             if asker not in askers:
                 askers[asker] = await stack.enter_async_context(nats.bus(asker))

@@ -22,7 +22,7 @@ PLATFORM = "xilinx_u55c_gen3x16_xdma_base_3"
 def gbs(function: str = FUNCTION, interface: str = INTERFACE, image: bytes | None = None) -> bytes:
     """Write a green bitstream.
 
-    Its image says which function it is, for the file-backed programmer to read.
+    Its image names its function, for the file-backed programmer to read.
     """
     image = function.encode() + b" image" * 20 if image is None else image
     metadata = json.dumps(

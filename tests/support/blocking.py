@@ -1,14 +1,14 @@
 """Calls of service code that block the event loop: noted while a test runs, so that the test fails
-and says where.
+with the place.
 
-It listens to the interpreter's audit events (PEP 578: opened files, listed folders,
-connections, processes, sleeps) and to the few calls that wait without one. A call counts when a
-loop runs in its thread and service code stands in the stack with no test or simulator above it:
-what a test itself reads is its own business. It notes and raises nothing, since an error raised
-inside would be taken for one of the disk.
+It listens to the interpreter's audit events (PEP 578: opened files, listed folders, connections,
+processes, sleeps) and to the few calls that wait without one. A call counts when a loop runs in its
+thread and service code is in the stack with no test or simulator above it: what a test itself reads
+is its own business. It notes and raises nothing, because an error raised inside would be taken for
+one of the disk.
 
 blockbuster was considered: it replaces methods of built-in types, does not see fsync, and cannot
-tell a test's call from a service's.
+distinguish a test's call from a service's.
 """
 
 from __future__ import annotations

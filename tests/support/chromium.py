@@ -33,7 +33,7 @@ class Page:
         self._session = ""
 
     async def attach(self) -> None:
-        """Open a tab and speak to it from now on."""
+        """Open a tab, and send all further commands to it."""
         target = (await self.send("Target.createTarget", url="about:blank"))["targetId"]
         self._session = (await self.send("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
 

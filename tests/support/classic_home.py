@@ -61,7 +61,7 @@ class ClassicPlace:
             await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(api_object))
 
     def versions(self, kind: str, name: str) -> list[ApiObject | None]:
-        """List all versions of an object that the watch brought; None stands for a deleted one."""
+        """List all versions of an object that the watch brought. A deletion is None."""
         return [
             change.value
             for change in self.objects.items
@@ -141,8 +141,8 @@ class ClassicPlace:
         }
 
     async def check(self) -> None:
-        """Make sure that every allocation stands in the ledger of its node and nowhere else, and no
-        device in two allocations.
+        """Assert that every allocation is in the ledger of its node and nowhere else, and no device
+        in two allocations.
         """
         entries = await self.bus.list(catalogue.OBJECT, kind="resourceclaim")
         given: dict[tuple[str, str], str] = {}
@@ -214,8 +214,8 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
             ),
         ]
         for inventory in inventories:
-            # A device service that nobody answers for is called silent after a
-            # while, and its devices Unknown.
+            # A device service without anyone who answers for it counts as silent after a while, and
+            # its devices as Unknown.
             await bus.answer(catalogue.HINT, _no_opinion, node=name, device_class=inventory.device_class)
         made[name] = (machine, inventories)
     async with AsyncExitStack() as stack:
@@ -226,7 +226,7 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
 
 @asynccontextmanager
 async def controller(url: str, *, dies_at: int = 0, is_after: bool = False) -> AsyncIterator[FatedBus]:
-    """Run one replica; with `dies_at` it is gone at that step and the block goes on."""
+    """Run one replica. With `dies_at` it dies at that step, and the block continues."""
     async with Bus.session(NatsSettings(url=url), name="controller") as bus:
         mortal = FatedBus(bus, Fates({dies_at: Dies(is_after)}))
         runtime = Runtime(

@@ -1,10 +1,10 @@
-"""Histories of one device that is to be clean before its next owner: who comes and goes, what
-fails, and processes that die over one journal.
+"""Histories of one device that must be clean before its next owner: owners that come and go,
+failures, and processes that die over one journal.
 
-Flows in: a device with its hardware (`Hardware`), and acts. What everybody is told is an inventory
-that is merged as the host merges it, only when the hands have it told, and once after each act, as
-a look of the host may do at any time. Flows out: failed assertions, where an owner got what was not
-cleaned, or others were offered it.
+A history has a device with its hardware (`Hardware`), and acts. Others see the device by an
+inventory. It is merged as the host merges it, when the hands publish it and once after each act, as
+a look of the host may do at any time. An assertion fails where an owner got a device that was not
+cleaned, or one was offered to others.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class Hardware(Protocol):
         ...
 
     def settle(self) -> None:
-        """Return when the kernel has done what a dead process told it."""
+        """Return when the kernel has done what a dead process had requested."""
         ...
 
 
 class CleaningHistory:
-    """One device, whoever has it, and what a model says of it."""
+    """One device, its present owner, and the expected state in a model."""
 
     def __init__(self, hardware: Hardware, journal_folder: Path) -> None:
         self.hardware = hardware
@@ -171,7 +171,7 @@ class CleaningHistory:
         return device
 
     def _merge(self) -> None:
-        """Do the host's step; what the driver itself sees of the device stands still."""
+        """Do the host's step. What the driver itself sees of the device does not change."""
         view = DriverView(devices=(self.hardware.device,))
         self._devices = advance_inventory(
             self._devices,
@@ -187,10 +187,10 @@ class CleaningHistory:
         self._merge()
 
     async def _check(self) -> None:
-        """Nobody is offered a device that was released and is not clean, neither as it was told nor
-        at another look.
+        """Assert that a device that was released and is not clean is not offered, neither in the
+        last inventory nor after another look.
 
-        The dead are followed by the living.
+        A dead process is replaced by a new one.
         """
         self._check_offer()
         if self._fate.is_dead:
@@ -216,12 +216,12 @@ class CleaningHistory:
             assert is_again or not self.hardware.is_stained, "a device was given before its cleaning succeeded"
             self.hardware.stain()
         if isinstance(answer, Prepared) or (self._fate.is_dead and self._holder is None):
-            # Whom a dead process served, nobody knows.
+            # The owner that a dead process served is not known.
             self._holder, self._is_leaving = owner, self._fate.is_dead
 
     def _is_known_to_leave(self) -> bool:
-        """Say whether the hands themselves know that the holder leaves: then they keep others away,
-        whatever a ledger says.
+        """Return whether the hands themselves know that the holder leaves. Then they refuse others,
+        whatever a ledger has.
         """
         if not self._is_leaving or self._holder is None:
             return False

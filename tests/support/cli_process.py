@@ -13,7 +13,8 @@ __all__ = ["run_cli"]
 async def run_cli(nats_server: NatsServer, *arguments: str) -> tuple[int, str, str]:
     """Run one command.
 
-    Gives its exit code, its output, and what it said beside it with all white space as one blank.
+    Returns its exit code, its standard output, and its standard error with each run of white space
+    as one blank.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", nats_server.url),

@@ -39,7 +39,7 @@ def seconds(name: str, default: float) -> float:
 # Longer than kubelet takes to delete a driver's slices (30 s) and to look
 # at its owed claims again (60 s).
 LIMIT_S = seconds("TOPOBUS_CLUSTER_LIMIT_S", 100)
-# How often it looks; a simulated cluster stands a shorter one.
+# How often it looks. A simulated cluster allows a shorter one.
 _LOOK_S = seconds("TOPOBUS_CLUSTER_LOOK_S", 0.5)
 # Any image that waits: load it into the node's runtime where there is no registry.
 _IMAGE = os.environ.get("TOPOBUS_CLUSTER_IMAGE", "registry.k8s.io/pause:3.10")
@@ -222,7 +222,7 @@ class Cluster:
         """
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
         container: dict[str, Any] = {"name": "main", "image": _IMAGE, "securityContext": _CONTAINER_SECURITY}
-        # By the node's name: the label kubernetes.io/hostname may say something else.
+        # By the node's name: the label kubernetes.io/hostname may have another value.
         term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self.node]}]}
         spec: dict[str, Any] = {
             "containers": [container],
@@ -293,7 +293,7 @@ class Cluster:
         return [str(event.get("message")) for event in events if event.get("reason") == reason]
 
     async def _said_of(self, name: str) -> list[str]:
-        """Events of a pod: why it waits stands there."""
+        """Events of a pod, which have the reason why it waits."""
         try:
             events = [
                 event.to_dict()
@@ -341,7 +341,7 @@ async def listed_by_kubelet(kubelet: Path, resource: str) -> int:
     """How many healthy devices of a resource kubelet itself has now, by its PodResources socket; -1
     when it does not answer.
 
-    The node object tells it up to 10 s later.
+    The node object has it up to 10 s later.
     """
     socket = kubelet / "pod-resources" / "kubelet.sock"
     try:

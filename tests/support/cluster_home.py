@@ -155,7 +155,7 @@ class ClusterHome:
         return [user["name"] for user in (self.get("ResourceClaim", name).get("status") or {}).get("reservedFor") or ()]
 
     def events(self, name: str) -> list[tuple[str, str]]:
-        """List what an object was told: reason and message."""
+        """List the events of an object: reason and message."""
         return [
             (event["reason"], event["message"])
             for event in self.server.objects("Event")

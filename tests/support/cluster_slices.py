@@ -36,7 +36,7 @@ def writes(server: ApiServerSimulator) -> list[tuple[str, int]]:
 
 
 async def published(rig: Rig, server: ApiServerSimulator) -> None:
-    """Wait until both classes are there and the gateway says that it is done."""
+    """Wait until both classes are there and the gateway reports that it is done."""
     await server.until(lambda: len(server.objects("ResourceSlice")) == 2, what="two slices")
     await rig.readiness.until(lambda report: report.get("slices", "").startswith("ready"))
 

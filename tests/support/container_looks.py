@@ -1,9 +1,9 @@
-"""Looks at the containers of a load from outside, many times a second: what the kernel lets each
-process have, and what its container was given, whatever Topobus or kubelet say.
+"""Observes the containers of a load from outside, many times a second: what the kernel allows each
+process, and what its container was given, independent of Topobus and kubelet.
 
-A container of a load tells what it is by variables: STRESS_KIND, STRESS_NODE, STRESS_POD (the pod's
+A container of a load describes itself by variables: STRESS_KIND, STRESS_NODE, STRESS_POD (the pod's
 uid), STRESS_WANTS (`gpu=2,nic=1`: how many devices of a class it was promised), STRESS_INTERFACE
-(an interface). All nodes' processes have to be in sight of this machine's kernel.
+(an interface). All nodes' processes must be visible to this machine's kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROC = Path("/proc")
 
 @dataclass(kw_only=True)
 class Overlap:
-    """CPUs that a running claim has for itself, and another container has, too.
+    """CPUs that a running claim has for itself although another container has them as well.
 
     Seconds since 1970.
     """
@@ -44,7 +44,7 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class _Process:
-    """The first process of a container. `begin` tells it from a later one with its number."""
+    """The first process of a container. `begin` distinguishes it from a later one with its pid."""
 
     pid: int
     begin: str
@@ -70,9 +70,9 @@ class _Process:
 
 
 class ContainerLooks(threading.Thread):
-    """The thread that looks; a thread, so that nothing else delays it much.
+    """The thread that looks, so that nothing else delays it much.
 
-    `mistakes` are what may never be, `overlaps` what may be while nobody serves the runtime.
+    `mistakes` are never allowed, `overlaps` are allowed while no gateway serves the runtime.
     """
 
     def __init__(self, exclusive: str) -> None:

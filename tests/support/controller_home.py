@@ -1,7 +1,7 @@
 """One recorded node on a bus with the controller, and a user of the API.
 
-The fixtures that start it stand in `integration/controller/conftest.py`; who needs another
-controller starts it by `controller`.
+The fixtures that start it are in `integration/controller/conftest.py`. Tests that need another
+controller start it by `controller`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Home:
     async def until(self, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
         """Wait until the newest version of a claim satisfies the test.
 
-        None stands for a deleted one.
+        A deletion is None.
         """
 
         def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
@@ -98,7 +98,7 @@ class Home:
         await self.bus.compare_and_set(catalogue.OBJECT, fresh, 0, **object_parts(api_object))
 
     async def until_settled(self) -> None:
-        """Wait until every claim is allocated, or told why not, and none is being deleted or
+        """Wait until every claim is allocated or has a reason why not, and none is being deleted or
         attempted.
         """
         probe = claim("probe-settled", count=9)
@@ -161,7 +161,7 @@ async def controller(
 
 
 def is_settled(items: list[Change[ApiObject]]) -> bool:
-    """Say whether every claim is allocated, or told why not, and none is being deleted or
+    """Return whether every claim is allocated or has a reason why not, and none is being deleted or
     attempted.
     """
     newest = {change.parts["name"]: change.value for change in items if change.parts.get("kind") == "resourceclaim"}
@@ -193,7 +193,7 @@ def conditions(api_object: ApiObject | None, kind: str) -> dict[str, Any]:
 async def until(home: Home, kind: str, name: str, is_enough: Any) -> ApiObject | None:
     """Wait until the newest version of an object satisfies the test.
 
-    None stands for a deleted one.
+    A deletion is None.
     """
 
     def newest(items: Any) -> list[Any]:

@@ -265,7 +265,7 @@ def _cpus(outcome: Outcome) -> CpuSet | None:
 
 def _policy(machine: Machine, options: CpuOptions, free: CpuSet, reserved: CpuSet, count: int) -> CpuSet | None:
     """Say what kubelet does: `validateSMTAlignment`, then the assignment without an affinity."""
-    # Where the machine tells no L3 cache, kubelet takes the socket for one.
+    # Where the machine shows no L3 cache, kubelet takes the socket for one.
     topology = CpuTopology(
         CpuPlace(
             cpu.id, cpu.core or 0, cpu.socket or 0, cpu.numa_node, -1 - (cpu.socket or 0) if cpu.l3 is None else cpu.l3

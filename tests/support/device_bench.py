@@ -1,5 +1,5 @@
-"""One device service on a recorded machine, with drivers that a test sets by hand, and what the
-service says.
+"""One device service on a recorded machine, with drivers that a test controls, and what the service
+publishes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TIMEOUT_S = 5.0
 
 
 class DeviceBench:
-    """One service under test, the machine it runs on, and what it says."""
+    """One service under test, the machine it runs on, and what it publishes."""
 
     def __init__(self, bus: Bus, url: str, recorded: RecordedMachine) -> None:
         self.bus = bus
@@ -97,7 +97,7 @@ class DeviceBench:
             sharing=sharing,
             passthrough=passthrough or PassthroughSettings(),
         )
-        # Each life of the service counts anew.
+        # Each run of the service counts from zero.
         self.metrics = CollectorRegistry()
         async with Bus.session(NatsSettings(url=self.url), name="gpu") as bus:
             runtime = Runtime(
@@ -133,7 +133,7 @@ class DeviceBench:
         raise AssertionError("the watch ended")
 
     async def event(self, wanted: Callable[[HealthEvent], bool]) -> HealthEvent:
-        """Wait for a health event as wanted; old ones count, too."""
+        """Wait for a wanted health event. Old ones count as well."""
         async with asyncio.timeout(LIMIT_S):
             async for received in self.bus.follow(HEALTH, node=NODE, device_class="gpu"):
                 if wanted(received.value):

@@ -66,7 +66,7 @@ class DflBench:
         return tuple(self.driver.discover(self.tree, read_machine(self.tree, "n")).devices)
 
     def attributes(self) -> Mapping[str, AttributeValue]:
-        """Give what the card says for selectors."""
+        """Return the card's attributes for selectors."""
         return self.devices()[0].attributes
 
     def prepare(

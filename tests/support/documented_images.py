@@ -38,7 +38,7 @@ class DocumentedRun:
 
 
 def documented_runs(page: Path) -> dict[str, DocumentedRun]:
-    """Read a page's lines, by the image's name without what stands before and behind it.
+    """Read a page's lines, by the image's name without its registry and tag.
 
     An option that is not known here is an error, so that none is left out unseen.
     """

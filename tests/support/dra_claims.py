@@ -1,4 +1,4 @@
-"""A claim for both GPUs of a node, and what tests of kubelet's DRA door do with it."""
+"""A claim for both GPUs of a node, and what tests of kubelet's DRA interface do with it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The event loop of a test: asyncio's own, and deaf to what gRPC tells it after its end.
+"""The event loop of a test: asyncio's own, which ignores what gRPC reports after the loop's end.
 
-gRPC has a single queue of completions in a process. Whichever event loop reads it hands what is
-another loop's over to that one, by `call_soon_threadsafe`. A program of ours has one loop to its
-end; a run of tests has one after the other. What a test leaves under way (a call that it cancelled,
-whose end the busy library reports later) arrives while the next test runs: asyncio's loop is
-closed, raises there, and the next test finds a traceback in its log that is not its own.
+gRPC has a single queue of completions in a process. The event loop that reads it passes what is
+another loop's to that one, by `call_soon_threadsafe`. A program of ours has one loop until its end;
+a run of tests has one after the other. A call that a test cancelled may end later, when the busy
+library reports it while the next test runs. asyncio's own loop is closed and raises there, and the
+next test would find a traceback in its log that is not its own.
 """
 
 from __future__ import annotations

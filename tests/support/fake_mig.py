@@ -180,8 +180,8 @@ def make_instance(
 
 
 def add_capabilities(root: Path, minor: int, *, major: int = 236) -> None:
-    """Write what the kernel module says of a GPU's capabilities: `mig-minors` names the node of
-    each instance that there can be, in the module's order.
+    """Write the kernel module's files of a GPU's capabilities: `mig-minors` names the node of each
+    instance that there can be, in the module's order.
     """
     folder = root / "proc" / "driver" / "nvidia-caps"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 """NVIDIA's programs of MPS in a driver root, as real processes: compiled from tests/data/fake_mps,
-which says how they behave.
+which documents their behaviour.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class FakeMps:
 
 
 def is_alive(connection: socket.socket) -> bool:
-    """Say whether a client's connection still stands."""
+    """Return whether a client's connection is still open."""
     return not select.select([connection], [], [], 0)[0] or connection.recv(1, socket.MSG_PEEK) != b""
 
 

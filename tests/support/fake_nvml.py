@@ -1,5 +1,5 @@
-"""A libnvidia-ml of a profile, written in C and loaded by the real pynvml: what a driver's GPUs
-say, set by a test while the service under test runs.
+"""A libnvidia-ml of a profile, written in C and loaded by the real pynvml. A test sets the answers
+of a driver's GPUs while the service under test runs.
 
 `FakeNvml` has a folder of its own with a copy of the library, so that each test loads one of its
 own. The profile's lines are described in tests/data/fake_nvml/fake_nvml.c.

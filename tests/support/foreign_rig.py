@@ -1,5 +1,5 @@
-"""A gateway with a folder for device plugins of others, and such plugins: one as a process of its
-own, one in this process.
+"""A gateway with a folder for device plugins of others, and two such plugins: one in its own
+process, the other in this one.
 """
 
 from __future__ import annotations

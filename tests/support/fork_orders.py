@@ -1,4 +1,4 @@
-"""What an asker and a fork server (support.fork_server) say to each other: an order with three
+"""The messages between an asker and a fork server (support.fork_server): an order with three
 descriptors one way, a pid the other.
 """
 
@@ -59,7 +59,7 @@ def receive(connection: socket.socket) -> tuple[Order, list[int]] | None:
 
 
 def confirm(connection: socket.socket, pid: int) -> None:
-    """Tell the asker whom it got; 0 for nobody."""
+    """Send the asker the pid of its copy, or 0 when there is none."""
     connection.sendall(_LENGTH.pack(pid))
 
 

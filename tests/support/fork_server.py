@@ -3,16 +3,16 @@ costs a fork instead of an interpreter and its imports.
 
     python -m support.fork_server DESCRIPTOR
 
-Flows in, by the socket DESCRIPTOR: what to run, with three descriptors to be its stdin, stdout and
-stderr. Flows out: the pid. The program is a child of the process that asked, not of this one
+The socket DESCRIPTOR brings the order: what to run, with three descriptors to be its stdin, stdout
+and stderr. The answer is the pid. The program is a child of the process that asked, not of this one
 (clone(2), CLONE_PARENT), so the asker waits for it, signals it and reads its status as after an
 exec. It has its own copy of everything, no descriptor beside its three, no thread, and it ends as
-an interpreter does; /proc tells its own command line and environment. What remains of this process
-is its hash seed and that modules are there already; a test to which one of these matters is marked
+an interpreter does. /proc shows its own command line and environment. It shares with this process
+only the hash seed and the loaded modules. A test to which one of these matters is marked
 `real_start` (see support.forked_starts).
 
-Nothing here may start a thread, an event loop or gRPC: a copy has only the thread that was
-copied, with all locks as they were.
+Nothing here may start a thread, an event loop or gRPC: a copy has only the thread that was copied,
+with all locks as they were.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _DEMO = "topobus.cli.demo"
 
 
 def _load() -> None:
-    """Import what the programs import, but not their main modules: `-m` runs those anew and warns
-    when they are there already.
+    """Import what the programs import, but not their main modules: `-m` runs those again and warns
+    when they are loaded already.
     """
     for service in SERVICES:
         for part in ("config",) if service == "controller" else ("config", "service"):
@@ -104,7 +104,7 @@ def _clone() -> int:
 def serve(connection: socket.socket) -> tuple[Order, list[int]] | None:
     """Start what is asked for until the asker is gone.
 
-    Gives the order in the copy that shall run it, None in the server.
+    Returns the order in the copy that must run it, None in the server.
     """
     while (asked := receive(connection)) is not None:
         order, descriptors = asked
@@ -168,18 +168,18 @@ def _become(order: Order, descriptors: list[int]) -> None:
 
 
 def _show(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Write command line and environment where the kernel reads what it tells in /proc: over our
-    own, which are padded for that.
+    """Write command line and environment where the kernel reads them for /proc: over our own, which
+    are padded for that.
 
-    Source: proc_pid_stat(5), fields 48 to 51. Nothing else points there: os.environ.clear()
-    has let go of the last variable.
+    Source: proc_pid_stat(5), fields 48 to 51. Nothing else points there: os.environ.clear() has
+    released the last variable.
     """
     fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")[2].split()
     variables = [f"{name}={value}" for name, value in environment.items()]
     for start, end, texts in ((45, 46, command), (47, 48, variables)):
         size = int(fields[end]) - int(fields[start])
         if size <= 0:
-            # A kernel that does not tell these numbers.
+            # A kernel that does not show these numbers.
             continue
         content = b"".join(os.fsencode(text) + b"\0" for text in texts)[: size - 1]
         ctypes.memset(int(fields[start]), 0, size)
@@ -193,13 +193,13 @@ def _paths() -> list[str]:
 def _serve_own(order: Order) -> tuple[Order, list[int]] | None:
     """Give a program that starts programs a server of its own.
 
-    The order in a copy that shall run one of those.
+    Returns the order in a copy that must run one of those.
     """
     ours, its = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         ours.close()
-        # Not the program's streams: who reads them waits for their end.
+        # Not the program's streams: their reader waits for their end.
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)

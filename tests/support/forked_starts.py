@@ -106,13 +106,13 @@ _is_refused = False
 
 
 def prepare() -> None:
-    """Start the server of this process, unless it runs; it imports while we go on."""
+    """Start the server of this process, unless it runs. It imports while this process continues."""
     global _server
     if _server is not None or CLONE_NUMBER == 0:
         return
     ours, its = socket.socketpair()
-    # The two paddings are where copies write what /proc tells of them: a variable of our own
-    # may be longer than all of ours.
+    # Copies write what /proc shows of them over the two paddings: a variable of our own may be
+    # longer than all of ours.
     environment = {
         **os.environ,
         _PADDING: "x" * 65536,

@@ -1,9 +1,9 @@
-"""Recorded FPGA cards that can be programmed: file-backed programmers stand in for the kernel's
-ioctl alone, and change what the recorded tree shows.
+"""Recorded FPGA cards that can be programmed: file-backed programmers replace only the kernel's
+ioctl, and change what the recorded tree shows.
 
-A programmer finds the region of a device node in the recorded tree, notes each call in
-a file (which forks and later processes read too), and leaves the region unreadable
-while it writes, as hardware does.
+A programmer finds the region of a device node in the recorded tree, notes each call in a file
+(which forks and later processes read as well), and leaves the region unreadable while it writes, as
+hardware does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CRASHED = "f" * 32
 
 
 class FileProgrammer:
-    """What both programmers share: the list of calls, and what a test lets go wrong."""
+    """What both programmers share: the list of calls, and the failures that a test sets."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -111,7 +111,7 @@ class FileXrtProgrammer(FileProgrammer):
         self._note("program")
 
     def loaded_file(self, management: str) -> Path:
-        """Give the file that stands for what the hardware has."""
+        """Return the file with what the hardware has loaded."""
         assert Path(management).exists(), management
         instance = Path(management).name.removeprefix("xclmgmt")
         (folder,) = [

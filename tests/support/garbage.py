@@ -1,5 +1,5 @@
-"""What stands in a bucket and nobody can read: the server's own answer to a request that named the
-key as its reply subject.
+"""Content of a bucket that no reader can decode: the server's own answer to a request that named
+the key as its reply subject.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ async def make_rig(
     """Make the folder, the bus and the node plane; kubelet and gateway are started by the test.
 
     The plane answers for devices of `classes`. On a server with users it is the topology service
-    alone: who answers for the devices is the test's to say.
+    alone, and the test decides who answers for the devices.
     """
     # Short: a unix socket's path ends at 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="gw"))

@@ -1,4 +1,4 @@
-"""Processes in a recorded tree: what /proc tells of those that use a GPU."""
+"""Processes in a recorded tree: the files in /proc of those that use a GPU."""
 
 from __future__ import annotations
 

@@ -90,11 +90,13 @@ class Rig:
 
 @contextmanager
 def rig(*, is_inside: bool = True) -> Iterator[Rig]:
-    """Make the namespaces; `eth1` has what a careful administrator gave it: four addresses, two
-    routes, an MTU, a queue, an alias, a setting.
+    """Make the namespaces.
 
-    Shapes: is_inside — this process goes into the host's namespace, as the nic service is in the
-    node's; else it stays out, and is told where the host's is.
+    `eth1` has what a careful administrator gave it: four addresses, two routes, an MTU, a queue, an
+    alias, a setting.
+
+    Shapes: is_inside — this process enters the host's namespace, as the nic service is in the
+    node's; else it stays out, and gets the path of the host's.
     """
     with network_namespace() as host, network_namespace() as pod, network_namespace() as world:
         ip(
@@ -197,7 +199,8 @@ def dies_at(moment: int, record_file: Path, act: Callable[[DeviceRecord], object
                 act(DeviceRecord(read_record(record_file), write))
             status = 0
         finally:
-            # A failure of the test's own goes on in no parent: it is printed, and the status tells.
+            # A failure of the test itself is raised in no parent: it is printed, and the status
+            # shows it.
             if status:
                 traceback.print_exc()
             os._exit(status)
@@ -207,7 +210,7 @@ def dies_at(moment: int, record_file: Path, act: Callable[[DeviceRecord], object
 
 
 def read_record(file: Path) -> RecordState:
-    """What a record's file says; an empty record without a file."""
+    """The content of a record's file, or an empty record without a file."""
     return msgspec.json.decode(file.read_bytes(), type=RecordState) if file.exists() else RecordState()
 
 

@@ -114,7 +114,7 @@ class HandsBench:
         return sorted(path.name for path in Path(sandbox.network_namespace).iterdir())
 
     def journal_of(self, name: str) -> Mapping[str, Any] | None:
-        """Read a device's journal as it stands on the disk."""
+        """Read a device's journal as it is on the disk."""
         path = self.root / "journal" / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 

@@ -1,5 +1,5 @@
-"""One device service process after the other over the same cards and the same journal, each killed
-where a test says (see `support.mortal_hands`).
+"""Consecutive device service processes over the same cards and the same journal, each killed where
+a test wants (see `support.mortal_hands`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HandsLives:
         self._asked = 0
 
     async def start(self, order: str = "nothing 0") -> bool:
-        """Start one, and wait until it answers; False when it died before, as it was told."""
+        """Start one, and wait until it answers. False when it died before, as ordered."""
         write_whole(self._order, order)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "support.mortal_hands", str(self._settings), self.url, str(self._order), str(self._steps),  # noqa: E501
@@ -134,7 +134,9 @@ class HandsLives:
             return
 
     async def ask(self, verb: str, **config: Any) -> Any:
-        """Ask as the gateway does, again while nobody answers or work goes on; the result."""
+        """Ask as the gateway does, again while there is no answer or work continues, and return the
+        result.
+        """
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
@@ -205,7 +207,7 @@ class HandsLives:
         )
 
     async def health_states(self) -> set[tuple[str, str]]:
-        """Give what was ever said of the cards, with the deciding reason."""
+        """Return all health states that were published of the cards, with the deciding reason."""
         events = [event.value for name in ("card-0", "card-1") for event in await self._events(name)]
         return {(str(event.health.state), event.health.worst.reason if event.health.worst else "") for event in events}
 

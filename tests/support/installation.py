@@ -1,11 +1,11 @@
 """Topobus as the cluster suite finds it: running already, applied by the suite from manifests, or
 run by the suite as processes of its own on this machine.
 
-`TOPOBUS_CLUSTER_INSTALLATION` says which: `running` (the default), `manifests` or `processes`
-(`hands` and `nodes` are of tests that install it themselves). What the suite must do to it (kill,
-update, break a device, uninstall) it does itself in the last two; for `running`, and for kubelet in
-all three, shell commands in the environment do it, since every installation does it another way. A
-test without its command is skipped, and says so.
+`TOPOBUS_CLUSTER_INSTALLATION` selects: `running` (the default), `manifests` or `processes` (`hands`
+and `nodes` are of tests that install it themselves). What the suite must do to it (kill, update,
+break a device, uninstall) it does itself in the last two; for `running`, and for kubelet in all
+three, shell commands in the environment do it, since every installation does it another way. A test
+without its command is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Installation:
         """Bring it up; ready when this returns."""
 
     async def kill_gateway(self) -> None:
-        """Kill the node's gateway with SIGKILL; whoever runs it starts it again."""
+        """Kill the node's gateway with SIGKILL. What runs it starts it again."""
         await command("KILL_GATEWAY")
 
     async def update(self, *, surge: bool) -> None:
@@ -109,8 +109,8 @@ class Installation:
 
 
 class Manifests(Installation):
-    """Applied by kubectl from a kustomization of this repository (TOPOBUS_CLUSTER_MANIFESTS,
-    deploy/kubernetes-try-out unless it says otherwise).
+    """Applied by kubectl from a kustomization of this repository (TOPOBUS_CLUSTER_MANIFESTS, by
+    default deploy/kubernetes-try-out).
     """
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class Processes(Installation):
             self._start(name)
 
     async def until_ready(self) -> None:
-        """Wait until every service that runs says that it is ready."""
+        """Wait until every running service reports that it is ready."""
         for name in self.services:
             await self._until_ready(name)
 
@@ -266,7 +266,7 @@ class Processes(Installation):
     async def uninstall(self) -> None:
         """Take everything off the node.
 
-        A simulated kubelet can be told so by TOPOBUS_CLUSTER_UNINSTALLED, a shell command.
+        TOPOBUS_CLUSTER_UNINSTALLED, a shell command, can report that to a simulated kubelet.
         """
         for name in reversed(self.services):
             await self._stop(name)
@@ -329,14 +329,14 @@ class Processes(Installation):
             "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(kubelet / "plugins_registry"),
             "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(kubelet / "plugins"),
             "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(kubelet / "pod-resources" / "kubelet.sock"),
-            # Empty: not opened, and kubelet's word that a pod is over is all there is.
+            # Empty: not opened, and kubelet alone reports that a pod is over.
             "TOPOBUS_GATEWAY__RUNTIME__SOCKET": setting("NRI").format(node=self._node),
             "TOPOBUS_GATEWAY__CDI_DIR": str(cdi_dir()),
             "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(self._folder / "checkpoint.json"),
             "TOPOBUS_GATEWAY__CLUSTER__MODE": "kubeconfig",
             "TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG": str(self._kubeconfig),
             "TOPOBUS_GATEWAY__INSTANCE": uuid.uuid4().hex,
-            # The recorded machine's device nodes stand in its own folder.
+            # The recorded machine's device nodes are in its own folder.
             "TOPOBUS_GATEWAY__EDITS": json.dumps(
                 {name: {"device_nodes": [f"{self._folder}/machine/dev/"]} for name in ("gpu", "nic")}
             ),

@@ -52,7 +52,7 @@ async def server_with_rights() -> AsyncIterator[ApiServerSimulator]:
 
 
 class Killed(BaseException):
-    """What stands for kill -9: no code of the Job handles it."""
+    """Replaces kill -9: no code of the Job handles it."""
 
 
 class MortalClient(KubernetesClient):
@@ -176,7 +176,7 @@ class PodFiles:
         text: str = named(manifests, "ConfigMap", "nats")["data"]["nats.conf"]
         text = text[: text.index("jetstream {")] + text[text.index("include ") :]
         lines = [line for line in text.splitlines() if not line.startswith(("listen:", "http:"))]
-        # As start.sh tells the server where to write its PID.
+        # As start.sh configures the file where the server writes its PID.
         lines.append('pid_file: "/tmp/nats.pid"')
         (here / "nats" / "nats.conf").write_text(self._moved("\n".join(lines), here) + "\n", encoding="utf-8")
         reload = container_of(pod_of(manifests, "StatefulSet", "nats"), "reload")

@@ -46,11 +46,11 @@ class KfdMachine:
     ) -> None:
         """Write the tree.
 
-        Shapes: spelling — how the kernel names the platform devices; has_number_in_location
-        — False: all nodes of a card have one `location_id`, as older kernels say;
-        is_completed — write the node that the capture of the MI300X lacks, after the one
-        before it; has_links — write the links, too, thousands of files; most_cards — the
-        first so many cards alone, 0: all.
+        Shapes: spelling — how the kernel names the platform devices; has_number_in_location —
+        False: all nodes of a card have one `location_id`, as on older kernels; is_completed — write
+        the node that the capture of the MI300X lacks, after the one before it; has_links — also
+        write the links, thousands of files; most_cards — only that many cards from the first, 0:
+        all.
         """
         self.root = root
         self.nodes: dict[str, dict[str, Any]] = json.loads((_CAPTURES / f"{capture}.json").read_text())

@@ -70,8 +70,8 @@ async def leaf_pair(
     while len(ports) < 2:
         ports = list(dict.fromkeys((*ports, free_port())))
     hub_port, link_port = ports
-    # Else the hub tells the leaf its own address (2.10 does so with `no_advertise`, too), and the
-    # leaf goes past a link that is cut.
+    # Otherwise the hub gives the leaf its own address (2.10 does so even with `no_advertise`), and
+    # the leaf bypasses a link that is cut.
     listen = f'"127.0.0.1:{hub_port}"\n  advertise: "127.0.0.1:{link_port}"'
     hub_text = render_hub(version, tls=hub_tls).replace('"0.0.0.0:7422"', listen)
     leaf_text = render_leaf(max(version, (2, 10)), tls=leaf_tls)

@@ -26,7 +26,7 @@ class LicenceServer:
 
     @property
     def free(self) -> int:
-        """Seats that nobody has."""
+        """Seats that are free."""
         return self.seats - sum(self.taken.values())
 
 

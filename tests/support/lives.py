@@ -1,6 +1,4 @@
-"""One gateway process after the other, each killed where a test says (see
-`support.mortal_gateway`).
-"""
+"""Consecutive gateway processes, each killed where a test wants (see `support.mortal_gateway`)."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ class Lives:
     async def until_step(self, step: str) -> None:
         """Wait until it has come to a step."""
         async with asyncio.timeout(LIMIT_S):
-            while step not in self._log():  # noqa: ASYNC110  (a file tells nobody)
+            while step not in self._log():  # noqa: ASYNC110  (a file sends no event)
                 await asyncio.sleep(0.02)
 
     @property

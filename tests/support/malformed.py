@@ -64,7 +64,7 @@ def _places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
     if isinstance(value, dict):
         inner = iter(value.items())
     elif isinstance(value, list):
-        # One element stands for all: they have one type.
+        # One element is enough for all: they have one type.
         inner = iter(enumerate(value[:1]))
     for key, inner_value in inner:
         yield from _places(inner_value, (*path, key))

@@ -25,7 +25,7 @@ async def read_page(port: int) -> str:
 
 
 def types_of(page: str) -> dict[str, str]:
-    """Give the type of each metric of ours by its name, as the page says it."""
+    """Return the type of each metric of ours by its name, as the page has it."""
     return dict(_TYPE.findall(page))
 
 

@@ -83,7 +83,7 @@ def _in_a_life(act: Callable[[int], None]) -> tuple[int, str]:
         os.close(reading)
         try:
             act(writing)
-        except BaseException as err:  # noqa: BLE001 - a fork must not go on as its parent
+        except BaseException as err:  # noqa: BLE001 - a fork must not continue as its parent
             os.write(writing, f"raised {err!r}".encode()[:4000])
             os._exit(1)
         os._exit(0)
@@ -158,7 +158,7 @@ class _Scenario:
         return None
 
     def after(self, *, is_asked_again: bool) -> str:
-        """Start anew, as the service does; what is wrong then, or nothing."""
+        """Start again, as the service does, and return what is wrong then, or ""."""
 
         def act(log: int) -> None:
             life = self.life()

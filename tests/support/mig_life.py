@@ -54,7 +54,7 @@ class MigLife:
         self._start()
 
     def reboot(self) -> None:
-        """Take all instances, as a reboot does, and start anew."""
+        """Remove all instances, as a reboot does, and start again."""
         with as_somebody(self.node.library.folder):
             for instance in self.instances():
                 destroy_instance(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(self.node.first), instance.id)
@@ -70,7 +70,7 @@ class MigLife:
         return self.discover()[f"{self.parent}-mig-{name}"]
 
     def instances(self) -> tuple[MigInstance, ...]:
-        """Ask NVML which instances the first GPU has, whoever has made them."""
+        """Ask NVML which instances the first GPU has, whatever made them."""
         with as_somebody(self.node.library.folder):
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(self.node.first)
             return read_mig(pynvml, handle, read_profiles(pynvml, handle)).instances

@@ -67,7 +67,7 @@ class MigNode:
 
 @contextmanager
 def mig_node(folder: Path, model: MigModel = H100_80, *, second: FakeGpu | None = None) -> Iterator[MigNode]:
-    """Build the node; `second` describes the other GPU, which cannot be cut unless it says else."""
+    """Build the node. `second` describes the other GPU, which by default cannot be cut."""
     recorded = build(_PROFILE, folder / "machine")
     first, other = recorded.pci("h100")
     second = second or FakeGpu(address=other, name="NVIDIA L4", minor=1, uuid="GPU-l4")

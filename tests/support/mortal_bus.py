@@ -19,7 +19,7 @@ def mortal_bus(bus: Bus, step: int, *, is_done: bool) -> FatedBus:
     """Give a bus whose owner dies before or after one of its steps: a write to the store, or an ask
     to a node.
 
-    A dry run changes nothing, so nobody needs to die there.
+    A dry run changes nothing, so no owner needs to die there.
     """
     fates = Fates(
         {step: Dies(is_done)}, counted=_STEPS, spared=lambda value: getattr(value, "is_dry_run", False), hangs=True
@@ -30,9 +30,9 @@ def mortal_bus(bus: Bus, step: int, *, is_done: bool) -> FatedBus:
 async def died_or(done: Coroutine[Any, Any, Any], *replicas: Fates) -> bool:
     """Wait until every replica died at its step, or until nothing is left to be done.
 
-    True says that all of them died. A replica that is at its deadly step dies there, even
-    when the test sees that step's effect before the replica does: a count of deaths must
-    not depend on who heard first.
+    Returns whether all of them died. A replica that is at its deadly step dies there, even when the
+    test sees that step's effect before the replica does: a count of deaths must not depend on who
+    heard first.
 
     Errors: raises what `done` raises, when it ends first.
     """

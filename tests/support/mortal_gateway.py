@@ -3,12 +3,13 @@ kubelet's, for crash tests.
 
     python -m support.mortal_gateway SETTINGS.json NATS-URL STEP-FILE LOG-FILE
 
-A step is whatever a crash could fall between: each ask and read on the bus (before and after it),
-each file made, renamed or removed (seen by an audit hook, so that a new one counts by itself), the
-call's begin and its answer; an event of the container runtime is a call, too (`RunPodSandbox/nri`);
-with the method `publish`, each write of a slice (before and after), with `status` those of claims'
-statuses, to disk and to the API server. STEP-FILE holds the method and the step to die at,
-`NodePrepareResources 3`; it is read when a call begins. LOG-FILE gets a line a step.
+A crash can fall between any two steps. A step is each ask and read on the bus (before and after
+it), each file made, renamed or removed (seen by an audit hook, so that a new one counts by itself),
+and the call's begin and its answer. An event of the container runtime is a call as well
+(`RunPodSandbox/nri`). With the method `publish`, each write of a slice counts (before and after),
+with `status` those of claims' statuses, to disk and to the API server. STEP-FILE holds the method
+and the step to die at, `NodePrepareResources 3`. It is read when a call begins. LOG-FILE gets a
+line for each step.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Death:
         self._deadly = 0
 
     def begin(self, deadly: int) -> None:
-        """Count anew; 0 counts without dying."""
+        """Count from the start. With 0 nothing dies."""
         self._count, self._deadly = 0, deadly
 
     def step(self, name: str) -> None:

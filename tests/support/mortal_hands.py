@@ -3,12 +3,13 @@ n-th step of a verb, for crash tests.
 
     python -m support.mortal_hands SETTINGS.json NATS-URL ORDER-FILE LOG-FILE
 
-A step is whatever a crash could fall between: each file or folder below the machine or in the
+A crash can fall between any two steps. A step is each file or folder below the machine or in the
 journal that is made, renamed, written or removed (seen by an audit hook, so a new one counts by
 itself), each program from there that is started, and the answer. ORDER-FILE holds the verb and the
-step to die at, `attach 3`, or the one after which it dies, `attach @os.rename card-0`; it is read
+step to die at, `attach 3`, or the one after which it dies, `attach @os.rename card-0`. It is read
 when a verb begins, and at the process's start for the verb `start`. Steps count from then on, in
-all threads: cleaning and long work go on after their answers. LOG-FILE gets a line a step.
+all threads: cleaning and long work continue after their answers. LOG-FILE gets a line for each
+step.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Death:
         """Count from here, if it is this verb's turn."""
         order = self._order.read_text(encoding="utf-8")
         wanted, _, step = order.partition(" ")
-        # Long work is asked for again while it goes on: it is one verb.
+        # Long work is asked for again while it continues: it is one verb.
         if wanted == verb and order != self._begun:
             self._begun = order
             self._last_words = step.removeprefix("@") if step.startswith("@") else ""

@@ -4,7 +4,7 @@ journal since a verb began.
     python -m support.mortal_nic attach 3
 
 Nothing of the service is replaced: before the change is written, the process ends. What the driver
-did since the change before is done, and nobody has noted it.
+did since the previous change is done, and no record has it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One process of the gpu service after the other over the same GPUs, journal and MPS daemons, each
-killed where a test says (see `support.mortal_gpu`).
+"""Consecutive processes of the gpu service over the same GPUs, journal and MPS daemons, each killed
+where a test wants (see `support.mortal_gpu`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MpsLives:
         await bus.put(MACHINE, msgspec.structs.replace(machine, generation=1), node=NODE)
 
     async def start(self, order: str = "nothing 0") -> bool:
-        """Start one, and wait until it answers; False when it died before, as it was told."""
+        """Start one, and wait until it answers. False when it died before, as ordered."""
         write_whole(self._order, order)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "support.mortal_gpu", str(self._settings), self.url, str(self._order), str(self._steps),  # noqa: E501
@@ -138,7 +138,7 @@ class MpsLives:
         raise AssertionError("the watch ended")
 
     async def event(self, wanted: Callable[[HealthEvent], bool]) -> HealthEvent:
-        """Wait for a health event as wanted; old ones count, too."""
+        """Wait for a wanted health event. Old ones count as well."""
         async with asyncio.timeout(LIMIT_S):
             async for received in self.bus.follow(HEALTH, node=NODE, device_class="gpu"):
                 if wanted(received.value):
@@ -162,7 +162,9 @@ class MpsLives:
         strategy: str = "MPS",
         shares: dict[str, dict[str, int]] | None = None,
     ) -> Any:
-        """Ask as the gateway does, again while nobody answers or work goes on; the result."""
+        """Ask as the gateway does, again while there is no answer or work continues, and return the
+        result.
+        """
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
@@ -181,7 +183,7 @@ class MpsLives:
             return
 
     async def unprepare(self, owner: Owner = OWNER, *devices: str) -> Any:
-        """Ask as the gateway does, again while nobody answers; the refusal."""
+        """Ask as the gateway does, again while there is no answer, and return the refusal."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:

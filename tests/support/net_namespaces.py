@@ -52,7 +52,7 @@ class Namespace:
         )
 
     def json(self, *arguments: str) -> list[dict[str, Any]]:
-        """Read what `ip -json` says."""
+        """Read the output of `ip -json`."""
         text = self.ip("-json", *arguments)
         entries: list[dict[str, Any]] = json.loads(text) if text.strip() else []
         return entries
@@ -75,7 +75,7 @@ class Namespace:
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in a thread that is in the namespace.
 
-        What it starts and opens is in there, too.
+        What it starts and opens is in the namespace as well.
         """
         outcome: list[T] = []
         trouble: list[BaseException] = []
@@ -102,7 +102,7 @@ class Namespace:
 
 @contextmanager
 def new_namespace(role: str) -> Iterator[Namespace]:
-    """Make a namespace of a name that nobody else has, and remove it."""
+    """Make a namespace with a name of its own, and remove it."""
     namespace = Namespace(f"tb-cni-{role}-{uuid.uuid4().hex[:8]}")
     ip("netns", "add", namespace.name)
     try:

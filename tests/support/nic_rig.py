@@ -49,7 +49,7 @@ class NicRig:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The pod's sandbox as the runtime tells it."""
+        """The pod's sandbox as the runtime describes it."""
         return Sandbox(
             id="sb-1", uid="pod-1", namespace="apps", name="trainer", network_namespace=f"/run/netns/{self.pod}"
         )
@@ -69,7 +69,7 @@ class NicRig:
         return PrepareContext(owner=OWNER, config=(interface_config(**config),) if config else ())
 
     def link_in_pod(self, name: str) -> dict[str, Any]:
-        """What `ip address` says of an interface in the pod."""
+        """The output of `ip address` about an interface in the pod."""
         (link,) = lines("-n", self.pod, "-d", "address", "show", name)
         return link
 
@@ -129,8 +129,8 @@ def ping(namespace: str, address: str) -> bool:
 
 
 def _echo(address: str) -> bool:
-    # Type 8, code 0, checksum, identifier, sequence (RFC 792); the identifier
-    # tells our answer from others'.
+    # Type 8, code 0, checksum, identifier, sequence (RFC 792). The identifier distinguishes our
+    # answer from others'.
     body = struct.pack("!HH", 0x7462, 1) + b"topobus"
     packet = struct.pack("!BBH", 8, 0, _checksum(struct.pack("!BBH", 8, 0, 0) + body)) + body
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as opened:

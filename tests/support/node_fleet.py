@@ -1,7 +1,7 @@
 """Topobus on several nodes of one cluster, as processes of the suite: the services on each node,
 one NATS and one controller beside them; and what befalls them.
 
-The nodes are containers or namespaces of this machine, so that its kernel tells of all of them (see
+The nodes are containers or namespaces of this machine, so that its kernel shows all of them (see
 tests/e2e/cluster/test_nodes.py).
 """
 

@@ -196,7 +196,7 @@ class NodePlane:
         await self.topology.wait_until_heard(INVENTORY, revision)
 
     async def hold(self, owner: Owner, **devices: tuple[str, ...]) -> None:
-        """Have topology write a holding, as another door would."""
+        """Have topology write a holding, as another interface would."""
         await self.topology.hold(AdoptRequest(op_id=f"hold-{owner.uid}", owner=owner, devices=devices))
 
     async def let_go(self, owner: Owner) -> None:
@@ -208,7 +208,7 @@ class NodePlane:
         await self.topology.lose_ledger()
 
     async def begin_from(self, older: Ledger) -> None:
-        """Have topology know no more than an older ledger says."""
+        """Have topology know only what an older ledger has."""
         await self.topology.begin_from(older)
 
     async def store(self, value: ApiObject) -> None:

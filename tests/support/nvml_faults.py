@@ -1,4 +1,4 @@
-"""One fault for each sign that NVML tells of: what the library says on that day."""
+"""One fault for each sign that NVML can show, with the library's answers for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NVML_FAULTS", "NvmlFault"]
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlFault:
-    """What a GPU's part of the profile says before and after; the names are those of FakeGpu."""
+    """A GPU's part of the profile before and after. The names are those of FakeGpu."""
 
     code: str
     state: HealthState

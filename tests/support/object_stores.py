@@ -64,7 +64,7 @@ class Deafening:
 
 
 class Watched:
-    """A watch of one kind that can be stopped and run on, and what it said."""
+    """A watch of one kind that can be stopped and continued, and what it delivered."""
 
     def __init__(self, kind: str, make: MakeWatch) -> None:
         self._news = asyncio.Event()

@@ -27,7 +27,9 @@ class OciRuntime:
         subprocess.run([self.program, "spec"], cwd=bundle, check=True)
 
     def call(self, bundle: Path, *arguments: str, has_output: bool = True) -> subprocess.CompletedProcess[str]:
-        """Call it on a bundle's containers; without output where they go on in the background."""
+        """Call it on a bundle's containers, without output where they continue in the
+        background.
+        """
         output = subprocess.PIPE if has_output else subprocess.DEVNULL
         command = [self.program, "--root", str(bundle / "state"), *arguments]
         return subprocess.run(

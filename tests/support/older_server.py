@@ -82,8 +82,8 @@ class OlderServer:
         self.asked.append(target)
         version = target.removeprefix(GROUP).partition("?")[0].partition("/")[0] if target.startswith(GROUP) else ""
         if version and version not in self.versions:
-            # What is not served at all is told by Go's own handler, in plain text; a Status comes
-            # for an object that is not there.
+            # Go's own handler answers for paths that are not served at all, in plain text. A Status
+            # comes for an object that does not exist.
             text = b"404 page not found\n"
             head = (
                 "HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: "
@@ -147,7 +147,7 @@ def _older(plain: Any, version: str) -> Any:
 
 
 def _flat(claim: dict[str, Any]) -> dict[str, Any]:
-    """Write a claim's requests as v1beta1 has them: what v1 has in `exactly` stands beside the
+    """Write a claim's requests as v1beta1 has them: the content of v1's `exactly` is beside the
     name.
     """
     requests = [

@@ -1,5 +1,5 @@
-"""Write an outcome for people: one block a container for a Placement, reasons and what to free for
-a Refusal.
+"""Writes an outcome for people: for a Placement a block for each container, for a Refusal the
+reasons and what to free.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class PassthroughBench:
     async def prepare(
         self, *addresses: str, owner: Owner = OWNER, config: Mapping[str, Any] | None = ASKED, **more: Any
     ) -> Any:
-        """Ask as the gateway does, again while work goes on; the result."""
+        """Ask as the gateway does, again while work continues, and return the result."""
         names = tuple(self.name(address) for address in addresses)
         request = PrepareRequest(
             op_id="", owner=owner, devices=names, config=(dict(config),) if config is not None else (), **more
@@ -152,7 +152,9 @@ class PassthroughBench:
         return (await self.preparer.unprepare(UnprepareRequest(op_id="", owner=owner, devices=names))).refusal
 
     def held_by(self) -> dict[str, str]:
-        """Say which kernel driver has each function; the kernel has done all that it was told."""
+        """Return the kernel driver of each function, after the kernel has done all that was
+        requested.
+        """
         self.kernel.settle()
         return {address: self.drivers.driver_of(address) for address in GROUPS}
 
@@ -166,7 +168,7 @@ class PassthroughBench:
         return set(self.held_by().values()) == {self.own_driver} and not self.overrides()
 
     def journal_of(self, address: str) -> Mapping[str, Any] | None:
-        """Read a device's journal as it stands on the disk."""
+        """Read a device's journal as it is on the disk."""
         path = self.journal_folder / f"{self.name(address)}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 

@@ -28,7 +28,7 @@ class Function:
 
     @property
     def number(self) -> int:
-        """What the file says."""
+        """The content of the file."""
         return int((self.folder / "sriov_numvfs").read_text())
 
     def virtual(self, index: int) -> Path:

@@ -188,7 +188,7 @@ def _free(view: NodeView) -> set[Unit]:
 
 
 def _units_in(view: NodeView, mask: frozenset[int] | None, classes: set[str]) -> set[Unit]:
-    """Units inside a node set; a class that tells no node is inside everything."""
+    """Units inside a node set. A class without known nodes is inside everything."""
     units: set[Unit] = set()
     for resource in {"cpu", *view.devices}:
         homes = _homes(view, resource)

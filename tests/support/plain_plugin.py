@@ -3,7 +3,7 @@ nothing else.
 
     python plain_plugin.py FOLDER RESOURCE ID=NODE ...
 
-It serves its socket, registers, and starts anew when its socket or kubelet's goes away, as such
+It serves its socket, registers, and starts again when its socket or kubelet's goes away, as such
 plugins do. It prefers its last devices, wants to be called before each start, sets an annotation,
 calls its first device sick after SIGUSR1, and writes each call as a JSON line.
 """
@@ -108,7 +108,7 @@ def _tell(call: str, ids: list[str]) -> None:
 
 
 def main(folder: Path, resource: str, devices: dict[str, int]) -> None:
-    """Serve and register for ever."""
+    """Serve and register until killed."""
     kubelet, own = folder / "kubelet.sock", folder / f"{resource.rpartition('/')[2]}s.sock"
     sick = threading.Event()
     signal.signal(signal.SIGUSR1, lambda number, frame: sick.set())

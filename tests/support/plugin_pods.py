@@ -1,4 +1,4 @@
-"""Devices and pods of kubelet's device plugin door, as its tests make and admit them."""
+"""Devices and pods of kubelet's device plugin interface, as its tests make and admit them."""
 
 from __future__ import annotations
 

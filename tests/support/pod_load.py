@@ -49,7 +49,7 @@ class PodKind:
 
 
 class PodLoad:
-    """Keeps so many pods of each kind coming and going as its workers say."""
+    """Keeps one pod of each kind running and ending for each of its workers."""
 
     def __init__(
         self, client: AsyncClient, run: str, image: str, kinds: Mapping[str, PodKind], chance: random.Random
@@ -67,7 +67,7 @@ class PodLoad:
         self._phases: dict[str, str] = {}
 
     async def come_and_go(self, goes_on: Callable[[], bool]) -> None:
-        """Make pods until `goes_on` says no more, and wait for those that are."""
+        """Make pods as long as `goes_on` returns True, and wait for those that exist."""
         following = asyncio.create_task(self._follow())
         try:
             async with asyncio.TaskGroup() as group:
@@ -98,7 +98,7 @@ class PodLoad:
 
     async def _follow(self) -> None:
         while True:
-            # An API server that starts anew is asked again.
+            # A restarted API server is asked again.
             with suppress(ApiError, httpx2.HTTPError):
                 pods = [
                     pod.to_dict()
@@ -116,7 +116,7 @@ class PodLoad:
             await self._make(name, kind)
             try:
                 async with asyncio.timeout(_LIMIT_S):
-                    while self._phases.get(name) not in _ENDED:  # noqa: ASYNC110 - a list tells it, no event
+                    while self._phases.get(name) not in _ENDED:  # noqa: ASYNC110 - a list shows it, no event
                         await asyncio.sleep(0.1)
             except TimeoutError:
                 pass

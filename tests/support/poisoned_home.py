@@ -1,4 +1,4 @@
-"""One node whose bucket anybody writes into, and the controller that must go on."""
+"""One node whose bucket has writes of any client, and the controller that must continue."""
 
 from __future__ import annotations
 

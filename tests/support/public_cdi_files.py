@@ -1,8 +1,8 @@
 """CDI files in the forms that public generators write, each with the names that a device plugin
-gives, and the device nodes of the host that they speak of.
+gives, and the device nodes of the host that they name.
 
-The forms are facts about the generators (which fields they write, in which file format), retold
-with few devices: nvidia-ctk 1.17 (NVIDIA/nvidia-container-toolkit, pkg/nvcdi), amd-ctk
+The forms are facts about the generators (which fields they write, in which file format), repeated
+here with few devices: nvidia-ctk 1.17 (NVIDIA/nvidia-container-toolkit, pkg/nvcdi), amd-ctk
 (ROCm/container-toolkit, internal/cdi), Intel's GPU plugin (intel-device-plugins-for-kubernetes,
 cmd/gpu_plugin/cdi.md), and VFIO groups as NVIDIA's sandbox device plugin has them.
 """

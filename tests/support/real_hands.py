@@ -41,7 +41,7 @@ _SERVICES = ("discovery", "nic", "cpu", "topology")
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """A network interface as the kernel tells it."""
+    """A network interface as the kernel shows it."""
 
     name: str
     mac: str
@@ -51,10 +51,11 @@ class Interface:
 
 
 def run_ip(*words: str, pid: int | None = None, on: Sequence[str] = ()) -> str:
-    """Run `ip` on the host, in the network namespace of a process, or on another node by the words
-    that run a command there; gives what it printed.
+    """Run `ip` and return its output.
 
-    Errors: raises AssertionError with what it said.
+    Shapes: pid — run it in the network namespace of this process; on — run it on another node, by
+    the words that run a command there.
+    Errors: raises AssertionError with its error output.
     """
     prefix = ["nsenter", "-t", str(pid), "-n"] if pid is not None else []
     process = subprocess.run([*on, *prefix, "ip", *words], capture_output=True, text=True, timeout=20, check=False)
@@ -105,7 +106,7 @@ def veth_bench(count: int) -> Iterator[dict[str, Interface]]:
 
 
 def make_bench(count: int, on: Sequence[str] = ()) -> dict[str, Interface]:
-    """Make what `veth_bench` does, anew where it is there."""
+    """Make what `veth_bench` does, again where it exists."""
     _remove_bench(count, on)
     run_ip("link", "add", BRIDGE, "type", "bridge", on=on)
     run_ip("addr", "add", BRIDGE_ADDRESS, "dev", BRIDGE, on=on)

@@ -1,5 +1,5 @@
 """A node's topology service in process: the service itself on a test's bus, watched, and made to
-refuse, wait or forget where a test says so.
+refuse, wait or forget where a test wants that.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ class WatchedTopology(Bus):
         await self.start()
 
     async def set_prepared(self, owner: Owner, *, is_prepared: bool) -> None:
-        """Do what the gateway does: say that the owner's devices are prepared for a container, or
-        not any more.
+        """Do what the gateway does: report that the owner's devices are prepared for a container,
+        or no longer.
         """
         op_id = f"prepared-{is_prepared}-{self.ledger.sequence}"
         if is_prepared:
@@ -215,7 +215,7 @@ class WatchedTopology(Bus):
             await self.let_go(ReleaseRequest(op_id=op_id, owner=owner, is_undone=True, keeps_devices=True))
 
     async def hold(self, request: AdoptRequest) -> None:
-        """Write a holding as somebody else's adoption does; nobody notes that it was asked."""
+        """Write a holding as another client's adoption does. It is not noted as a request."""
         adopted: AdoptReply = await self._handlers[catalogue.ADOPT.name](request)
         assert isinstance(adopted.result, Adopted), adopted
 

@@ -84,7 +84,7 @@ def _received(pid: int | None, interface: str) -> int:
 def _within(pid: int | None, function: Callable[[], T]) -> T:
     """Call a function in a thread that is in a process's network namespace.
 
-    What it opens is in there, too.
+    What it opens is in the namespace as well.
     """
     if pid is None:
         return function()
@@ -108,7 +108,7 @@ def _within(pid: int | None, function: Callable[[], T]) -> T:
 
 @contextmanager
 def changes_of_interfaces(prefix: str) -> Iterator[list[str]]:
-    """Listen to what the kernel tells of the host's interfaces and addresses.
+    """Record the kernel's events of the host's interfaces and addresses.
 
     The list has those about names with a prefix when the block has ended.
     """

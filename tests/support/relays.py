@@ -33,7 +33,7 @@ _EVENTS = (HEALTH, DECISION, DISAGREEMENT)
 
 
 class RunningRelay:
-    """A relay, and what it says of itself."""
+    """A relay, and what it reports of itself."""
 
     def __init__(self, readiness: Readiness, registry: CollectorRegistry, bus: Bus) -> None:
         self.readiness = readiness
@@ -41,7 +41,7 @@ class RunningRelay:
         self.bus = bus
 
     def said(self, noun: str, outcome: str) -> int:
-        """Give how often something was said with an outcome."""
+        """Return how often something was published with an outcome."""
         return int(self.registry.get_sample_value("topobus_relay_said_total", {"noun": noun, "outcome": outcome}) or 0)
 
     @property
@@ -51,7 +51,7 @@ class RunningRelay:
 
     @property
     def remark(self) -> str:
-        """Give what the readiness report says of the hub."""
+        """Return the readiness report's text about the hub."""
         return self.readiness.report().get("hub", "")
 
 
@@ -74,7 +74,7 @@ async def relay(pair: LeafPair, *, forget_after_s: float = 0.2) -> AsyncIterator
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something holds that nothing tells of."""
+    """Wait until a condition holds for which there is no event."""
     async with asyncio.timeout(LIMIT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(_PAUSE_S)

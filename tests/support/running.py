@@ -75,7 +75,7 @@ class Service:
             writer.close()
 
     async def until_ready(self, *, wanted: bool = True) -> None:
-        """Wait until it says that it is ready (or, with `wanted` false, that it is not)."""
+        """Wait until it reports that it is ready (or, with `wanted` false, that it is not)."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 if await self.is_ready() is wanted:
@@ -169,7 +169,7 @@ async def until_all_ready(running: Mapping[str, Service]) -> None:
 
 
 async def readiness_report(port: int) -> str:
-    """Give what a service says at /readyz, with the answer's head."""
+    """Return a service's answer at /readyz, with its head."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     await writer.drain()

@@ -1,6 +1,6 @@
 """Two recorded nodes on a bus with the controller, and a user who writes pods and claims.
 
-The fixtures that start them stand in `integration/scheduling/conftest.py`.
+The fixtures that start them are in `integration/scheduling/conftest.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Place:
     ) -> ApiObject | None:
         """Wait until the newest version of an object satisfies the test.
 
-        None stands for a deleted one.
+        A deletion is None.
         """
 
         def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
@@ -155,8 +155,8 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.to
 
 @asynccontextmanager
 async def controller(url: str, settings: ControllerSettings = SETTINGS, *, step: int = 0) -> AsyncIterator[Fates]:
-    """Run one replica; with a step it dies before its write or ask of that number, and its fates
-    say that it did.
+    """Run one replica. With a step it dies before its write or ask of that number, and its fates
+    record that.
     """
     async with Bus.session(NatsSettings(url=url), name="controller") as real:
         bus = mortal_bus(real, step, is_done=False) if step else real

@@ -66,8 +66,8 @@ class HubAndLeaves:
 
 
 def foreign_leaf(binary: Path, url: str) -> NatsServer:
-    """Make a server that somebody else set up as a leaf: no users, nothing denied, all that its
-    clients say goes to the hub if that lets it.
+    """Make a server that was set up elsewhere as a leaf: no users, nothing denied, and all messages
+    of its clients go to the hub if that allows it.
     """
     return NatsServer(
         binary=binary,

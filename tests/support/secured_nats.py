@@ -1,8 +1,8 @@
 """A real nats-server under the shipped permission file: honest services by our own bus, attackers
 by a bare client, each as any principal.
 
-The password of a principal is its name. An attacker's client is nats-py's own: it does what it is
-told, and its rights are the only limit.
+The password of a principal is its name. An attacker's client is nats-py's own: it sends what the
+test wants, and its rights are the only limit.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Attacker:
         await self.barrier()
 
     async def barrier(self) -> None:
-        """Wait until the server has seen all that we sent, and we have read what it said before.
+        """Wait until the server has seen all that we sent, and we have read what it sent before.
 
-        By a message to ourselves: the PING of nats-py's flush overtakes queued commands.
+        This needs a message to ourselves: the PING of nats-py's flush overtakes queued commands.
         """
         echo = await self.client.subscribe(self.client.new_inbox())
         await self.client.publish(echo.subject)

@@ -1,5 +1,5 @@
-"""A node whose devices get sick: device services on a recorded machine, with all that tells of it
-around them: a stream, metrics, kubelet and an API server.
+"""A node whose devices get sick: device services on a recorded machine, with all outputs around
+them: a stream, metrics, kubelet and an API server.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is told of each device, by its name.
+    """What was published of each device, by its name.
 
-    Healthy ones of which nothing was told are not there.
+    Healthy devices of which nothing was published are missing.
     """
 
     events: dict[str, tuple[str, HealthState]]
@@ -100,11 +100,11 @@ class SickNode:
         return change.value.devices
 
     async def outputs(self, reasons: Mapping[str, str], kept_back: Mapping[str, str]) -> Outputs:
-        """Wait until everything tells of these devices, and give what is told of all devices by
-        then.
+        """Wait until all outputs have these devices, and return what was published of all devices
+        by then.
 
-        Shapes: reasons — by device, what its events have to name before the looking ends; kept_back
-        — by device, what kubelet is to say of it.
+        Shapes: reasons — by device, what its events must name before the wait ends; kept_back — by
+        device, the health that kubelet must have.
         """
         await self._until_heard(
             lambda: all(any(_names(event, reason) for event in self._new(name)) for name, reason in reasons.items())
@@ -125,7 +125,7 @@ class SickNode:
         )
 
     async def until_told(self, device: str, wanted: Callable[[HealthEvent], bool]) -> HealthEvent:
-        """Wait for an event of a device; old ones count, too."""
+        """Wait for an event of a device. Old ones count as well."""
         await self._until_heard(lambda: any(map(wanted, self._events.get(device, ()))))
         return next(filter(wanted, self._events[device]))
 
@@ -152,8 +152,8 @@ class SickNode:
         first_signs: dict[str, tuple[str, HealthState]] = {}
         for name in self._first:
             events = self._new(name)
-            # A card that leaves the bus is said to have left before a look for
-            # devices says what is missing of it.
+            # A card that leaves the bus is reported as gone before a look for devices reports what
+            # is missing of it.
             naming = [event for event in events if name in reasons and _names(event, reasons[name])] or events
             if naming and naming[0].health.worst is not None:
                 first_signs[name] = (naming[0].health.worst.reason, naming[0].health.worst.state)

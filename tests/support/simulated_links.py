@@ -1,13 +1,13 @@
 """A host whose interfaces are cards, with pods' namespaces: netlink and sysfs as a real kernel
 shows them for hardware, which no test machine has.
 
-It does what was seen on Linux 6.12 with igb and igbvf: the permanent address of a virtual
-function changes with each reset of it (its hardware address or MTU is changed, it is moved, the
-physical function gives it an address), and after the latter it takes no address before it was up
-and down; hardware of a namespace that ends comes to the host under the pod's name; with a card
-that leaves the bus its interfaces end wherever they are, and a device that comes anew has
-another folder in sysfs. Addresses and routes are not simulated: those of real namespaces are
-tested in tests/integration/nic.
+It does what was seen on Linux 6.12 with igb and igbvf. The permanent address of a virtual function
+changes with each reset of it (its hardware address or MTU is changed, it is moved, the physical
+function gives it an address), and after the latter it takes no address before it was up and down.
+Hardware of a namespace that ends comes to the host under the pod's name. When a card leaves the bus
+its interfaces end wherever they are, and a device that comes back has another folder in sysfs.
+Addresses and routes are not simulated: those of real namespaces are tested in
+tests/integration/nic.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class SimulatedHost:
             self.namespaces[_HOST] |= {index: link for index, link in links.items() if link["parent_dev_name"]}
 
     def reboot(self) -> None:
-        """Begin anew: another boot id, no pods, and indices from the start.
+        """Start again: another boot id, no pods, and indices from the start.
 
         What is on the bus comes by `add`.
         """

@@ -3,9 +3,10 @@ and node agent between them as the cluster suite needs.
 
     python small_cluster.py KUBELET_DIR KUBECONFIG
 
-SIGUSR1 restarts kubelet. SIGUSR2 lets it wait no longer for drivers that are away: whoever takes
-Topobus off the node sends it. `nobody` beside KUBECONFIG is a user's without rights. It proves
-nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
+SIGUSR1 restarts kubelet. SIGUSR2 makes it wait no longer for drivers that are away, and is sent by
+a test that takes Topobus off the node. The file `nobody` beside KUBECONFIG is a user's without
+rights. It proves nothing about a real cluster, but the suite's own steps can run, and fail, without
+one.
 """
 
 from __future__ import annotations
@@ -292,7 +293,7 @@ async def main(kubelet_dir: Path, kubeconfig: Path) -> None:
             kubelet_dir,
             numa_nodes=NodeSet(0, 1),
             # As kubelet's own default. Every other policy gives pods by resource the first NUMA
-            # node's devices, which claims are given, too (ADR 21).
+            # node's devices, which claims are given as well (ADR 21).
             options=AlignmentOptions(policy=Policy.NONE),
             timings=KubeletTimings(reconcile_s=0.5, grace_s=2.0),
             wipe_slices=lambda driver: server.wipe_slices(NODE, driver),
@@ -306,7 +307,7 @@ async def main(kubelet_dir: Path, kubeconfig: Path) -> None:
             loop.add_signal_handler(signal.SIGTERM, running.cancel)
             await server.until(lambda: server.objects("Node"), what="the node")
             server.write_kubeconfig(kubeconfig.with_name("nobody"), user="nobody")
-            # Last: whoever waits for this file finds everything there.
+            # Last: a process that waits for this file finds everything there.
             server.write_kubeconfig(kubeconfig)
             await asyncio.gather(running, return_exceptions=False)
 

@@ -117,14 +117,14 @@ class SriovBench:
             self.writes.settle()
 
     def undo_all(self) -> None:
-        """Undo what is half done, as a start does, and let go what is whole."""
+        """Undo what is half done, as a start does, and release what is whole."""
         for entry in list(self.journal.entries.values()):
             for owner in entry.owners:
                 journaled_verbs.undo_prepare(self.journal, self.driver, self.tree, entry.device, owner.owner)
         self.writes.settle()
 
     def variable(self, edits: Edits | Refusal, name: str) -> str:
-        """Give what a container is told of one device."""
+        """Return a container's variable for one device."""
         assert isinstance(edits, Mapping), edits
         return edits[name].env[f"TOPOBUS_{name.upper().replace('-', '_')}"]
 

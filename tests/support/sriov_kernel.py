@@ -1,11 +1,11 @@
 """A physical function that obeys what is written into its sriov_numvfs, as the PCI core and a NIC's
 or GPU's driver do.
 
-Flows in: writes, by the thread of `KernelWrites`. Flows out: folders of virtual functions with
-their links, and what their driver shows: an interface, a render node, or nothing. A real one adds
-the functions at once, binds their driver a moment later, and shows what that makes a moment after
-that; meanwhile the physical function's link begins anew. One that `is_slow` does each of these when
-it is told to (`go_on`), any other one does all in the write.
+The thread of `KernelWrites` brings the writes. Folders of virtual functions appear with their
+links, and what their driver shows: an interface, a render node, or nothing. A real one adds the
+functions at once, binds their driver a moment later, and shows what that makes a moment after that.
+Meanwhile the physical function's link comes up again. One that `is_slow` does each of these on
+`go_on`, any other one does all in the write.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SriovKernel:
 
     @property
     def number(self) -> int:
-        """What the file says."""
+        """The content of the file."""
         return int((self.root / self._folder(PHYSICAL) / "sriov_numvfs").read_text())
 
     def follow(self, writes: KernelWrites) -> None:

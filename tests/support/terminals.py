@@ -74,7 +74,7 @@ class TerminalSession:
         self.columns = columns
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         if hasattr(self, "process"):
-            # The terminal is nobody's controlling terminal, so the kernel signals nobody.
+            # The terminal controls no process, so the kernel signals none.
             self.process.send_signal(signal.SIGWINCH)
 
     def press(self, keys: bytes) -> None:

@@ -12,5 +12,7 @@ _PAUSE_S = 0.001
 
 
 async def other_threads() -> None:
-    """Let the other threads run; whoever waits for one that tells nobody looks again after this."""
+    """Let the other threads run. A caller that waits for a thread without an event checks again
+    after this.
+    """
     await asyncio.sleep(_PAUSE_S)

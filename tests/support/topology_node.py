@@ -46,7 +46,7 @@ async def topology(url: str, **settings: str) -> AsyncIterator[asyncio.subproces
 
 
 async def publish_node(bus: Bus) -> None:
-    """Say what discovery and the device services would say of the demo machine."""
+    """Publish what discovery and the device services would publish of the demo machine."""
     machine, inventories = dgx_facts()
     await bus.put(MACHINE, machine, node=NODE)
     for device_class, inventory in inventories.items():

@@ -41,7 +41,7 @@ class TraceCollector:
 
     @property
     def endpoint(self) -> str:
-        """What `tracing.endpoint` says."""
+        """The value for `tracing.endpoint`."""
         return f"http://127.0.0.1:{self.port}"
 
     def named(self, name: str) -> list[CollectedSpan]:

@@ -25,7 +25,7 @@ def vf_info(index: int, state: VfState) -> bytes:
     mac = bytes.fromhex((state.mac or "").replace(":", ""))
     link_state = {"auto": 0, "enable": 1, "disable": 2}[state.link_state or "auto"]
     numbers = (state.vlan or 0, state.qos or 0)
-    # The kernel writes all ones where a driver does not tell.
+    # The kernel writes all ones where a driver does not show the flag.
     flags = [0xFFFFFFFF if flag is None else int(flag) for flag in (state.spoof_check, state.trust)]
     parts = [
         attribute(1, struct.pack("=I32s", index, mac)),
@@ -43,9 +43,9 @@ def vf_info(index: int, state: VfState) -> bytes:
 
 
 class VfKernel:
-    """Stands where the socket is: a physical function `ens1` with virtual ones.
+    """Takes the place of the socket: a physical function `ens1` with virtual ones.
 
-    It reads and answers in the kernel's own bytes, and keeps what it is told.
+    It reads and answers in the kernel's own bytes, and keeps what it is sent.
     """
 
     def __init__(self, states: dict[int, VfState], refused: str = "", error: int = errno.EOPNOTSUPP) -> None:

@@ -8,7 +8,7 @@ __all__ = ["write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file's text: who reads at any moment has the old one or the new one, never an empty
+    """Replace a file's text. A reader at any moment has the old one or the new one, never an empty
     file or a part.
     """
     new = path.with_name(f"{path.name}.new")
