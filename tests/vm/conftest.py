@@ -25,7 +25,9 @@ collect_ignore_glob = [] if _IS_GUEST else ["*"]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure at once, with what the kernel and the services said: a run takes minutes."""
+    """Print a failure at once, with the logs of the kernel and the services: a run takes
+    minutes.
+    """
     if report.failed:
         logs = [(log.name, log.read_text(errors="replace")[-4000:]) for log in sorted(JOB.glob("*.log"))]
         for name, text in [

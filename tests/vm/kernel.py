@@ -16,7 +16,10 @@ _MOVING = {"operstate", "carrier_changes", "stats64", "ifindex", "qdisc", "link_
 
 
 def sh(command: str) -> str:
-    """Run a command; what it prints. An AssertionError with all that it said when it fails."""
+    """Run a command and return its output.
+
+    Errors: raises AssertionError with the output when the command fails.
+    """
     done = subprocess.run(
         ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

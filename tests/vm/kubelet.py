@@ -62,7 +62,7 @@ PATIENCE_S = 600.0
 
 
 class Cpus(Struct, frozen=True):
-    """What the kernel says of a container: `own` and `mems` are what was written into its control
+    """The CPUs of a container by the kernel: `own` and `mems` are what was written into its control
     group, `effective` what holds, `running` what each of its processes may use.
     """
 
@@ -73,7 +73,10 @@ class Cpus(Struct, frozen=True):
 
     @property
     def are(self) -> CpuSet:
-        """The CPUs, where control group and processes say the same; else an AssertionError."""
+        """The CPUs, where control group and processes agree.
+
+        Errors: raises AssertionError where they do not.
+        """
         assert self.effective == self.running, self
         return self.running
 
@@ -142,7 +145,7 @@ class Kubelet:
         self._start("kubelet", *words.split())
 
     async def ready(self) -> None:
-        """Wait until kubelet is ready and has told what it has to give."""
+        """Wait until kubelet is ready and has published its resources."""
         reserved = len(CpuSet.parse(self._settings["reservedSystemCPUs"]))
         online = len(CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text()))
 
@@ -169,7 +172,7 @@ class Kubelet:
             process.wait()
 
     def end(self) -> None:
-        """End all; the guest ends, too."""
+        """End all, and with them the guest."""
         for name in [*self._processes]:
             self.kill(name)
 
@@ -217,7 +220,7 @@ class Kubelet:
             await until(f"end of pod {name}", is_gone)
 
     async def events(self, name: str) -> list[str]:
-        """What was said of a pod."""
+        """The events of a pod."""
         path = object_path("v1", "events", namespace="default")
         answer = await self.client.ask("GET", path, params={"fieldSelector": f"involvedObject.name={name}"})
         return (
@@ -236,12 +239,12 @@ class Kubelet:
         }
 
     async def cpus(self) -> dict[str, Cpus]:
-        """What the kernel says of each container that runs, by `POD/CONTAINER`."""
+        """The CPUs of each container that runs, by `POD/CONTAINER`, as the kernel shows them."""
         read = {name: cpus_of(container_id) for name, container_id in (await self.containers()).items()}
         return {name: cpus for name, cpus in read.items() if cpus is not None}
 
     async def become(self, what: str, wanted: Callable[[dict[str, Cpus]], bool]) -> dict[str, Cpus]:
-        """Wait until the kernel says so of all containers."""
+        """Wait until the kernel shows the wanted CPUs of all containers."""
         seen: dict[str, Cpus] = {}
 
         async def holds() -> bool:
@@ -289,8 +292,8 @@ async def until(what: str, holds: Callable[[], Any], said: Callable[[], Any] | N
 
 
 def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` what
-    nobody schedules it to.
+    """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` a
+    node that is set without a scheduler.
     """
     return {
         "apiVersion": "v1",
@@ -327,7 +330,7 @@ CLAIM = {"claims": [{"name": "cpus"}]}
 
 
 def cpus_of(container_id: str) -> Cpus | None:
-    """What the kernel says of a container; None when it has ended."""
+    """The CPUs of a container, as the kernel shows them, or None when it has ended."""
     try:
         (group,) = (each for each in _GROUPS.rglob(container_id) if each.is_dir())
         own, effective, mems, processes = (

@@ -65,8 +65,8 @@ class Monitor:
         self._ask("set_link", name=name, up=is_up)
 
     def fail(self, name: str, error: str) -> None:
-        """Let a function tell an error by PCIe's Advanced Error Reporting: BAD_TLP (correctable),
-        COMP_TIME (non-fatal), DLP (fatal).
+        """Make a function report an error by PCIe's Advanced Error Reporting: BAD_TLP
+        (correctable), COMP_TIME (non-fatal), DLP (fatal).
         """
         self._human(f"pcie_aer_inject_error {name} {error}")
 

@@ -1,6 +1,6 @@
 """Topobus' own services on the guest's hardware, as processes.
 
-The test stands in for the gateway.
+The test takes the place of the gateway.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Node:
             await asyncio.sleep(0.1)
 
     async def machine(self, fits: Callable[[Machine], bool] = bool) -> Machine:
-        """Wait until the machine, as discovery tells it, is so."""
+        """Wait until the machine that discovery publishes fits."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 async for change in self.bus.watch(MACHINE, node=NAME):

@@ -2,8 +2,8 @@
 controllers that claims need; and a nats-server, which is slow when emulated.
 
 All listen on free ports of the loopback address, keep what they have in one folder, and end with
-the block. The certificate is the API server's own, and clients are told not to look at it: who may
-speak with it is on this machine.
+the block. The certificate is the API server's own, and clients are configured not to check it,
+because all clients are on this machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
     """Run one; `root` is the guest's own Debian, `job` gets the kubeconfigs of kubelet and of an
     administrator and the address of NATS.
 
-    Errors: raises RuntimeError with what it said when a program of it does not come up.
+    Errors: raises RuntimeError with the output of a program of it that does not come up.
     """
     home = job / "plane"
     shutil.rmtree(home, ignore_errors=True)
@@ -80,7 +80,7 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
         "etcd": (
             etcd, "--data-dir", home / "etcd", "--unsafe-no-fsync", f"--listen-client-urls=http://127.0.0.1:{store}",
             f"--advertise-client-urls=http://127.0.0.1:{store}", f"--listen-peer-urls=http://127.0.0.1:{peer}",
-            # Without progress told, watches of what does not change are taken for lost.
+            # Without progress notices, watches of objects that do not change are taken for lost.
             "--experimental-watch-progress-notify-interval=5s",
         ),
         "kube-apiserver": (

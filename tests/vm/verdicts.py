@@ -1,5 +1,5 @@
-"""Keeps each test's end outside of the guest: another guest goes on where one was lost, and no test
-that has ended runs again. A plugin of pytest.
+"""Keeps each test's result outside of the guest: another guest continues where one was lost, and no
+test that has ended runs again. A plugin of pytest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a failure, which stays one whatever the next guest says."""
+    """Note a failure, which stays one whatever the next guest reports."""
     if report.failed:
         _note(_FAILED, report.nodeid)
 

@@ -1,4 +1,4 @@
-"""The machine, as discovery tells it, is the machine that the kernel tells."""
+"""The machine that discovery publishes is the machine that the kernel shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_cpus_and_distances_are_those_of_the_kernel(node: Node) -> None:
 
 @pytest.mark.short
 async def test_numa_nodes_are_those_of_the_kernel(node: Node) -> None:
-    """Their CPUs and memory; a node that has one of the two alone is there, too."""
+    """Their CPUs and memory. A node that has only one of the two is listed as well."""
     machine = await node.machine()
     wanted = {}
     for place in _NODES.glob("node[0-9]*"):
@@ -74,7 +74,7 @@ async def test_pci_functions_are_those_of_the_kernel(node: Node) -> None:
 
 
 async def test_cpu_that_goes_off_and_on_is_told(node: Node) -> None:
-    """The last one, which every kernel lets go."""
+    """The last one, which every kernel can switch off."""
     last = max(int(place.name.removeprefix("cpu")) for place in _CPUS.glob("cpu[0-9]*"))
     if last == 0:
         pytest.skip("this machine has one CPU")

@@ -73,8 +73,8 @@ async def running(cluster: Kubelet) -> AsyncIterator[Kubelet]:
 
 
 async def test_claim_has_cpus_and_memory_of_a_numa_node_alone_when_pods_of_all_kinds_run(running: Kubelet) -> None:
-    """Its CPUs are in nobody else's set at once, the Guaranteed pod has those that kubelet wrote
-    down, and all others have the rest.
+    """Its CPUs are in no other set at the same time, the Guaranteed pod has those that kubelet
+    wrote down, and all others have the rest.
     """
     at_once = await running.cpus()
     worker = at_once["worker/main"]
@@ -126,7 +126,7 @@ async def test_containers_of_a_pod_are_told_apart_when_only_some_have_a_claim(ru
 
 
 async def test_cpus_are_given_back_when_their_pods_are_gone(running: Kubelet) -> None:
-    """Those of kubelet and those of Topobus, to the container that was never started anew."""
+    """Those of kubelet and those of Topobus, to the container that was never restarted."""
     (other,) = (container_id for name, container_id in (await running.containers()).items() if name == "other/main")
     await running.delete("guaranteed", "worker")
     await running.become("all CPUs for the one that is left", lambda seen: _shared(seen) == _ALL)
@@ -135,8 +135,8 @@ async def test_cpus_are_given_back_when_their_pods_are_gone(running: Kubelet) ->
 
 
 async def test_pod_is_refused_with_the_reason_when_its_cpus_are_kubelets(node: Node, cluster: Kubelet) -> None:
-    """Both sides would give CPUs 2-3: the pod waits, and its event says who may have them and what
-    to do.
+    """Both sides would give CPUs 2-3: the pod waits, and its event names the side that may have
+    them and what to do.
     """
     said: list[str] = []
 
@@ -159,8 +159,8 @@ async def test_pod_is_refused_with_the_reason_when_its_cpus_are_kubelets(node: N
 
 
 async def test_pod_is_refused_by_kubelet_when_its_cpus_are_of_several_numa_nodes(cluster: Kubelet) -> None:
-    """The Topology Manager's word, restricted: CPUs 1 and 3 are free, of two nodes, and who runs
-    keeps what it has.
+    """By the Topology Manager's policy restricted: CPUs 1 and 3 are free, of two nodes, and a
+    running pod keeps what it has.
     """
     await cluster.run(pod("first", node=NAME, main=guaranteed(1)))
     await cluster.run(pod("second", node=NAME, main=guaranteed(1)))

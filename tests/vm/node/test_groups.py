@@ -1,5 +1,5 @@
-"""Claims for a number of a group's CPUs, where one device stands for the CPUs of a NUMA node: which
-of them is decided on the node.
+"""Claims for a number of a group's CPUs, where one device is all CPUs of a NUMA node: which of them
+is decided on the node.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def _devices(cluster: Kubelet) -> dict[str, str]:
 async def test_claims_have_different_cpus_of_a_group_when_they_share_it(groups: Kubelet) -> None:
     """Two pods with one CPU each of one NUMA node, and its memory.
 
-    A third one with two gets the other node; nobody else is on any of them.
+    A third one with two gets the other node, and no other pod is on any of them.
     """
     await groups.run(pod("left", template="share-1", main=CLAIM), pod("right", template="share-1", main=CLAIM))
     await groups.run(pod("wide", template="share-2", main=CLAIM))

@@ -1,5 +1,5 @@
-"""What kubelet's managers decide is what `topobus simulate` says beforehand: the same functions on
-the guest's own machine, for pods drawn by a seed.
+"""What kubelet's managers decide is what `topobus simulate` predicts: the same functions on the
+guest's own machine, for pods drawn by a seed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def _come_and_go(kubelet: Kubelet, simulation: Simulation, draw: random.Ra
             run.simulated |= {f"pod-{number}/{name}": cpus for name, cpus in wanted.items()}
         if ({} if isinstance(decided, str) else decided) != wanted:
             run.differences.append((containers, decided, wanted or outcome))
-            # What comes after it would differ, too.
+            # What comes after it would differ as well.
             break
     return run
 
@@ -113,7 +113,7 @@ def _written(uid: str) -> dict[str, CpuSet]:
 
 
 async def _decided(kubelet: Kubelet, made: Any) -> dict[str, CpuSet] | str:
-    """Wait for kubelet's word on a pod: CPUs by container, or the reason of a refusal."""
+    """Wait for kubelet's decision on a pod: CPUs by container, or the reason of a refusal."""
     name, uid, count = made["metadata"]["name"], made["metadata"]["uid"], len(made["spec"]["containers"])
     refused: list[str] = []
 

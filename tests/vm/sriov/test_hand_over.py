@@ -78,7 +78,7 @@ async def test_function_comes_back_though_each_reset_gives_it_another_address(ni
 
 
 async def test_functions_settings_are_those_asked_for_and_end_with_the_pod(nic: Node, pod: str) -> None:
-    """VLAN, priority, spoof check, trust and rate, as the physical function tells them."""
+    """VLAN, priority, spoof check, trust and rate, as the physical function shows them."""
     card = state("ens1")["functions"]
     wanted = interface(vf={"vlan": 100, "qos": 3, "spoofCheck": False, "trust": True, "maxTxRate": 500})
 

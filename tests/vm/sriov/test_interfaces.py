@@ -67,8 +67,8 @@ async def test_pods_share_a_bond(nic: Node, pod: str) -> None:
 
 
 async def test_bond_as_a_whole_stays_in_its_namespace(nic: Node, pod: str) -> None:
-    """The kernel moves no bond: the claim is refused before anything is done, and told what there
-    is instead.
+    """The kernel moves no bond: the claim is refused before anything is done, and the refusal names
+    the alternative.
     """
     assert "failed" in sh("ip link set tenant-bond netns pod || echo failed")
     await nic.device("nic-tenant-bond")

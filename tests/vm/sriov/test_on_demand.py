@@ -32,17 +32,17 @@ async def on_demand(service: Node) -> AsyncIterator[None]:
 async def hand_over(nic: Node) -> None:
     """Prepare and attach.
 
-    The function is there at once, its interface when a driver has taken it, and the
-    inventory tells it a moment later.
+    The function exists at once, its interface when a driver has taken it, and the inventory has it
+    a moment later.
     """
     for verb in ("prepare", "attach"):
         await nic.do(verb, _FUNCTION, waits_for="interface-changed")
 
 
 async def test_function_is_made_for_its_claim_and_goes_with_it(nic: Node, pod: str) -> None:
-    """Its driver comes a moment later: prepared is who has an interface.
+    """Its driver comes a moment later, and it is prepared once it has an interface.
 
-    The card is nobody's as a whole meanwhile.
+    The card cannot be claimed as a whole meanwhile.
     """
     before = state("ens31")
     assert number(_MADE) == 0

@@ -44,7 +44,7 @@ async def test_card_in_vfio_can_be_opened_and_comes_back(nic: Node) -> None:
 
     While a program has the group open the card is not given back, and the program is named.
     """
-    # A driver that is bound anew makes a new interface: what was set on the old one is gone, and a
+    # A driver that is bound again makes a new interface: what was set on the old one is gone, and a
     # host's network manager sets it.
     sh("ip addr flush dev ens31; ip link set ens31 mtu 1500 down")
     before = state("ens31")

@@ -100,9 +100,9 @@ async def test_card_that_is_taken_out_of_a_pod_is_given_up_and_another_life_begi
 async def test_physical_function_that_is_taken_out_takes_its_functions_from_their_pods(
     nic: Node, monitor: Monitor, pod: str
 ) -> None:
-    """A virtual function in a pod goes with its card; its claim ends.
+    """A virtual function in a pod leaves with its card, and its claim ends.
 
-    Functions are made anew when the card is back.
+    Functions are made again when the card is back.
     """
     await nic.do("prepare", _FUNCTION)
     await nic.do("attach", _FUNCTION)
