@@ -6,7 +6,8 @@ from topobus.kubeletpb.dra.v1 import api_pb2 as topobus_dot_kubeletpb_dot_dra_do
 
 
 class DRAPluginStub(object):
-    """Served by the driver. An error of the call voids the whole answer; what fails for one claim stands in that claim's entry.
+    """Served by the driver. An error of the call voids the whole answer. A failure of one claim is in
+    that claim's entry.
     """
 
     def __init__(self, channel):
@@ -28,7 +29,8 @@ class DRAPluginStub(object):
 
 
 class DRAPluginServicer(object):
-    """Served by the driver. An error of the call voids the whole answer; what fails for one claim stands in that claim's entry.
+    """Served by the driver. An error of the call voids the whole answer. A failure of one claim is in
+    that claim's entry.
     """
 
     def NodePrepareResources(self, request, context):
@@ -64,7 +66,8 @@ def add_DRAPluginServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DRAPlugin(object):
-    """Served by the driver. An error of the call voids the whole answer; what fails for one claim stands in that claim's entry.
+    """Served by the driver. An error of the call voids the whole answer. A failure of one claim is in
+    that claim's entry.
     """
 
     @staticmethod
