@@ -1,8 +1,10 @@
 #!/bin/sh
-# Starts NATS in compose and in Kubernetes: start.sh CONFIGURATION STORE [ACCOUNT]. Before that it brings what is stored to the account that the configuration has: a server
-# keeps streams below jetstream/<account>, and one without accounts calls its only one $G. With accounts the streams are in ACCOUNT: NODE unless given, CORE for a hub. A rename
-# moves all of them or none. Where both have streams nobody here knows which ledger is the present one: then NATS is not started, and this says so at each try, until MOVE_AWAY names
-# the account whose streams are not to be used.
+# Starts NATS in compose and in Kubernetes: start.sh CONFIGURATION STORE [ACCOUNT].
+# Before that it moves what is stored to the account that the configuration has: a server keeps
+# streams below jetstream/<account>, and one without accounts names its only one $G. With accounts
+# the streams are in ACCOUNT: NODE by default, CORE for a hub. A rename moves all of them or none.
+# Where both have streams it is not known which ledger is the present one. Then NATS is not started,
+# and each try prints that, until MOVE_AWAY names the account whose streams are not to be used.
 set -eu
 configuration=$1
 home=$2/jetstream
