@@ -1,6 +1,6 @@
-// Follow device health without any library: each device's present state first, then every change; nothing twice, nothing lost.
+// Follow device health without any library: each device's present state first, then every change, nothing twice, nothing lost.
 //
-// It speaks NATS' text protocol itself, so that it shows all that there is to it; go-nats-health-subscriber does the same with NATS' own client.
+// It uses NATS' text protocol directly, so that it shows all steps. go-nats-health-subscriber does the same with NATS' own client.
 package main
 
 import (
@@ -31,7 +31,8 @@ const (
 	maxBytes  = 8 << 20 // no event is near this; a length beyond it is no NATS server's
 )
 
-// client is one connection. Its reader hands over what was asked for, and says when something new may be in the stream.
+// client is one connection. Its reader returns what was asked for, and reports when something new
+// may be in the stream.
 type client struct {
 	conn    net.Conn
 	inbox   string
@@ -112,7 +113,7 @@ func (f *follower) follow() error {
 		}
 		select {
 		case <-nats.news:
-		case <-time.After(limit): // a look all the same: a lost connection tells nothing
+		case <-time.After(limit): // read all the same: a lost connection reports nothing
 		case err := <-nats.ended:
 			return err
 		}
@@ -148,7 +149,7 @@ func (f *follower) showPresent(nats *client) error {
 
 func (f *follower) show(message *message) error {
 	if _, err := fmt.Printf("%s\n", message.Data); err != nil {
-		os.Exit(0) // whoever reads has enough (`| head`)
+		os.Exit(0) // the reader has enough (`| head`)
 	}
 	f.place = message.Seq
 	return nil
@@ -206,7 +207,7 @@ func greet(conn net.Conn, address *url.URL) (*client, error) {
 	}
 	wantsTLS := address.Scheme == "tls" || os.Getenv("NATS_CA") != ""
 	if wantsTLS && !info.TLSRequired && !info.TLSAvailable {
-		// A password is not said to a server, or to somebody in its place, that leaves TLS out.
+		// A password is not sent to a server, or to another in its place, that leaves TLS out.
 		return nil, fmt.Errorf("%s offers no TLS", address.Host)
 	}
 	if wantsTLS || info.TLSRequired {
@@ -243,7 +244,8 @@ func greet(conn net.Conn, address *url.URL) (*client, error) {
 	if _, err := fmt.Fprintf(conn, "CONNECT %s\r\nSUB %s 1\r\nSUB %s.* 2\r\nPING\r\n", hello, health, nats.inbox); err != nil {
 		return nil, err
 	}
-	// The server answers in order, so this PONG says that the login and both subscriptions count.
+	// The server answers in order, so this PONG shows that the login and both subscriptions are
+	// accepted.
 	for {
 		line, err := reader.ReadString('\n')
 		if err != nil {
@@ -261,7 +263,8 @@ func greet(conn net.Conn, address *url.URL) (*client, error) {
 	return nats, nil
 }
 
-// login says who we are; a password file is read at each connect, for it may be another one by then.
+// login builds the client's identity. A password file is read at each connect, because it may have
+// changed by then.
 func login(address *url.URL) (map[string]any, error) {
 	hello := map[string]any{"verbose": false, "pedantic": false, "lang": "go", "version": "0", "protocol": 1, "name": "go-health-subscriber"}
 	if address.User != nil {
@@ -304,7 +307,7 @@ func (c *client) read(reader *bufio.Reader) error {
 				continue
 			}
 			select {
-			case <-c.replies: // nobody waits for that one any more
+			case <-c.replies: // no caller waits for that one any more
 			default:
 			}
 			c.replies <- reply{words[1], data[:size]}

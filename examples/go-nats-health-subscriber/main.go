@@ -1,6 +1,6 @@
-// Follow device health with NATS' own client: each device's present state first, then every change; nothing twice, nothing lost.
+// Follow device health with NATS' own client: each device's present state first, then every change, nothing twice, nothing lost.
 //
-// No consumer is made, for a subscriber's account has none: what is heard says only that there is something to read, and events are read from the
+// No consumer is made, because a subscriber's account has none: a message only shows that there is something to read, and events are read from the
 // stream by their place in it (docs/how-to/subscribe-to-health.md). Events go to standard output, all else to standard error.
 package main
 
@@ -88,7 +88,8 @@ func variable(name, otherwise string) string {
 	return otherwise
 }
 
-// isAway says whether something is not there yet or any more, which mends itself; a refused login, a file that is not there or another's certificate do not.
+// isAway returns whether something is missing only for now. A refused login, a missing file or
+// another's certificate do not end by themselves.
 func isAway(err error) bool {
 	var failed *net.OpError
 	return errors.Is(err, errNoStream) || errors.Is(err, nats.ErrNoServers) || errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrConnectionClosed) || errors.As(err, &failed)
@@ -156,14 +157,15 @@ func (f *follower) follow(whenRead func()) error {
 		}
 		select {
 		case <-news:
-		case <-time.After(limit): // a look all the same: a lost connection tells nothing
+		case <-time.After(limit): // read all the same: a lost connection reports nothing
 		case err := <-ended:
 			return err
 		}
 	}
 }
 
-// connect opens one connection, which is replaced and never repaired: nats.go would go on with the password that it was given first.
+// connect opens one connection, which is replaced and never repaired: nats.go would continue with
+// the password that it was given first.
 func (f *follower) connect(ended chan error) (*nats.Conn, error) {
 	options := []nats.Option{
 		nats.Name("go-nats-health-subscriber"), nats.CustomInboxPrefix("_INBOX.user"), nats.Timeout(limit), nats.PingInterval(limit), nats.NoReconnect(),
@@ -176,7 +178,7 @@ func (f *follower) connect(ended chan error) (*nats.Conn, error) {
 		}),
 	}
 	if file := os.Getenv("NATS_CA"); file != "" {
-		options = append(options, nats.RootCAs(file)) // with it, as with tls://, no password is said to a server that leaves TLS out
+		options = append(options, nats.RootCAs(file)) // with it, as with tls://, no password is sent to a server that leaves TLS out
 	}
 	if file := os.Getenv("NATS_PASSWORD_FILE"); file != "" {
 		text, err := os.ReadFile(file) // at each connect, for it may be another one by then
@@ -223,7 +225,7 @@ func (f *follower) show(message *message) {
 		log.Printf("gap: %s: %d events between generations %d and %d were not to be had any more", message.Subject, event.Generation-before-1, before, event.Generation)
 	}
 	if _, err := fmt.Printf("%s\n", message.Data); err != nil {
-		os.Exit(0) // whoever reads has enough (`| head`)
+		os.Exit(0) // the reader has enough (`| head`)
 	}
 	f.generations[message.Subject], f.place = event.Generation, message.Seq
 }
