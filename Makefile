@@ -38,7 +38,7 @@ suite: setup ## the tests, four files at a time
 DECISIONS := tests/unit/alignment tests/unit/cel tests/unit/controller tests/unit/values tests/unit/engine tests/unit/topology \
   tests/unit/lab/test_allocation_bench.py tests/unit/lab/test_conformance_reading.py \
   $(wildcard tests/contract/test_allocation_*.py tests/contract/test_cel_*.py) tests/property
-# The examples in those rooms' docstrings are tests, too.
+# The examples in those rooms' docstrings are tests as well.
 DECISION_ROOMS := shared/topobus/values shared/topobus/engine
 coverage: setup ## every branch of values, alignment, allocation and selectors is taken (about six minutes on two cores)
 	$(BIN)/python -m pytest --cov -q -p no:randomly -m "not integration and not engine and not quarantined" -n auto --dist worksteal --hypothesis-profile repeatable $(DECISION_ROOMS) $(DECISIONS)
