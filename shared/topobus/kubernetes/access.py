@@ -1,10 +1,9 @@
-"""How the API server is reached and who we are there: a kubeconfig, or the service account of our
-pod.
+"""Read how the API server is reached and as which user: from a kubeconfig, or from the service
+account of the pod.
 
-Flows in: settings. Flows out: an HTTP client, and whether the files behind it are others by now:
-tokens, certificates and authorities are replaced while we run. What the configuration asks and
-we cannot do is refused with its name: silently left out, it would look like a server that is
-down, or act in another's name.
+Tokens, certificates and authorities are replaced while the process runs, so `Access` reports
+whether the files behind it have changed. A part of the configuration that is not supported is
+refused by name. Ignoring it would look like a server that is down, or would act as another user.
 Source: client-go tools/clientcmd/api/v1 (kubeconfig), transport (impersonation headers).
 """
 
@@ -31,7 +30,7 @@ __all__ = ["SERVICE_ACCOUNT", "Access", "AccessSettings", "KubeConfigError"]
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# What a kubeconfig may say and we do not do, with what to say instead.
+# Kubeconfig keys that are not supported, each with what to use instead.
 _UNSUPPORTED = {
     "user": {"auth-provider": "has an auth-provider"},
     "cluster": {"proxy-url": "has a proxy-url (set HTTPS_PROXY instead)"},
@@ -41,7 +40,7 @@ _AS_PARTS = ("as-uid", "as-groups", "as-user-extra")
 
 
 class AccessSettings(Struct, frozen=True, kw_only=True):
-    """Where the API server is, as a service's own settings say it."""
+    """Where the API server is, as given by a service's own settings."""
 
     kubeconfig: str = ""
     """Path of a file; empty: the service account of the pod around us."""
@@ -59,7 +58,7 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
 
 
 class Access:
-    """One configuration as it was read, and the client made of it."""
+    """One configuration as it was read, and the HTTP client made from it."""
 
     def __init__(self, client: httpx2.AsyncClient, server: str, files: tuple[Path, ...], server_name: str = "") -> None:
         self.client = client
@@ -72,16 +71,17 @@ class Access:
 
     @classmethod
     def read(cls, settings: AccessSettings) -> Access:
-        """Read the configuration; nothing is asked yet.
+        """Read the configuration without sending a request.
 
-        Errors: raises ConfigError when there is none where the settings say, or it cannot be used.
+        Errors: raises ConfigError when the settings name no configuration or one that cannot be
+        used.
         """
         try:
             config, files, user, cluster = _load(settings)
             headers, server_name = _impersonation(user, str(config.context.user)), _server_name(cluster)
             is_local = urlsplit(config.cluster.server).hostname in _LOOPBACK
-            # As other Kubernetes clients do, take the environment's proxy, but
-            # never to reach this very machine.
+            # Use the environment's proxy, as other Kubernetes clients do, but never to reach this
+            # machine itself.
             params = ConnectionParams(timeout=httpx2.Timeout(settings.call_s), trust_env=not is_local)
             made = params.httpx_params(config)
             as_other_clients(made["verify"])
@@ -89,32 +89,32 @@ class Access:
             client.headers = httpx2.Headers([*client.headers.multi_items(), *headers])
             return cls(client, config.cluster.server, files, server_name)
         except (KubeConfigError, OSError, AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError) as err:
-            # The library looks into whatever the file holds without asking what it is.
+            # The library reads the file's entries without checking their types.
             where = settings.kubeconfig or f"the pod's service account ({SERVICE_ACCOUNT})"
             said = f"it has no {err}" if isinstance(err, KeyError) else str(err)
             raise ConfigError(f"{settings.setting}: cannot use {where}: {said}", next_step=settings.next_step) from err
 
     def url(self, path: str, params: Mapping[str, str] | None = None) -> httpx2.URL:
-        """Make the whole address of a request.
+        """Build the full address of a request.
 
-        The client would make it of the same parts and read it anew for each of them (base, path,
-        parameters): a sixth of the processor time of a small request.
+        The client would build it from the same parts and parse each of them again (base, path,
+        parameters), which takes a sixth of the processor time of a small request.
         """
-        # Both end where the other begins with a slash.
+        # The base ends with a slash and the path begins with one.
         address = str(self.client.base_url).rstrip("/") + path
         return httpx2.URL(f"{address}?{urlencode(params)}" if params else address)
 
     @property
     def is_outdated(self) -> bool:
-        """Say whether one of the files has been replaced since they were read."""
+        """Return whether one of the files has been replaced since they were read."""
         return _state_of(self._files) != self._state
 
 
 def _load(settings: AccessSettings) -> tuple[SingleConfig, tuple[Path, ...], Mapping[str, Any], Mapping[str, Any]]:
     """Read the files.
 
-    Gives also the user's and the cluster's entries as they stand there,
-    for what the library leaves out.
+    Also returns the user's and the cluster's raw entries, because the library drops some of their
+    keys.
     """
     user: Mapping[str, Any] = {}
     cluster: Mapping[str, Any] = {}
@@ -163,10 +163,10 @@ def _check_supported(what: str, name: str, entry: Mapping[str, Any], unsupported
 
 
 def _impersonation(user: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
-    """Make the headers of a user entry that acts as somebody else.
+    """Return the headers of a user entry that impersonates another user.
 
-    Errors: raises KubeConfigError for groups, a uid or extras of nobody, and for what is no text:
-    left out, we would act as ourselves.
+    Errors: raises KubeConfigError for groups, a uid or extras without a user, and for a value that
+    is not text. Without them the request would be made as the caller itself.
     """
     who, uid, groups, extra = (user.get(part) for part in ("as", *_AS_PARTS))
     if not who:
@@ -185,7 +185,7 @@ def _impersonation(user: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
         )
     headers = [("Impersonate-User", who), *(("Impersonate-Group", group) for group in groups)]
     headers += [("Impersonate-Uid", uid)] if uid else []
-    # What a header's name cannot have is written as in a URL.
+    # Characters that a header name cannot hold are percent-encoded.
     headers += [
         (f"Impersonate-Extra-{quote(str(key).lower(), safe='')}", value)
         for key, values in extra.items()
@@ -207,7 +207,7 @@ def _state_of(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...
     stamps: list[tuple[int, int, int] | None] = []
     for path in files:
         try:
-            # Through links: a mounted secret is replaced by turning one.
+            # stat() follows links, because a mounted Secret is replaced by changing a link.
             state = path.stat()
         except OSError:
             stamps.append(None)

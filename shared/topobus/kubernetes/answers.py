@@ -1,5 +1,5 @@
-"""What an API server answers when it does not give an object: its refusals as values, and what a
-caller cannot go on with as exceptions.
+"""The answers of an API server that are not an object: refusals as values, and failures that a
+caller cannot handle as exceptions.
 
 Parts that only handle answers import this module and not the client, whose libraries (HTTP, TLS,
 kubeconfig) take 4 MiB of a process that may never need them.
@@ -25,9 +25,9 @@ INVALID = 422
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
-    """The server's no: a conflict, an absent object, something invalid or forbidden.
+    """A refusal by the server: a conflict, an absent object, or an invalid or forbidden request.
 
-    Asked again unchanged, it would be no again.
+    The same request would be refused again.
     """
 
     code: int
@@ -36,15 +36,15 @@ class Rejected(Struct, frozen=True, kw_only=True):
 
     @property
     def is_conflict(self) -> bool:
-        """Say whether somebody else was faster: the object is another now, or gone."""
+        """Return whether another writer was first: the object has changed or is gone."""
         return self.code in (NOT_FOUND, CONFLICT)
 
 
 class HistoryLost(Exception):
-    """The server has forgotten what came after our version (410): list again."""
+    """The server no longer has the changes after our version (410): list again."""
 
 
 class NotServed(PeerUnavailable):
-    """Raised when the server has no such path, and therefore says so in plain text: an object that
-    is not there is a Status.
+    """Raised when the server does not serve the path, which it answers in plain text. An absent
+    object is answered with a Status.
     """

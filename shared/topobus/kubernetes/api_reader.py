@@ -1,7 +1,7 @@
-"""An API server as informers read it: kinds in the best version served, paged lists, watches.
+"""Reads an API server for informers: kinds in the best version served, paged lists, watches.
 
-Flows in: settings. Flows out: a `ReadApi`. Connections and requests are in
-`topobus.kubernetes.client`. It writes nothing; who writes asks through it.
+Connections and requests are in `topobus.kubernetes.client`. This reader writes nothing. Writers use
+the same client through `ask`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["ApiReader"]
 
 
 class ApiReader:
-    """One API server, read.
+    """Reads one API server.
 
-    Shapes: page — objects in one page of a list; rights — where an operator finds what
-    we may read, which errors name.
+    Shapes: page — objects in one page of a list; rights — where an operator finds our read
+    permissions, for error messages.
     """
 
     def __init__(self, client: KubernetesClient, page: int, rights: str) -> None:
@@ -32,7 +32,7 @@ class ApiReader:
 
     @property
     def server(self) -> str:
-        """Where it is."""
+        """The server's address."""
         return self._client.server
 
     async def close(self) -> None:
@@ -40,9 +40,9 @@ class ApiReader:
         await self._client.close()
 
     async def version_of(self, kind: Kind) -> str:
-        """Name the version in which the server serves a kind, the best that we can read.
+        """Name the best version of a kind that the server serves and we can read.
 
-        Empty when it serves none of them.
+        Empty when there is none.
         """
         for version in kind.versions:
             if kind.plural in await self._plurals(kind.group, version):
@@ -50,18 +50,21 @@ class ApiReader:
         return ""
 
     def drop_versions(self) -> None:
-        """Ask anew what is served: the server may be another one now."""
+        """Discard the known versions, because the server may have been replaced or upgraded."""
         self._served.clear()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
-        """Read an object from the server; None when there is none."""
+        """Read an object from the server. None: it does not exist.
+
+        Errors: raises PeerUnavailable.
+        """
         answer = await self.ask("GET", await self.path_of(kind, namespace, name))
         if isinstance(answer, Rejected):
             if answer.code == NOT_FOUND and answer.reason:
                 return None
             if answer.code == NOT_FOUND:
-                # The path is not served, which is no word about the object:
-                # the server is another one by now.
+                # The path is not served, which proves nothing about the object: the server has been
+                # replaced or upgraded.
                 self.drop_versions()
             raise self._refused(kind, answer)
         return answer
@@ -69,7 +72,8 @@ class ApiReader:
     async def pages(self, kind: Kind) -> AsyncGenerator[Page, None]:
         """List all objects, page by page.
 
-        Raises HistoryLost when the list became too old between two pages.
+        Errors: raises HistoryLost when the list became too old between two pages, and
+        PeerUnavailable.
         """
         path = await self.path_of(kind, "")
         params = {"limit": str(self._page), **_selected(kind)}
@@ -92,7 +96,10 @@ class ApiReader:
             params = {**params, "continue": more}
 
     async def watch(self, kind: Kind, version: str) -> AsyncGenerator[WatchEvent, None]:
-        """Follow changes after a version until the server ends the watch; raises HistoryLost."""
+        """Follow changes after a version until the server ends the watch.
+
+        Errors: raises HistoryLost, PeerUnavailable.
+        """
         async with aclosing(
             self._client.watch(await self.path_of(kind, ""), version, params=_selected(kind))
         ) as events:
@@ -105,7 +112,7 @@ class ApiReader:
                     yield WatchEvent(kind=kind_of_change, version=newest, object=plain)
 
     async def _plurals(self, group: str, version: str) -> frozenset[str]:
-        """List what one version of a group has, with list and watch; asked once."""
+        """List the plurals of a version that can be listed and watched. Requested once."""
         versions = self._served.setdefault(group, {})
         if version not in versions:
             try:
@@ -122,9 +129,9 @@ class ApiReader:
         return versions[version]
 
     async def path_of(self, kind: Kind, namespace: str, name: str = "", part: str = "") -> str:
-        """Give the path of an object, or of all of a kind, in the version that is served.
+        """Return the path of an object, or of all objects of a kind, in the version that is served.
 
-        Raises PeerUnavailable when none is.
+        Errors: raises PeerUnavailable when none is.
         """
         version = await self.version_of(kind)
         if not version:
@@ -143,11 +150,14 @@ class ApiReader:
     async def ask(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None
     ) -> Plain | Rejected:
-        """Ask once; what the server refuses is a value."""
+        """Send one request. A refusal by the server is returned as a value.
+
+        Errors: raises PeerUnavailable.
+        """
         try:
             return await self._client.ask(method, path, params=params, body=body)
         except NotServed:
-            # It may have been upgraded since we asked which versions it has.
+            # The server may have been upgraded since its versions were read.
             self.drop_versions()
             raise
 

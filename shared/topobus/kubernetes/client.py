@@ -1,12 +1,10 @@
-"""Sends requests to one API server in plain JSON: answers, the server's refusals as values, watches
-line by line.
+"""Sends requests to one API server in plain JSON and reads its answers, refusals and watch lines.
 
-Flows in: paths, parameters, bodies. Flows out: objects as the server gives them. lightkube provides
-configuration, TLS and authentication. Its own calls are not used: delete has no preconditions,
-watch no bookmarks, and its models would drop fields newer than they are. No answer, an overloaded
-server and an undecodable answer raise PeerUnavailable. A server that asks for a pause gets it from
-all callers. A token, certificate or authority that was replaced is read again, and the call that
-failed because of it is repeated once.
+lightkube provides configuration, TLS and authentication. Its own calls are not used: its delete has
+no preconditions, its watch has no bookmarks, and its models drop fields that are newer than they
+are. A missing answer, an overloaded server and an undecodable answer raise PeerUnavailable. When
+the server asks for a pause, all callers wait. When a token, certificate or authority was replaced,
+it is read again and the call that failed because of it is repeated once.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ BACKOFF_LIMIT_S = 10.0
 
 _UNAUTHORIZED = 401
 _TEMPORARY = (_UNAUTHORIZED, 408, 429)
-# After how many seconds the server ends a watch in order; each watch draws a length of its own, so
-# that a fleet does not come back at one moment. client-go asks for five to ten minutes and notices
-# a dead connection by HTTP/2's pings. Here the end is what is waited for: bookmarks are no sign of
-# life, for a server whose etcd reports no progress sends none while nothing changes.
+# Seconds after which the server ends a watch. Each watch draws its own length, so that a fleet does
+# not reconnect at the same moment. client-go asks for five to ten minutes and detects a dead
+# connection by HTTP/2 pings. Here the end itself is the sign of life. Bookmarks are not: a server
+# whose etcd reports no progress sends none while nothing changes.
 _WATCH_S = (60, 90)
-# A server that has not ended a watch so many seconds after its time is not there any more,
-# though nobody closed the connection.
+# A server that has not ended a watch this many seconds after its time is gone, even when the
+# connection was never closed.
 _LATE_S = 15.0
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
@@ -44,7 +42,7 @@ _JSON_PATCH = "application/json-patch+json"
 
 
 class KubernetesClient:
-    """One API server."""
+    """A client of one API server."""
 
     def __init__(self, settings: AccessSettings, access: Access) -> None:
         self._settings = settings
@@ -56,16 +54,16 @@ class KubernetesClient:
 
     @classmethod
     def open(cls, settings: AccessSettings) -> KubernetesClient:
-        """Read the configuration; nothing is asked yet.
+        """Read the configuration without sending a request.
 
-        Errors: raises ConfigError when there is no configuration where the
-        settings say, or it cannot be used.
+        Errors: raises ConfigError when the settings name no configuration or one that cannot be
+        used.
         """
         return cls(settings, Access.read(settings))
 
     @property
     def server(self) -> str:
-        """Where it is."""
+        """The server's address."""
         return self._access.server
 
     async def close(self) -> None:
@@ -82,12 +80,12 @@ class KubernetesClient:
         body: object = None,
         is_applied: bool = False,
     ) -> Plain | Rejected:
-        """Make one request.
+        """Send one request.
 
         A PATCH is a merge patch (RFC 7386), a JSON patch (RFC 6902) where the body is a list, or
         applied server-side (KEP-555), for which `params` name a field manager.
-        Errors: raises PeerUnavailable, NotServed among it: for a write it
-        is then neither done nor undone.
+        Errors: raises PeerUnavailable or its subclass NotServed. The outcome of a write is then
+        unknown.
         """
         patch = _APPLY_PATCH if is_applied else _JSON_PATCH if isinstance(body, list) else _MERGE_PATCH
         headers = {"content-type": patch if method == "PATCH" else "application/json"}
@@ -115,7 +113,7 @@ class KubernetesClient:
         )
 
     async def fetch_bytes(self, path: str, media_type: str) -> bytes | Rejected:
-        """Read an object in another form than JSON.
+        """Read an object in a format other than JSON.
 
         Errors: raises PeerUnavailable.
         """
@@ -125,9 +123,9 @@ class KubernetesClient:
     async def put_bytes(
         self, path: str, media_type: str, content: bytes, *, params: Mapping[str, str] | None = None
     ) -> Rejected | None:
-        """Replace an object by one in another form than JSON; None is done.
+        """Replace an object by one in a format other than JSON. None: it was replaced.
 
-        Errors: raises PeerUnavailable: it is then neither done nor undone.
+        Errors: raises PeerUnavailable. The outcome of the write is then unknown.
         """
         answer = await self._exchange(
             "PUT", path, params, content, {"content-type": media_type, "accept": "application/json"}
@@ -179,13 +177,11 @@ class KubernetesClient:
             ) from err
 
     async def _wait(self) -> None:
-        """Leave the server alone for as long as it asked for."""
+        """Wait for the pause that the server asked for."""
         await asyncio.sleep(max(0.0, self._not_before - asyncio.get_running_loop().time()))
 
     def _trouble(self, answer: httpx2.Response) -> PeerUnavailable:
-        """Make the error of an answer that may be another one soon, and remember the pause that it
-        asks for.
-        """
+        """Return the error for an answer that may change soon, and remember its pause."""
         trouble = _unavailable(answer)
         self._not_before = asyncio.get_running_loop().time() + min(trouble.retry_after_s, BACKOFF_LIMIT_S)
         return trouble
@@ -198,7 +194,7 @@ class KubernetesClient:
         content: bytes | None,
         headers: Mapping[str, str],
     ) -> httpx2.Response:
-        """Make one request; gives an answer that stays what it is when asked again.
+        """Send one request and return an answer that would be the same if asked again.
 
         Errors: raises PeerUnavailable.
         """
@@ -207,8 +203,8 @@ class KubernetesClient:
             answer = await self._send(method, path, params, content, headers)
         except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError) as err:
             raise PeerUnavailable(f"API server {self.server}: {_describe(err)}", retry_after_s=0.0) from err
-        # Before the body is read: what stands in the way of requests (too many of them,
-        # a proxy) answers in plain text.
+        # Checked before the body is read: what rejects requests on the way (a rate limit, a proxy)
+        # answers in plain text.
         if answer.status_code in _TEMPORARY or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
             raise self._trouble(answer)
         return answer
@@ -221,9 +217,7 @@ class KubernetesClient:
         content: bytes | None,
         headers: Mapping[str, str],
     ) -> httpx2.Response:
-        """Send, and once more when it failed because our token or
-        certificates have been replaced.
-        """
+        """Send a request, and repeat it when our replaced token or certificates made it fail."""
         used = self._access
         try:
             answer = await self._request(method, path, params, content, headers)
@@ -250,9 +244,9 @@ class KubernetesClient:
         )
 
     async def _renew(self, used: Access) -> bool:
-        """Read the configuration again if its files are others than those of `used`.
+        """Read the configuration again if its files have changed since `used` was read.
 
-        False when they are not, or cannot be used yet.
+        False when they have not, or cannot be used yet.
         """
         async with self._renewing:
             if self._access is not used:
@@ -260,15 +254,15 @@ class KubernetesClient:
             if not used.is_outdated:
                 return False
             try:
-                # In a thread: certificates and the TLS context take tens of milliseconds.
+                # In a thread: loading certificates and the TLS context takes tens of milliseconds.
                 fresh = await asyncio.to_thread(Access.read, self._settings)
             except ConfigError as err:
-                # Half written, perhaps: the next trouble looks again.
+                # The files may be half written. The next failure reads them again.
                 get_logger().warning("cluster.renew-failed", error=str(err))
                 return False
             self._access = fresh
             get_logger().info("cluster.renewed", server=fresh.server)
-            # Calls may be under way with the former one; the one before it has had its time.
+            # Calls may still be using the previous client. The one before it is no longer in use.
             self._retired.append(used.client)
             while len(self._retired) > 1:
                 await self._retired.pop(0).aclose()
@@ -276,15 +270,15 @@ class KubernetesClient:
 
 
 def object_path(api_version: str, plural: str, *, namespace: str = "", name: str = "", part: str = "") -> str:
-    """Path of a kind, of an object or of a part of it (`status`).
+    """Return the path of a kind, of an object or of a part of it (`status`).
 
-    Errors: raises ContractError for a name that would lead somewhere else.
+    Errors: raises ContractError for a name that would change the path.
 
     >>> object_path("v1", "nodes"), object_path("apps/v1", "deployments", namespace="a", name="b", part="status")
     ('/api/v1/nodes', '/apis/apps/v1/namespaces/a/deployments/b/status')
     """
     for segment in (namespace, name):
-        # What no name of an object can be (apimachinery, ValidatePathSegmentName).
+        # Characters that no object name can have (apimachinery, ValidatePathSegmentName).
         if segment in (".", "..") or "/" in segment or "%" in segment:
             raise ContractError(f"{plural}: got {segment[:100]!r}, wanted a name that can stand in a path")
     root = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
@@ -300,7 +294,7 @@ def _event(path: str, line: str) -> tuple[str, Plain]:
     """Read a line of a watch.
 
     Errors: raises HistoryLost, PeerUnavailable when the server ends the watch with an error, and
-    ValueError for what is no event.
+    ValueError for a line that is not an event.
     """
     event = msgspec.json.decode(line)
     if (
@@ -320,7 +314,7 @@ def _event(path: str, line: str) -> tuple[str, Plain]:
 
 
 def _rejected(answer: httpx2.Response) -> Rejected:
-    """Read a refusal in whatever form it comes."""
+    """Read a refusal in JSON or in plain text."""
     try:
         plain = msgspec.json.decode(answer.content)
     except (ValueError, RecursionError):
@@ -338,7 +332,7 @@ def _unavailable(answer: httpx2.Response) -> PeerUnavailable:
     after = answer.headers.get("retry-after", "")
     return PeerUnavailable(
         f"API server answered {answer.status_code}: {text}",
-        # More digits than any pause has are no number of seconds.
+        # A longer number is no plausible pause.
         retry_after_s=float(after) if after.isdecimal() and len(after) < 10 else 0.0,
         code=answer.status_code,
     )

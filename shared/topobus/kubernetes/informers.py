@@ -1,10 +1,9 @@
 """Informers: a list and a watch for each kind, which keep a copy in step with the API server.
 
-Flows in: pages and watch lines. Flows out: one call of a sink for each object, and the version that
-the copy has reached. A watch that ends is resumed from its last version (bookmarks keep that
-version recent). A 410, a periodic resync and a server that now serves another version all lead to a
-new list, after which objects that are not in the list are dropped. An object that cannot be parsed
-is counted, logged once for each version and skipped; it never ends an informer.
+A sink is called once for each object. A watch that ends is resumed from its last version, which
+bookmarks keep recent. A 410, a periodic resync and a server that now serves another version all
+lead to a new list, after which objects that are not in the list are dropped. An object that cannot
+be parsed is counted, logged once for each version and skipped. It never ends an informer.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Informer", "Key", "Sink"]
 
-# Versions count the writes of an etcd, in 63 bits; Python refuses to read
-# numbers of more than 4300 digits.
+# Versions count the writes of an etcd in 63 bits. Python refuses to parse numbers of more than 4300
+# digits.
 _LONGEST_VERSION = 20
 
 Key = tuple[str, str]
@@ -34,7 +33,7 @@ Key = tuple[str, str]
 
 
 class Sink(Protocol):
-    """The receiver of objects: it keeps the copy."""
+    """Receives the objects and keeps the copy."""
 
     def put(self, kind: str, version: str, plain: Plain) -> None:
         """Store an object as served in this API version.
@@ -76,29 +75,31 @@ class Informer:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether a whole list has been taken in."""
+        """Return whether a complete list has been stored."""
         return self._feed.is_whole
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the connection; empty while all is well."""
+        """The current problem with the connection. Empty: none."""
         return self._trouble
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a resource version: those of one kind may be
-        compared (Kubernetes 1.35; true before, too).
+        """Wait until the copy contains everything up to a resource version.
+
+        Versions of one kind can be compared (guaranteed since Kubernetes 1.35, true before).
+        False when the copy does not get there in time.
         """
         return await self._feed.reached(revision, timeout_s)
 
     async def run(self) -> None:
-        """Follow for ever; the trouble of a lasting outage is logged once."""
+        """Follow until cancelled. A lasting outage is logged once."""
         failures = 0
         while True:
             try:
                 is_alive = await self._follow()
                 failures = 0
                 if not is_alive:
-                    # A server that ends every watch at once must not be asked in a hot loop.
+                    # A server that ends every watch at once must not be requested in a hot loop.
                     await self._clock.sleep(full_jitter(0, least_s=self._retry_s))
             except HistoryLost:
                 get_logger().info("informer.history-lost", kind=self.kind.name, resource_version=self._version)
@@ -112,10 +113,10 @@ class Informer:
                 await self._clock.sleep(max(err.retry_after_s, full_jitter(failures, least_s=self._retry_s)))
 
     async def _follow(self) -> bool:
-        """List when that is due, then watch until the server ends the watch or the next list is
+        """List when a list is due, then watch until the server ends the watch or the next list is
         due.
 
-        False when the watch said nothing at all.
+        False when the watch delivered nothing.
         """
         served = await self._api.version_of(self.kind)
         if not served and self.kind.is_optional:
@@ -140,16 +141,16 @@ class Informer:
                 if event.kind is not WatchEventKind.BOOKMARK:
                     self._changed()
                 if self._clock.monotonic() >= until_s:
-                    # A list now and then mends what a defect on either side may have lost.
+                    # A periodic list repairs what a defect on either side may have lost.
                     self._version = ""
                     self._api.drop_versions()
                     return True
         return is_alive
 
     async def _list(self, served: str) -> str:
-        """Take in a whole list, page by page, so that no more than a page of it is in memory.
+        """Store a list page by page, so that at most one page is in memory.
 
-        Gives its version.
+        Returns the list's version.
         """
         self._feed.begin_list()
         async with aclosing(self._api.pages(self.kind)) as pages:
@@ -161,7 +162,7 @@ class Informer:
         raise PeerUnavailable(f"API server: the list of {self.kind.plural} has no last page")
 
     def _settle(self, version: str) -> None:
-        """Drop what the list lacks, and be as far as the list is."""
+        """Drop the objects that the list lacks, and continue from the list's version."""
         self._heal()
         self._version = version
         self._feed.end_list(_number(version))

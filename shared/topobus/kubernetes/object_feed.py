@@ -1,10 +1,9 @@
-"""What the watches of both stores do alike: which objects were told, how far the copy has come, and
-what becomes of an object that nobody can read.
+"""The common part of both stores' watches: which objects were reported, how far the copy has come,
+and how an object that cannot be read is handled.
 
-Flows in: objects of a list and changes, each with how the copy takes it in. Flows out: the
-copy in step with the store. What existed before the last list and is not in it is dropped: it
-went while nobody watched. An object that the copy refuses is counted and logged once a
-revision, and its neighbours go on.
+An object that existed before the last list and is not in it is dropped, because it was deleted
+while no watch ran. An object that the copy refuses is counted and logged once for each revision,
+and the other objects are still stored.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ __all__ = ["ObjectFeed"]
 class ObjectFeed:
     """Feeds one watch into a copy.
 
-    Args: drop — has the copy forget an object; refused — hears of each object that the copy
-    does not take in, once a revision.
+    Args: drop — removes an object from the copy; refused — is called once for each revision of an
+    object that the copy refuses.
     """
 
     def __init__(self, clock: Clock, drop: Callable[[ObjectKey], None], refused: Callable[[Exception], None]) -> None:
@@ -42,9 +41,9 @@ class ObjectFeed:
         """Whether a whole list has been taken in."""
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a revision.
+        """Wait until the copy contains everything up to a revision.
 
-        False when it does not come so far in time.
+        False when the copy does not get there in time.
         """
         try:
             async with self._clock.timeout(timeout_s):
@@ -55,13 +54,11 @@ class ObjectFeed:
         return True
 
     def begin_list(self) -> None:
-        """Say that all objects there are will be told now."""
+        """Begin a list that reports all existing objects."""
         self._listed = set()
 
     def put(self, key: ObjectKey, revision: Hashable, take: Callable[[], None]) -> None:
-        """Tell an object that is there, by `take`, which raises for one that the copy does not take
-        in.
-        """
+        """Report an existing object. `take` stores it, and raises when the copy refuses it."""
         is_news = self._revisions.get(key) != revision
         self._revisions[key] = revision
         if self._listed is not None:
@@ -69,13 +66,13 @@ class ObjectFeed:
         self._guard(key, take, is_news=is_news)
 
     def drop(self, key: ObjectKey) -> None:
-        """Tell that an object is gone."""
+        """Report that an object is gone."""
         self._revisions.pop(key, None)
         self._guard(key, partial(self._drop, key))
 
     def end_list(self, revision: int) -> None:
-        """Say that all has been told that there was at a revision: what was told before and not now
-        is gone.
+        """End a list that was complete at a revision. Objects that were reported before and are not
+        in the list are dropped.
         """
         for key in self._revisions.keys() - (self._listed or set()):
             self.drop(key)
@@ -84,13 +81,13 @@ class ObjectFeed:
         self.advance(revision)
 
     def advance(self, revision: int) -> None:
-        """Say that everything up to a revision has been told."""
+        """Note that everything up to a revision has been reported."""
         self._position = revision
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
     def reset(self) -> None:
-        """Forget all that was told: the store is another one now, and its revisions count anew."""
+        """Forget all that was reported, because the store and its revisions were replaced."""
         self._revisions.clear()
         self._position = 0
         self.is_whole = False
@@ -98,7 +95,7 @@ class ObjectFeed:
     def _guard(self, key: ObjectKey, work: Callable[[], None], *, is_news: bool = True) -> None:
         try:
             work()
-        except Exception as err:  # noqa: BLE001 - boundary: one object of a list or watch; the others are taken in, whatever is wrong with it
+        except Exception as err:  # noqa: BLE001 - boundary: one object, the others are stored
             if is_news:
                 self._refused(err)
                 why = str(err) if isinstance(err, ContractError) else f"{type(err).__name__}: {err}"

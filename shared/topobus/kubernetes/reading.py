@@ -1,9 +1,7 @@
 """The reading half of a Kubernetes API server's protocol: kinds, pages of lists, lines of watches.
 
-Informers depend on this and on no client library.
-
-Flows in: kinds. Flows out: objects in Kubernetes' wire shape. A request without an
-answer raises PeerUnavailable.
+Informers depend on this and on no client library. Objects are in Kubernetes' wire shape. A request
+without an answer raises PeerUnavailable.
 Source: Kubernetes API concepts (resource versions, bookmarks, 410).
 """
 
@@ -67,24 +65,24 @@ class WatchEvent(Struct, frozen=True, kw_only=True):
 
 
 class ReadApi(Protocol):
-    """An API server that is read.
+    """The reads that an API server offers.
 
     All methods raise PeerUnavailable when it does not answer, or asks the client to retry later.
     """
 
     async def version_of(self, kind: Kind) -> str:
-        """Name the version in which the server serves a kind, the best that we can read.
+        """Name the best version of a kind that the server serves and we can read.
 
-        Empty when it serves none of them.
+        Empty when there is none.
         """
         ...
 
     def drop_versions(self) -> None:
-        """Ask anew what is served: the server may be another one now."""
+        """Discard the known versions, because the server may have been replaced or upgraded."""
         ...
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
-        """Read an object from the server; None when there is none."""
+        """Read an object from the server. None: it does not exist."""
         ...
 
     def pages(self, kind: Kind) -> AsyncGenerator[Page, None]:
@@ -95,5 +93,8 @@ class ReadApi(Protocol):
         ...
 
     def watch(self, kind: Kind, version: str) -> AsyncGenerator[WatchEvent, None]:
-        """Follow changes after a version until the server ends the watch; raises HistoryLost."""
+        """Follow changes after a version until the server ends the watch.
+
+        Errors: raises HistoryLost.
+        """
         ...
