@@ -3,11 +3,10 @@ it, as Secrets.
 
 Clients get the authority's certificate as a ConfigMap.
 
-Flows in: what the API server has. Flows out: what is missing, or about to expire. The files of
-`topobus.bus.login.certificates` are laid out in a folder that is thrown away, and what became of
-them is written back: the authority is only ever created; then the certificate; last what clients
-trust. Killed anywhere, or raced by another run, the next look goes on from what is there. A Secret
-that somebody else fills (cert-manager) is taken as it is.
+The files of `topobus.bus.login.certificates` are written to a temporary folder, and the results are
+written back to the API server: first the authority, which is only ever created, then the
+certificate, then the ConfigMap for clients. A run that was killed or raced by another one is
+completed by the next. A Secret that another program fills (cert-manager) is left unchanged.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from topobus.values.errors import ConfigError
 __all__ = ["make_certificate", "server_names"]
 
 _SERVER_FILES = (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE)
-# The key of the authority with its certificate, and what clients trust.
+# The authority's key and its certificate, which clients trust.
 _AUTHORITY_FILES = ("ca.key", AUTHORITY_FILE)
 
 
 def server_names(namespace: str) -> tuple[str, ...]:
-    """Name how clients in a cluster reach the server, and by a forwarded port (`kubectl
-    port-forward`).
+    """Name the hosts by which clients in a cluster reach the server, and those of a forwarded port
+    (`kubectl port-forward`).
 
     >>> server_names("topobus")[2:5]
     ('nats.topobus.svc', 'nats.topobus.svc.cluster.local', '*.nats.topobus.svc')
@@ -46,13 +45,13 @@ def server_names(namespace: str) -> tuple[str, ...]:
 async def make_certificate(
     objects: NamespaceObjects, names: Sequence[str], *, now: datetime, is_renewal: bool = False
 ) -> ServerCertificate:
-    """Make what is missing of authority, certificate and the clients' copy.
+    """Make what is missing of the authority, the certificate and the clients' copy.
 
-    Make a certificate anew that lacks a name or has less than a third of its life left.
+    The certificate is renewed when it lacks a name or has less than a third of its lifetime left.
 
-    Shapes: is_renewal — make it anew in any case.
-    Errors: raises ConfigError as `certify` does, for a Secret that says nothing about whom to trust
-    and for a right that is missing; PeerUnavailable.
+    Shapes: is_renewal — renew the certificate in any case.
+    Errors: raises ConfigError as `certify` does, for a Secret without an authority to trust and for
+    a missing right, and PeerUnavailable.
     """
     while True:
         authority, server = await objects.read("Secret", AUTHORITY_SECRET), await objects.read("Secret", TLS_SECRET)
@@ -77,9 +76,9 @@ async def make_certificate(
 def _certified(
     authority: Plain | None, server: Plain | None, names: Sequence[str], now: datetime, is_renewal: bool
 ) -> tuple[ServerCertificate, dict[str, str], dict[str, str]]:
-    """Do on files what is to be done.
+    """Run `certify` on the Secrets' contents, laid out as files.
 
-    Gives the certificate, and the texts of the authority's and the server's Secret.
+    Returns the certificate, and the texts of the authority's and the server's Secret.
     """
     with tempfile.TemporaryDirectory(prefix="topobus-keys-") as scratch:
         parts = (
@@ -100,9 +99,9 @@ def _certified(
 
 
 async def _settle_clients(objects: NamespaceObjects, trusted: str) -> bool:
-    """Give clients the certificates of the authorities to trust.
+    """Write the certificates of the trusted authorities for clients.
 
-    False when somebody else was faster.
+    False when another writer was first.
     """
     present = await objects.read("ConfigMap", AUTHORITY_MAP)
     if present is not None and (not is_ours(present) or not trusted):

@@ -1,11 +1,10 @@
 """Makes and changes the Secrets of NATS' users in one namespace of a cluster.
 
-Flows in: what the API server has. Flows out: the Secrets that are missing, and the server's,
-derived from all others. A Secret of a principal is only ever created, unless somebody asks for a
-new password; so a run that is killed anywhere leaves what the next one completes, and two that run
-at once take what the first one made. The server's is written by compare-and-set on its version,
-which is read before the passwords: who changed a password writes the server's afterwards, and
-nobody writes an older state over it.
+The Secret of a principal is only ever created, unless a new password is requested. So the next run
+completes a run that was killed, and of two runs at the same time the second uses what the first one
+made. The server's Secret is derived from all others and written by compare-and-set on its version,
+which is read before the passwords. A run that changes a password writes the server's Secret
+afterwards, so an older state never overwrites a newer one.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = ["forget_previous_passwords", "make_users", "rotate_users", "user_pass
 
 
 class _Form(Struct, frozen=True, kw_only=True):
-    """For what there are users."""
+    """What there are users for."""
 
     has_leaves: bool
     """Nodes have servers of their own."""
@@ -50,12 +49,12 @@ class _Form(Struct, frozen=True, kw_only=True):
 
 
 async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False, classes: Iterable[str] = ()) -> None:
-    """Make what is missing, and the servers' as the others are now.
+    """Make the missing Secrets, and derive the servers' Secrets from the others.
 
-    Shapes: has_leaves — nodes have servers of their own, and the one in the middle is their
-    hub. classes — device classes that `topobus-device` serves, besides those that the
-    server's Secret has users for.
-    Errors: raises ConfigError for a Secret that cannot be used and for a right that is missing,
+    Shapes: has_leaves — nodes have servers of their own, and the central one is their hub. classes
+    — device classes that `topobus-device` serves, in addition to those for which the server's
+    Secret has users.
+    Errors: raises ConfigError for a Secret that cannot be used and for a missing right,
     PeerUnavailable when the API server does not answer.
     """
     form = _Form(has_leaves=has_leaves, classes=tuple(sorted({*await _classes(objects), *classes})))
@@ -66,18 +65,20 @@ async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False, cla
 async def rotate_users(
     objects: NamespaceObjects, principals: Iterable[str], *, server_after_s: float, is_overlapping: bool = False
 ) -> tuple[str, ...]:
-    """Make passwords anew (of all users, when none is named), and after a while the servers' files.
+    """Make new passwords (for all users, when none is named), and after a while write the servers'
+    files.
 
-    Names the users.
+    Returns the names of the users.
 
-    Shapes: is_overlapping — those of before count, too, until `forget_previous_passwords`. Of all
-    users only Topobus' own are meant then: others know of no second name.
+    Shapes: is_overlapping — the previous passwords stay valid until `forget_previous_passwords`.
+    When no user is named, only Topobus' own users are rotated, because other programs do not know
+    the second login name.
 
-    Units: server_after_s — by then the nodes have brought the new passwords to the pods. The server
-    ends the connections of these users when it reads its file; a pod that had the old password then
-    would be refused until it has the new one.
-    Errors: as `make_users`, and ConfigError before anything is changed for a Secret that somebody
-    else made. Interrupted in between, `make_users` writes the server's file.
+    Units: server_after_s — by then the nodes have delivered the new passwords to the pods. The
+    server closes the connections of these users when it reads its file. A pod that still had the
+    old password would be refused until it has the new one.
+    Errors: as `make_users`, and ConfigError before anything is changed for a Secret that another
+    program made. After an interruption, `make_users` writes the server's file.
     """
     form = await _present_form(objects)
     everybody = users_of(has_leaves=form.has_leaves, classes=form.classes)
@@ -97,17 +98,18 @@ async def rotate_users(
                 present, changed_secret(present, principal, new_password(), is_overlapping=is_overlapping)
             ):
                 break
-            # Somebody else changed it at the same moment: the last one counts.
+            # Another writer changed it at the same moment. The last write counts.
     await asyncio.sleep(server_after_s)
     await _settle_servers(objects, form)
     return wanted
 
 
 async def forget_previous_passwords(objects: NamespaceObjects) -> tuple[str, ...]:
-    """Let the passwords from before a rotation with an overlap count no more, in the Secrets and
-    then in the servers' files; names the users that had one.
+    """Invalidate the passwords from before a rotation with an overlap, in the Secrets and then in
+    the servers' files.
 
-    Errors: as `make_users`. Interrupted in between, `make_users` writes the servers' files.
+    Returns the users that had one.
+    Errors: as `make_users`. After an interruption, `make_users` writes the servers' files.
     """
     form = await _present_form(objects)
     forgotten = []
@@ -138,7 +140,10 @@ async def user_password(objects: NamespaceObjects, principal: str) -> str:
 
 
 async def _own(objects: NamespaceObjects, principal: str) -> Plain | None:
-    """Give a principal's Secret, which is ours to change."""
+    """Return a principal's Secret.
+
+    Errors: raises ConfigError when another program made it.
+    """
     present = await objects.read("Secret", user_secret(principal))
     if present is not None and not is_ours(present):
         raise ConfigError(
@@ -153,13 +158,13 @@ async def _classes(objects: NamespaceObjects) -> tuple[str, ...]:
 
 
 async def _present_form(objects: NamespaceObjects) -> _Form:
-    """Say for what there are Secrets now."""
+    """Return what there are Secrets for now."""
     has_leaves = await objects.read("Secret", LEAVES_SECRET) is not None
     return _Form(has_leaves=has_leaves, classes=await _classes(objects))
 
 
 async def _passwords(objects: NamespaceObjects, form: _Form) -> dict[str, str]:
-    """Give the passwords that count, by login; a missing one is made."""
+    """Return the valid passwords by login, and make those that are missing."""
     passwords: dict[str, str] = {}
     for user in users_of(has_leaves=form.has_leaves, classes=form.classes):
         passwords |= logins_in(await objects.made(password_secret(user, new_password())), user)
@@ -169,17 +174,17 @@ async def _passwords(objects: NamespaceObjects, form: _Form) -> dict[str, str]:
 async def _settle_servers(objects: NamespaceObjects, form: _Form) -> None:
     """Bring the servers' users in line with the passwords."""
     while not await _settled(objects, form):
-        # Somebody else wrote at the same moment: look again.
+        # Another writer was first: read and write again.
         continue
 
 
 async def _settled(objects: NamespaceObjects, form: _Form) -> bool:
-    """Write the servers' users once; False when one was another by then."""
+    """Write the servers' Secrets once. False when one had changed meanwhile."""
     before = {name: await objects.read("Secret", name) for name in server_secret_names(has_leaves=form.has_leaves)}
     for wanted in server_secrets(await _passwords(objects, form), has_leaves=form.has_leaves, classes=form.classes):
         present = before[wanted["metadata"]["name"]]
         if present is not None and (not is_ours(present) or present.get("data") == wanted["data"]):
-            # Somebody else's is theirs to keep right.
+            # A Secret that another program made is not ours to update.
             continue
         if not await objects.replace(present, wanted):
             return False

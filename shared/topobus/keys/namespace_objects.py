@@ -1,8 +1,7 @@
 """Reads and writes the Secrets and ConfigMaps of one namespace, one by one, so that rights can be
 bound to their names.
 
-Flows in: names, objects to write. Flows out: objects as they are; a race that was lost is a value,
-a right that is missing an error.
+A lost race is a value. A missing right is an error.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ _PLURALS = {"Secret": "secrets", "ConfigMap": "configmaps"}
 
 
 class NamespaceObjects:
-    """The objects of one namespace; `written` names those that this process made or changed, in
-    order.
+    """The objects of one namespace.
+
+    `written` names those that this process made or changed, in order.
     """
 
     def __init__(self, client: KubernetesClient, namespace: str) -> None:
@@ -27,10 +27,10 @@ class NamespaceObjects:
         self.written: list[str] = []
 
     async def read(self, kind: str, name: str) -> Plain | None:
-        """Give an object; None when there is none.
+        """Read an object. None: it does not exist.
 
-        Errors: raises ConfigError for a right that is missing, PeerUnavailable when
-        the API server does not answer.
+        Errors: raises ConfigError for a missing right, PeerUnavailable when the API server does not
+        answer.
         """
         answer = await self._client.ask("GET", object_path("v1", _PLURALS[kind], namespace=self.namespace, name=name))
         if isinstance(answer, Rejected):
@@ -40,7 +40,7 @@ class NamespaceObjects:
         return answer
 
     async def made(self, wanted: Plain) -> Plain:
-        """Give the object of this name as it is; made as `wanted` when it is missing.
+        """Read the object with the name of `wanted`, and create it as `wanted` when it is missing.
 
         Errors: as `read`.
         """
@@ -53,7 +53,7 @@ class NamespaceObjects:
                 return created
 
     async def replace(self, present: Plain | None, wanted: Plain) -> bool:
-        """Write an object in place of what was read; False when it is another one by now.
+        """Write an object in place of the one that was read. False when it has changed meanwhile.
 
         Errors: as `read`.
         """
@@ -63,12 +63,12 @@ class NamespaceObjects:
         return await self._write(wanted | version, "PATCH") is not None
 
     async def _write(self, wanted: Plain, method: str) -> Plain | None:
-        """Create or patch; None when somebody else was faster."""
+        """Create or patch an object. None when another writer was first."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         path = object_path("v1", _PLURALS[kind], namespace=self.namespace, name="" if method == "POST" else name)
         answer = await self._client.ask(method, path, body=wanted)
         if isinstance(answer, Rejected):
-            # A namespace that is not there says 404 to a POST: that is no race.
+            # A missing namespace answers a POST with 404, which is not a lost race.
             if answer.code == CONFLICT or (answer.code == NOT_FOUND and method == "PATCH"):
                 return None
             raise self._refused("create" if method == "POST" else "patch", kind, name, answer)

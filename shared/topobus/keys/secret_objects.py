@@ -1,9 +1,8 @@
-"""The Secrets that hold NATS' users and certificates in a cluster: their names, how they are
-written, and what is read of them. Pure.
+"""The Secrets that hold NATS' users and certificates in a cluster: their names, and how they are
+written and read. Pure.
 
-Flows in: passwords, objects as the API server gives them. Flows out: objects to write,
-passwords. A Secret for each principal, so that each pod mounts its own alone, and one for the
-server, which is derived from the others.
+Each principal has a Secret of its own, so that each pod mounts only its own password. The server's
+Secret is derived from all of them.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def user_secret(principal: str) -> str:
 
 
 def object_made(kind: str, name: str, data: Mapping[str, str], *, secret_type: str = "Opaque") -> Plain:
-    """Give a Secret or a ConfigMap of ours; `data` is text, which a Secret has in base64."""
+    """Return a Secret or ConfigMap with our labels. `data` is text, base64 in a Secret."""
     labels = {"app.kubernetes.io/part-of": "topobus", _OWNER_LABEL: _OWNER}
     made: Plain = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": labels}}
     if kind == "Secret":
@@ -80,19 +79,19 @@ def object_made(kind: str, name: str, data: Mapping[str, str], *, secret_type: s
 
 
 def password_secret(principal: str, password: str) -> Plain:
-    """Give the Secret of a principal; `username` stands there for programs that read both.
+    """Return the Secret of a principal. It has `username` for programs that read both.
 
-    No line ends: a container may have it as a variable.
+    Values have no line ends, because a container may use them as environment variables.
     """
     return object_made("Secret", user_secret(principal), {_PASSWORD: password, "username": principal})
 
 
 def changed_secret(present: Plain | None, principal: str, password: str, *, is_overlapping: bool) -> Plain:
-    """Give the Secret of a principal with another password, to be written over the present one;
-    `is_overlapping`: that of before counts, too, until `forgotten_secret`.
+    """Return the Secret of a principal with another password, to be written over the present one.
 
-    The server knows one password for each name, so the newer one goes with the principal's other
-    name, which stands before it: `gpu__2:p…` (docs/adr/0008).
+    With `is_overlapping` the previous password stays valid until `forgotten_secret`. The server
+    accepts one password for each login, so the newer one belongs to the principal's other login,
+    which precedes the password in the value: `gpu__2:p…` (docs/adr/0008).
     Errors: as `logins_in`.
     """
     if not is_overlapping or present is None:
@@ -105,31 +104,33 @@ def changed_secret(present: Plain | None, principal: str, password: str, *, is_o
 
 
 def forgotten_secret(present: Plain) -> Plain:
-    """Give a merge patch of a Secret after which the password of before counts no more."""
+    """Return a merge patch that removes the previous password from a Secret."""
     return {**present, "data": {**present["data"], _PREVIOUS: None}}
 
 
 def has_previous(secret: Plain) -> bool:
-    """Say whether a password of before counts."""
+    """Return whether a Secret has a previous password that is still valid."""
     return _PREVIOUS in (secret.get("data") or {})
 
 
 def logins_in(secret: Plain, principal: str) -> dict[str, str]:
-    """Read the passwords of a principal that count, by login, whoever made its Secret: the one that
-    it takes, and while it changes the one of before.
+    """Read the valid passwords of a principal by login: its present one, and during a rotation the
+    previous one.
 
-    Errors: raises ConfigError when there is none that the server would take as it is.
+    The Secret may be made by another program.
+    Errors: raises ConfigError when it has none that the server would accept as it is.
     """
     keys = (_PREVIOUS, _PASSWORD) if has_previous(secret) else (_PASSWORD,)
     return dict(_login_of(secret, key, principal) for key in keys)
 
 
 def users_of(*, has_leaves: bool, classes: Sequence[str] = ()) -> tuple[str, ...]:
-    """Name all users, sorted: of one server for everything, or of a hub and the servers of nodes.
+    """Name all users, sorted: those of one server for everything, or of a hub and the servers of
+    nodes.
 
-    A node's server is user `leaf` at the hub, whichever node it is.
+    The servers of all nodes are the user `leaf` at the hub.
 
-    Shapes: classes — device classes besides ours, which `topobus-device` serves.
+    Shapes: classes — device classes that `topobus-device` serves, in addition to the built-in ones.
 
     >>> sorted({*users_of(has_leaves=True)} - {*users_of(has_leaves=False)})
     ['leaf', 'relay']
@@ -144,8 +145,9 @@ def server_secret_names(*, has_leaves: bool) -> tuple[str, ...]:
 
 
 def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool, classes: Sequence[str] = ()) -> tuple[Plain, ...]:
-    """Give the Secrets of the servers; `passwords` has one for each user, by its name or by one or
-    both of its `logins_of`. They say for which `classes` they are.
+    """Return the Secrets of the servers, which record their `classes`.
+
+    Shapes: passwords — one for each user, by its name or by one or both of its `logins_of`.
     """
     secrets = (
         object_made("Secret", name, {_USERS_FILE: accounts_configuration(passwords, shape, classes=classes)})
@@ -155,9 +157,9 @@ def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool, classes: S
 
 
 def classes_in(server_secret: Plain | None) -> tuple[str, ...]:
-    """Read for which device classes besides ours a server's Secret has users.
+    """Read for which additional device classes a server's Secret has users.
 
-    None of one that is not there.
+    Empty when there is no Secret.
     """
     annotations = ((server_secret or {}).get("metadata") or {}).get("annotations") or {}
     return tuple(sorted(filter(None, str(annotations.get(_CLASSES, "")).split(","))))
@@ -172,14 +174,14 @@ def _shapes(has_leaves: bool) -> dict[str, Shape]:
 
 
 def is_ours(api_object: Plain) -> bool:
-    """Say whether these keys made it: only what they made they write anew."""
+    """Return whether Topobus made an object. Only such objects are overwritten."""
     return bool((api_object["metadata"].get("labels") or {}).get(_OWNER_LABEL) == _OWNER)
 
 
 def texts_of(secret: Plain | None, keys: Sequence[str]) -> dict[str, str]:
-    """Read those texts of a Secret that it has; nothing of one that is not there.
+    """Read those of the named texts that a Secret has. Empty when there is no Secret.
 
-    Errors: raises ConfigError for what is no text.
+    Errors: raises ConfigError for a value that is not text.
     """
     data = (secret or {}).get("data") or {}
     return {key: text for key in keys if secret is not None and key in data and (text := decoded(secret, key))}
@@ -188,7 +190,7 @@ def texts_of(secret: Plain | None, keys: Sequence[str]) -> dict[str, str]:
 def decoded(secret: Plain, key: str) -> str:
     """Read one text of a Secret.
 
-    Errors: raises ConfigError when it has none, or what it has is no text.
+    Errors: raises ConfigError when it is missing or not text.
     """
     name = secret["metadata"]["name"]
     coded = (secret.get("data") or {}).get(key)
@@ -214,7 +216,7 @@ def _login_of(secret: Plain, key: str, principal: str) -> tuple[str, str]:
 
 
 def password_of(secret: Plain, principal: str) -> str:
-    """Read the password that a principal takes.
+    """Read the password that a principal uses.
 
     Errors: as `logins_in`.
     """
