@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the discovery service; the exit code is the process's."""
+    """Run the discovery service and exit with its exit code."""
     answer_probe("discovery")
     with needing_extra("discovery"):
         from topobus.discovery.config import DiscoverySettings

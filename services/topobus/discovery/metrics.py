@@ -6,7 +6,7 @@ from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescripto
 
 __all__ = ["LOOKS", "LOOK_SECONDS", "MACHINE_GENERATION"]
 
-# Seconds: from a small machine to one with thousands of PCI functions.
+# In seconds: from a small machine to one with thousands of PCI functions.
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 LOOKS = CounterDescriptor(

@@ -1,9 +1,9 @@
 """Keeps the machine's entry on the bus equal to the hardware tree: reads, compares, publishes.
 
-Flows in: the hardware tree. What can change is read every `hardware.rescan_s`; everything is read
-after each kernel event, each change, and every `full_rescan_s`.
-Flows out: one KV entry, written only when it changed, with a generation that continues the stored
-one. When the tree cannot be read, the last good machine stays.
+What can change is read every `hardware.rescan_s`. Everything is read after each kernel event, after
+each change, and every `full_rescan_s`. The KV entry is written only when the machine changed, with
+a generation that continues the stored one. When the tree cannot be read, the last good machine
+stays published.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from topobus.values.machine import Machine
 __all__ = ["serve"]
 
 _READY_PART = "machine"
-# Kernel events come in bursts (a card is tens of devices); one look after
-# so long catches the whole burst.
+# Kernel events come in bursts, because a card is tens of devices. One read after this pause covers
+# the whole burst.
 _SETTLE_S = 0.1
-# A tree may change while it is read, and show half of a change. So a changed machine must look the
-# same twice; not for ever, though.
+# A tree may change while it is read and show half of a change. So a changed machine must be read
+# twice with the same result, within this number of reads.
 _MAX_LOOKS = 5
-# Events of these subsystems can change the machine; network and block events
-# come by the hundred and do not.
+# Events of these subsystems can change the machine. Network and block events come by the hundred
+# and cannot.
 _SUBSYSTEMS = frozenset({"cpu", "pci", "memory", "node"})
 
 
@@ -57,7 +57,7 @@ async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
                     await asyncio.sleep(_SETTLE_S)
             except TimeoutError:
                 pass
-            # Asked after the wait: the kernel may have told of a change between its end and here.
+            # Checked after the wait, because the kernel may have reported a change since it ended.
             if wake.is_set():
                 publisher.distrust()
             wake.clear()
@@ -84,13 +84,13 @@ class _Publisher:
         self._generation = MACHINE_GENERATION.register(runtime.registry)
 
     def distrust(self) -> None:
-        """Read everything at the next look: the kernel told of a change."""
+        """Read everything next time, because the kernel reported a change."""
         self._volatile = None
 
     async def check(self) -> None:
-        """Read once and publish when something changed.
+        """Read once, and publish when something changed.
 
-        What fails is logged once and tried again at the next look.
+        A failure is logged once, and the next call tries again.
         """
         volatile = await self._read_volatile()
         is_same = (
@@ -102,7 +102,8 @@ class _Publisher:
         if machine is None:
             return
         if not is_same:
-            # Read before the machine: what changed meanwhile differs at the next look.
+            # It was read before the machine, so a change in between shows as a difference next
+            # time.
             self._volatile = volatile
             self._full_look_due_at = self._runtime.clock.monotonic() + self._full_rescan_s
         try:
@@ -111,8 +112,8 @@ class _Publisher:
                 return
             await self._publish(machine)
         except PeerUnavailable as err:
-            # What was read is nobody's yet, and `_last` is older: the
-            # next look reads everything again.
+            # What was read is not published, and `_last` is older: the next call reads everything
+            # again.
             self.distrust()
             self._looks.labels(outcome="unpublished").inc()
             if self._unpublished != err.message:
@@ -126,13 +127,13 @@ class _Publisher:
             self._unpublished = ""
 
     async def _is_standing(self) -> bool:
-        """Say whether the entry is the one that we last saw to be right, without reading it."""
+        """Return whether the entry still has the last good fingerprint, without reading it."""
         return bool(self._standing) and await self._runtime.bus.fingerprint(MACHINE, node=self._node) == self._standing
 
     async def _read_volatile(self) -> VolatileFacts | None:
-        """Look at what can change.
+        """Read what can change.
 
-        None when it cannot be read: then everything is looked at, which says why.
+        None when it cannot be read. Everything is then read, which reports the reason.
         """
         try:
             return await asyncio.to_thread(read_volatile, self._tree)
@@ -175,21 +176,22 @@ class _Publisher:
 
     async def _publish(self, machine: Machine) -> None:
         bus = self._runtime.bus
-        # Taken first: if what is read below is newer, this one is never the
-        # newest again and confirms nothing.
+        # Read before the entry: if the entry below is newer, this fingerprint never matches again
+        # and confirms nothing.
         fingerprint, self._standing = await bus.fingerprint(MACHINE, node=self._node), ""
         try:
             entry = await bus.get(MACHINE, node=self._node)
         except ContractError as err:
-            # Written by a version that we cannot read: ours replaces it.
+            # Written by a version that we cannot read, so ours replaces it.
             get_logger().warning("machine.misread", reason=err.message)
             entry = None
-        # A store that was lost must not send generations back while we remember the last one.
+        # When the store lost its entry, the generation continues from the last one in memory.
         stored = entry.value if entry else None
         new = machine_to_publish(stored if stored is not None else self._last, machine)
         if new is None and entry is not None and self._last is None and entry.origin.release != bus.release:
-            # The same machine, and the word of who says it now; only at the start, so that two of
-            # different releases never write in turn.
+            # The machine is the same but another release wrote the entry, so write it again under
+            # this release. Only at the start, so that two instances of different releases do not
+            # alternate.
             new = stored
         if new is None and entry is None:
             assert self._last is not None
@@ -223,7 +225,7 @@ class _Publisher:
 async def _listen(tree: Tree, wake: asyncio.Event) -> None:
     """Set `wake` at each kernel event that can change the machine.
 
-    Ends (once said why) where there are none.
+    Where there are no such events, it logs the reason once and returns.
     """
     source = open_uevents(tree)
     if isinstance(source, UeventsUnavailable):

@@ -1,8 +1,7 @@
 """Decides whether a freshly read machine counts as changed, and describes the change.
 
-Flows in: the machine as published and as just read. Flows out: the machine to publish (or none),
-and the changes as text and codes. Values that move by themselves (free huge pages, a link that
-slows down to save power) do not count, because every publication wakes all readers.
+Values that move by themselves (free huge pages, a link that slows down to save power) do not count,
+because every publication wakes all readers.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ V = TypeVar("V")
 
 
 class MachineChange(Struct, frozen=True, kw_only=True):
-    """One difference: a stable code, what it is about, and the values before and after where they
-    say more.
-    """
+    """One difference: a stable code, its subject, and where useful the values before and after."""
 
     code: str
     what: str
@@ -39,9 +36,7 @@ class MachineChange(Struct, frozen=True, kw_only=True):
 
 
 def steady(machine: Machine) -> Machine:
-    """Take out what counts for no change: the generation, free huge pages, the present speed of
-    links.
-    """
+    """Clear what does not count as a change: generation, free huge pages, present link speed."""
     return replace(
         machine,
         generation=0,
@@ -57,7 +52,7 @@ def steady(machine: Machine) -> Machine:
 
 
 def machine_to_publish(stored: Machine | None, machine: Machine) -> Machine | None:
-    """Give the machine to publish with its generation, or None when the stored one says the same.
+    """Return the machine to publish with its generation, or None when the stored one is equal.
 
     >>> empty = Machine(node="n", numa_nodes=(), cpus=())
     >>> machine_to_publish(replace(empty, generation=4), replace(empty, boot_id="b")).generation
@@ -71,9 +66,7 @@ def machine_to_publish(stored: Machine | None, machine: Machine) -> Machine | No
 
 
 def describe_changes(before: Machine, after: Machine) -> tuple[MachineChange, ...]:
-    """Name all differences between two machines, CPUs first, then memory, then PCI functions by
-    address.
-    """
+    """Name all differences: CPUs first, then memory, then PCI functions by address."""
     changes: list[MachineChange] = []
     if before.boot_id != after.boot_id:
         changes.append(MachineChange(code="booted", what="machine", before=before.boot_id, after=after.boot_id))
@@ -99,8 +92,8 @@ def _cpu_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
         yield MachineChange(code="cpus-online", what=str(come))
     places = {cpu.id: cpu for cpu in before.cpus if cpu.online}
     moved = CpuSet.of(cpu.id for cpu in after.cpus if cpu.online and cpu.id in places and places[cpu.id] != cpu)
-    # A core whose lowest thread went offline gets another name: that
-    # follows from the change told above.
+    # A core whose lowest thread went offline is named by another thread: this follows from the
+    # change already reported above.
     if moved and not gone and not come:
         yield MachineChange(code="cpus-changed", what=str(moved))
 
@@ -135,7 +128,7 @@ def _pci_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
         if device == other:
             continue
         fields = [name for name in device.__struct_fields__ if getattr(device, name) != getattr(other, name)]
-        # What is near follows the CPUs, which are told above.
+        # The near CPUs change with the CPUs, which are reported above.
         if fields != ["near_cpus"]:
             yield MachineChange(code="pci-changed", what=str(address), after=", ".join(fields))
 
