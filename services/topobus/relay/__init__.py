@@ -1,1 +1,1 @@
-"""The relay: says to the hub what its node's own server stores."""
+"""The relay: copies to the hub what its node's own server stores."""

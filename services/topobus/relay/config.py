@@ -12,7 +12,7 @@ __all__ = ["RelaySettings"]
 
 
 class RelaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the relay; `nats.url` is the node's own server, never the hub's."""
+    """Settings of the relay. `nats.url` is the node's own server, never the hub's."""
 
     check_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     """Seconds between two looks whether the hub still has what it acknowledged, while there is

@@ -1,9 +1,9 @@
-"""Says every event of one stream of the node's own server to the hub, in the stream's order, each
-after the acknowledgement of the one before.
+"""Sends every event of one stream of the node's own server to the hub, in the stream's order, each
+after the acknowledgement of the previous one.
 
-Flows in: stored events, as bytes. Flows out: the same events at the hub, with their ids and an
-ending that nobody else knows, and how far they are (`HubLink.note`). Nothing is passed over but
-what no subject can hold and what the hub's stream refuses for good; both are logged and counted.
+Events keep their ids, extended by an ending that only this node's relay knows, and the relay's note
+records how far they are (`HubLink.note`). Only two kinds of event are skipped: one that no subject
+can hold, and one that the hub's stream refuses permanently. Both are logged and counted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["EventFollower"]
 
-# A full stream stays full until somebody makes room.
+# A full stream stays full until an operator makes room.
 _REFUSED_MOST_S = 30.0
 
 
 class EventFollower:
-    """One event's way to the hub."""
+    """Sends one kind of event to the hub."""
 
     def __init__(self, event: Event[Any], link: HubLink, uplink: Uplink, runtime: Runtime) -> None:
         self._event = event
@@ -39,9 +39,9 @@ class EventFollower:
         self._created = ""
 
     async def run(self) -> None:
-        """Say what the hub does not have according to its note, then what comes.
+        """Send what the hub does not have according to its note, then each new event.
 
-        Ends never, and begins again after a loss of the node's store.
+        Never returns. It begins again after the node's store was lost.
         """
         while True:
             await self._link.joined.wait()
@@ -59,7 +59,7 @@ class EventFollower:
         return first_unsaid(self._link.note.events.get(self._event.name), created=span.created, newest=span.newest)
 
     async def _follow(self, behind: int) -> None:
-        # Of a stream that is said from its beginning nobody knows what was said before.
+        # When a stream is sent from its beginning, it is unknown what was sent before.
         is_resumed = behind > 0
         async with aclosing(self._uplink.events(self._event, node=self._runtime.node, behind=behind)) as items:
             async for item in items:
@@ -101,8 +101,8 @@ class EventFollower:
                     and not acknowledged.is_duplicate
                     and acknowledged.sequence <= before.hub_sequence
                 ):
-                    # The hub's stream begins anew: what it had before must be said
-                    # again, from where the note tells it.
+                    # The hub's stream was reset: what it had must be sent again, from the position
+                    # in the note.
                     self._link.lose(AmbiguousWrite(f"the hub's stream {self._event.stream} has gone back"))
                     continue
                 self._link.said.labels(self._event.name, "duplicate" if acknowledged.is_duplicate else "written").inc()
@@ -110,8 +110,8 @@ class EventFollower:
                 return
 
     async def _store(self, delivery: Delivery) -> Acknowledged:
-        """Store an event, also where somebody else has used its id: the hub calls it a repetition
-        then, and has nothing so new under the event's own subject.
+        """Store an event, even when another sender has used its id. The hub then reports a
+        duplicate, although the newest message under the event's own subject is older.
         """
         ending = self._link.note.id_ending
         acknowledged = await self._uplink.store_event(self._event, delivery, id_ending=ending)

@@ -1,9 +1,9 @@
-"""Keeps the hub's copies of this node's states equal to what the node's own server has: one key
-after the other, each write over the sequence that it replaces.
+"""Keeps the hub's copies of this node's states equal to what the node's own server has, one key
+after the other. Each write names the sequence that it replaces.
 
-Flows in: values as the node's server stores them (`keep`, `reset`, `note_whole`). Flows out: reads,
-comparisons and writes at the hub. A failure is raised to the caller, who tries again; nothing is
-believed of a key whose write was not answered.
+The values of the node's server arrive by `keep`, `reset` and `note_whole`. A failure is raised to
+the caller, which tries again. After a write without an answer, the state of its key at the hub
+counts as unknown.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class HubCopies:
         self._note_key = Key(RELAY.name, RELAY.key(node=runtime.node))
         self._node = runtime.node
 
-    # what the node's server has
+    # The node's server.
 
     def keep(self, state: State[Any], key: str, data: bytes | None, written_by: str) -> None:
-        """Take a value of the node's server, and the release that wrote it.
+        """Record a value of the node's server, and the release that wrote it.
 
         None: it was deleted there.
         """
@@ -74,33 +74,33 @@ class HubCopies:
         self._link.wake.set()
 
     def reset(self, state: State[Any]) -> None:
-        """Forget all values of a state: the node's store is another one."""
+        """Forget all values of a state, because the node's store is another one."""
         self._whole_since.pop(state.name, None)
         self._kept = {key: data for key, data in self._kept.items() if key.noun != state.name}
         self._written_by = {key: release for key, release in self._written_by.items() if key.noun != state.name}
 
     def note_whole(self, state: State[Any]) -> None:
-        """Note that all present values of a state have been taken."""
+        """Record that all present values of a state have been received."""
         self._whole_since[state.name] = self._runtime.clock.monotonic()
         self._link.wake.set()
 
     @property
     def waiting(self) -> int:
-        """How many states the hub does not have, as far as is known."""
+        """How many keys the hub is known to lack."""
         return sum(1 for key in self._wanted() if self._is_open(key))
 
     @property
     def is_note_written(self) -> bool:
-        """Say whether the hub has the present note."""
+        """Return whether the hub has the present note."""
         copy = self._copies.get(self._note_key)
         return copy is not None and copy.digest == self._digest(self._note_key, encode(self._link.note))
 
-    # what the hub has
+    # The hub.
 
     async def read_note(self) -> bool:
-        """Bring the note in step with the hub's copy of it.
+        """Compare the note with the hub's copy of it, and adopt that copy.
 
-        True when the hub has another one than it acknowledged last.
+        True when the hub has another note than it acknowledged last.
         """
         copy = self._copies.get(self._note_key)
         if copy is not None and await self._uplink.sequence_at_hub(RELAY, node=self._node) == copy.sequence:
@@ -119,7 +119,7 @@ class HubCopies:
                     "note.misread", error=str(err), effect="all events that are stored here are said again"
                 )
                 note = NodeRelay(node=self._node)
-        # Keys that we know of and an older note does not: the hub may have them still.
+        # Keys that are known here and missing in an older note: the hub may still have them.
         for key in (
             *self._link.note.keys,
             *(str(key) for key in self._kept if key != self._note_key and self._is_listed(key)),
@@ -129,9 +129,7 @@ class HubCopies:
         return True
 
     def doubt(self) -> None:
-        """Believe nothing of the hub's copies before their sequences were asked for: there was a
-        cut.
-        """
+        """Mark all copies as uncertain until their sequences are read: the connection was lost."""
         self._copies = {
             key: Copy(sequence=copy.sequence, digest=copy.digest, is_certain=False)
             for key, copy in self._copies.items()
@@ -139,12 +137,15 @@ class HubCopies:
         self._refused.clear()
 
     async def settle(self) -> None:
-        """Say all that the hub does not have."""
+        """Write all that the hub does not have."""
         for key in self._wanted():
             await self._settle_key(key)
 
     async def write_note(self) -> None:
-        """Write the note, if the hub has another one."""
+        """Write the note if the hub has another one.
+
+        Errors: raises AmbiguousWrite when the hub's note is not the one that it acknowledged.
+        """
         while True:
             data = encode(self._link.note)
             copy = self._copies.get(self._note_key)
@@ -155,10 +156,9 @@ class HubCopies:
             await self._write(self._note_key, data, copy.sequence)
 
     async def look(self) -> bool:
-        """Ask for the sequences of two keys: the one that was acknowledged last, and the next in
-        turn.
+        """Compare the sequences of two keys: the one acknowledged last, and the next in rotation.
 
-        False when the hub has another one than it acknowledged.
+        False when the hub has another sequence than it acknowledged.
         """
         turn = sorted(self._copies)
         self._rotation += 1
@@ -171,32 +171,28 @@ class HubCopies:
                 return False
         return True
 
-    # one key
+    # A single key.
 
     def _release_of(self, key: Key) -> str:
-        """Name the release that wrote a value here; the note is our own."""
+        """Name the release that wrote a value. The note is written by this relay."""
         return self._runtime.bus.release if key == self._note_key else self._written_by.get(key, "")
 
     def _digest(self, key: Key, data: bytes | None) -> str:
         return digest_of(data, self._release_of(key))
 
     def _wanted(self) -> list[Key]:
-        """Give the keys to look at: what the node's server has or deleted, and what the hub may
-        have besides.
-        """
+        """Return the keys to check: the node's present and deleted ones, and others of the hub."""
         listed = [Key(*text.split("/", 1)) for text in self._link.note.keys]
         return sorted({*self._kept, *(key for key in listed if self._is_wanted(key))})
 
     def _is_wanted(self, key: Key) -> bool:
-        """Say whether it is known what the hub is to have of a key: a store that was lost while the
-        hub is asked says nothing of it, and no deletion.
+        """Return whether it is known what the hub should have for a key. When the node's store is
+        lost during a request, neither a value nor a deletion is known.
         """
         return key in self._kept or (str(key) in self._link.note.keys and self._is_forgotten(key))
 
     def _is_forgotten(self, key: Key) -> bool:
-        """Say whether a key has been absent from the node's server for so long that it is taken as
-        deleted.
-        """
+        """Return whether a key has been absent from the node for so long that it is deleted."""
         since = self._whole_since.get(key.noun)
         return (
             key.noun in self._states
@@ -209,7 +205,7 @@ class HubCopies:
         return self._refused.get(key) != digest and next_step(digest, self._copies.get(key)) is not Step.NOTHING
 
     def _is_listed(self, key: Key) -> bool:
-        """Say whether a node may have several keys of this kind, so that the note names them."""
+        """Return whether a node may have several keys of this kind, which the note must list."""
         return len(self._states[key.noun].parts) > 1
 
     def _place(self, key: Key) -> tuple[State[Any], dict[str, str]]:
@@ -252,7 +248,7 @@ class HubCopies:
 
     async def _write(self, key: Key, data: bytes | None, expected: int) -> None:
         state, parts = self._place(key)
-        # Until it is answered nobody knows what the hub has.
+        # Until the write is answered, the hub's copy is unknown.
         self._copies.pop(key, None)
         try:
             outcome = await self._uplink.write(state, data, expected, written_by=self._release_of(key), **parts)

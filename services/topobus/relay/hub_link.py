@@ -1,9 +1,8 @@
-"""Whether the hub is there, and the note that it keeps for this node: how far its copies of our
-events are.
+"""Tracks whether the hub is reachable, and the note that it stores for this node: how far its
+copies of our events are.
 
-Flows in: what succeeded and what failed at the hub. Flows out: `joined`, a remark for the readiness
-report, the note. Being cut off is a remark and never unreadiness: the node works on, and what waits
-here is safe in the node's own server.
+Being cut off is a remark in the readiness report and never unreadiness: the node keeps working, and
+what waits here is safe in the node's own server.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class HubLink:
         self.set_remark(0, 0)
 
     def lose(self, err: PeerUnavailable) -> None:
-        """Note that the hub did not take something: all that is known of it is asked for again."""
+        """Note that a request to the hub failed. All that is known of the hub is read again."""
         if self.joined.is_set():
             self._cut_since = rfc3339(self._runtime.clock.now())
             get_logger().warning(
@@ -55,21 +54,21 @@ class HubLink:
         self.wake.set()
 
     def join(self) -> None:
-        """Note that the hub is there, and that the note is what it has."""
+        """Note that the hub is reachable and has the present note."""
         self.joins.inc()
         get_logger().info("hub.joined", cut_off_since=self._cut_since)
         self.joined.set()
         self._is_joined.set(1)
 
     def change_note(self, change: Callable[[NodeRelay], NodeRelay]) -> None:
-        """Change the note; whoever writes it is woken up."""
+        """Change the note, and wake the task that writes it."""
         changed = change(self.note)
         if changed != self.note:
             self.note = changed
             self.wake.set()
 
     def set_remark(self, states: int, events: int) -> None:
-        """Say in the readiness report how the hub is and what waits for it."""
+        """Report in the readiness report how the hub is and what waits for it."""
         self._waiting.labels("state").set(states)
         self._waiting.labels("event").set(events)
         waits = f"{states} states and {events} events wait"

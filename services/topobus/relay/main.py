@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the relay; the exit code is the process's."""
+    """Run the relay and exit with its exit code."""
     answer_probe("relay")
     with needing_extra("relay"):
         from topobus.process.service import run

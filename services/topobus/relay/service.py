@@ -1,10 +1,10 @@
-"""Says to the hub what this node's own server stores: the states as they are now, and every event
+"""Copies to the hub what this node's own server stores: the states as they are now, and every event
 once.
 
-Flows in: the node's streams, read as they are (`bus.streams.uplink`). Flows out: the hub's copies
-(`hub_copies`), the events (`event_follower`), and a note at the hub of how far they are. After a
-cut, a restart of this process, of the node's server or of the hub, also of a hub with an older or
-an empty store, it asks what the hub has before it writes anything. Source: docs/adr/0030.
+`hub_copies` writes the states, `event_follower` sends the events, and a note at the hub records how
+far they are. After a lost connection, and after a restart of this process, of the node's server or
+of the hub (even with an older or an empty store), the relay reads what the hub has before it
+writes. Source: docs/adr/0030.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from topobus.values.errors import ConfigError, ContractError, PeerUnavailable
 
 __all__ = ["serve", "serve_node"]
 
-# Events come in bursts: the note follows a burst, not each event. What a death in between repeats
-# has the same id, and the hub's stream drops it (two minutes).
+# Events come in bursts, so the note is written after a burst and not after each event. Events that
+# are sent again after a crash in between have the same ids, and the hub's stream drops them (for
+# two minutes).
 _NOTE_AFTER_S = 0.25
 
 
 async def serve(settings: RelaySettings, runtime: Runtime) -> None:
     """Keep the hub's copies of this node until cancelled.
 
-    Errors: ConfigError when the node's own server is too old to be one.
+    Errors: raises ConfigError when the node's own server is older than the relay supports.
     """
     if runtime.bus.server_version < OLDEST_LEAF:
         version = ".".join(map(str, runtime.bus.server_version))
@@ -59,10 +60,10 @@ async def serve(settings: RelaySettings, runtime: Runtime) -> None:
 
 
 async def serve_node(settings: RelaySettings, runtime: Runtime) -> None:
-    """Do what `serve` does, whatever the server's version."""
+    """Do what `serve` does without checking the server's version."""
     uplink = runtime.bus.uplink()
     link = HubLink(runtime)
-    # The note is written to the hub alone.
+    # The note is written only to the hub.
     states = tuple(noun for noun in up_nouns() if isinstance(noun, State) and noun.name != RELAY.name)
     events = tuple(noun for noun in up_nouns() if isinstance(noun, Event))
     copies = HubCopies(states, link, uplink, runtime, forget_after_s=settings.forget_after_s)
@@ -78,7 +79,7 @@ async def serve_node(settings: RelaySettings, runtime: Runtime) -> None:
 
 
 async def _keep(state: State[Any], copies: HubCopies, uplink: Uplink, node: str) -> None:
-    """Tell the copies each value of a state that the node's server has."""
+    """Pass each value of a state that the node's server has to the copies."""
     async with aclosing(uplink.values(state, node=node)) as items:
         async for item in items:
             if item is Mark.RESET:
@@ -121,9 +122,7 @@ class _Relay:
         self._noted_ending = ""
 
     async def run(self) -> None:
-        """Say what there is to say, look now and then whether the hub still has it, and find the
-        hub again after each loss.
-        """
+        """Send what is due, check at times that the hub has it, and reconnect after a loss."""
         beat = self._runtime.beats.loop("relay")
         attempt = 0
         while True:
@@ -135,8 +134,8 @@ class _Relay:
                 pause_s = max(min(self._look_due_at, self._note_due_at) - self._clock.monotonic(), 0.0)
             except PeerUnavailable as err:
                 self._link.lose(err)
-                # Asked of the node's own server, which says at once that nobody is there: a
-                # thousand nodes that look for the hub do not disturb it.
+                # The request goes to the node's own server, which reports at once that the hub is
+                # away. So a thousand nodes that look for the hub do not disturb it.
                 pause_s = full_jitter(attempt, least_s=0.2, most_s=self._settings.retry_s)
                 attempt += 1
                 await self._count_waiting()
@@ -165,9 +164,9 @@ class _Relay:
             await self._count_waiting()
 
     async def _join(self) -> None:
-        """Find out what the hub has.
+        """Read what the hub has.
 
-        Events are said again from where its note tells, when that is another one than ours.
+        When the hub's note differs from ours, events are sent again from its position.
         """
         is_other = await self._copies.read_note()
         self._copies.doubt()
@@ -190,8 +189,8 @@ class _Relay:
         self._link.join()
 
     async def _settle_ending(self) -> None:
-        """Make the ending of our events' ids, and note it before the first event is said with it:
-        who says them after us must say them with the same one.
+        """Make the ending of our events' ids, and write it to the note before the first event is
+        sent with it. A later relay of this node must send them with the same ending.
         """
         if not self._link.note.id_ending:
             self._link.change_note(lambda note: replace(note, id_ending=new_token()))
@@ -209,7 +208,7 @@ class _Relay:
                 raise AmbiguousWrite(f"the hub has no longer what it acknowledged of {name}")
 
     async def _is_kept(self, name: str) -> bool:
-        """Say whether the hub's stream still has the last event that it acknowledged."""
+        """Return whether the hub's stream still has the last event that it acknowledged."""
         position, event = self._link.note.events[name], self._events.get(name)
         if event is None or not position.subject:
             return event is not None
@@ -222,7 +221,7 @@ class _Relay:
     async def _count_waiting(self) -> None:
         """Count the events that the hub has not acknowledged.
 
-        What cannot be counted now is as it was.
+        A count that cannot be read keeps its previous value.
         """
         try:
             spans = {name: await self._runtime.bus.span(event) for name, event in self._events.items()}

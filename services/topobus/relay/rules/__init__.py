@@ -1,1 +1,1 @@
-"""What must be said to the hub next, as pure functions."""
+"""Decides what is sent to the hub next, as pure functions."""

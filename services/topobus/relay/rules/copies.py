@@ -1,9 +1,8 @@
-"""Decides what is done next with one key of a state, so that the hub's copy becomes what the node's
+"""Decides the next step for one key of a state, so that the hub's copy becomes what the node's
 server has.
 
-Flows in: the digest of the node's value, and what is known of the hub's copy. Flows out: a step.
 The node's relay is the only writer of the hub's copies, and each write names the sequence that it
-replaces: an older value can neither follow nor replace a newer one.
+replaces. So an older value can neither follow nor replace a newer one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Copy(Struct, frozen=True, kw_only=True):
 
 
 class Step(Enum):
-    """What is done next."""
+    """The next step for a key."""
 
     NOTHING = "nothing"
     READ = "read"
@@ -42,15 +41,15 @@ class Step(Enum):
 
 
 def digest_of(data: bytes | None, release: str = "") -> str:
-    """Tell values apart, and which release wrote them; None is a key that is not there."""
+    """Return a digest of a value and the release that wrote it. None is an absent key."""
     return NOTHING_THERE if data is None else hashlib.sha256(release.encode() + b"\0" + data).hexdigest()
 
 
 def next_step(kept: str, copy: Copy | None) -> Step:
-    """Say what is done next with a key.
+    """Return the next step for a key.
 
-    Shapes: kept — the digest of what the node's server has; copy — None: nothing is known of the
-    hub's copy, or the last write may or may not have happened.
+    Shapes: kept — the digest of the value in the node's server; copy — None: nothing is known of
+    the hub's copy, or the outcome of the last write is unknown.
 
     >>> next_step("a", None), next_step("a", Copy(sequence=1, digest="a", is_certain=False)), next_step("a", Copy(sequence=1, digest="b", is_certain=False))
     (<Step.READ: 'read'>, <Step.COMPARE: 'compare'>, <Step.WRITE: 'write'>)
@@ -58,6 +57,7 @@ def next_step(kept: str, copy: Copy | None) -> Step:
     if copy is None:
         return Step.READ
     if copy.digest != kept:
-        # Also when it is uncertain: a write over another sequence than the present one is refused.
+        # Also when the copy is uncertain: a write over another sequence than the present one is
+        # refused.
         return Step.WRITE
     return Step.NOTHING if copy.is_certain else Step.COMPARE
