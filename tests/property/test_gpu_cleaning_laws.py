@@ -17,7 +17,7 @@ from support.fake_nvml import GIB, IDLE_BYTES, FakeGpu, FakeNvml, fake_nvml, nee
 from support.gpu_processes import add_process, end_recorded
 from support.hands_bench import CLEANING, HandsBench
 from support.laws import examples
-from support.thread_turns import other_threads
+from support.looks import other_threads
 from topobus.devicekit.pauses import Pauses
 from topobus.formats.messages.messages import Prepared
 from topobus.formats.messages.sandbox_messages import Accepted

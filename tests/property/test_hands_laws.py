@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.hands_bench import CLEANING, HandsBench, new_card
 from support.laws import examples
-from support.thread_turns import other_threads
+from support.looks import other_threads
 from topobus.formats.messages.messages import Prepared
 from topobus.formats.messages.sandbox_messages import Accepted, Attached
 from topobus.testing.drivers.folder_driver import CARDS

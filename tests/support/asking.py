@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.formats.messages.nouns import Ask
 from topobus.values.errors import PeerUnavailable
@@ -32,4 +33,4 @@ async def ask_patiently(bus: Bus, ask: Ask[Q, R], request: Q, *, limit_s: float 
             try:
                 return await bus.ask(ask, request, **parts)
             except PeerUnavailable:
-                await asyncio.sleep(_PAUSE_S)
+                await next_look()

@@ -4,12 +4,12 @@ the device service about them.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
 
 from support.gateway_rig import Rig
+from support.looks import until
 from topobus.formats.messages.messages import ApiObject
 from topobus.testing.kubelet import ClaimReference
 
@@ -49,6 +49,4 @@ def verbs(rig: Rig) -> list[str]:
 
 async def until_attached(rig: Rig, *, wanted: bool = True) -> None:
     """Wait until the device is in a sandbox, or in none."""
-    async with asyncio.timeout(30):
-        while bool(rig.plane.attached) is not wanted:  # noqa: ASYNC110  (a device service sends no event)
-            await asyncio.sleep(0.01)
+    await until(lambda: bool(rig.plane.attached) is wanted, limit_s=30)

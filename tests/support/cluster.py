@@ -21,6 +21,7 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.resources.core_v1 import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
+from support.looks import next_look
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pod_resources
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as pod_resources_rpc
 
@@ -403,6 +404,6 @@ async def until(what: str, look: Callable[[], Awaitable[T]], holds: Callable[[T]
                     if err.status.code not in _TRY_AGAIN:
                         raise
                     seen = f"the API server said: {err.status.message}"
-                await asyncio.sleep(_LOOK_S)
+                await next_look()
     except TimeoutError:
         raise AssertionError(f"not within {LIMIT_S:g} s: {what}; last seen: {seen}") from None

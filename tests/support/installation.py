@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import seconds
+from support.looks import next_look
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import find_nats_server, free_port
 from topobus.values.errors import ConfigError
@@ -365,7 +366,7 @@ class Processes(Installation):
             is_ready, said = await asyncio.to_thread(_asked, self._address, port)
             if is_ready:
                 return
-            await asyncio.sleep(0.1)
+            await next_look()
         raise AssertionError(f"{name} is not ready after {_READY_S:g} s: {said}; its log ends with {self.log(name)}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from support.gateway_rig import Rig
+from support.looks import until
 from support.mortal_gateway import READY
 from support.whole_files import write_whole
 
@@ -77,9 +78,7 @@ class Lives:
 
     async def until_step(self, step: str) -> None:
         """Wait until it has come to a step."""
-        async with asyncio.timeout(LIMIT_S):
-            while step not in self._log():  # noqa: ASYNC110  (a file sends no event)
-                await asyncio.sleep(0.02)
+        await until(lambda: step in self._log())
 
     @property
     def is_dead(self) -> bool:

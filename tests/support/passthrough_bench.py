@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from support.looks import other_threads
 from support.sysfs_trees import write
-from support.thread_turns import other_threads
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.journal.journal import Journal

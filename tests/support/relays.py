@@ -5,12 +5,13 @@ server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from prometheus_client import CollectorRegistry
 
 from support.leaf_pair import NODE, LeafPair
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.bus.streams.events import Start
 from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, DISAGREEMENT, HEALTH, INVENTORY, LEDGER, MACHINE
@@ -73,13 +74,6 @@ async def relay(pair: LeafPair, *, forget_after_s: float = 0.2) -> AsyncIterator
                 await task
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds for which there is no event."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(_PAUSE_S)
-
-
 async def states(bus: Bus) -> dict[str, bytes]:
     """Give all states of the node that a server has."""
     return {
@@ -123,7 +117,7 @@ async def until_equal(hub: Bus, leaf: Bus, *, was_central: bool = False) -> None
                         got = (got[0], {name: list(dict.fromkeys(values)) for name, values in got[1].items()})
                     if got == wanted:
                         return
-                await asyncio.sleep(_PAUSE_S)
+                await next_look()
     except TimeoutError as err:
         raise AssertionError(
             f"the hub differs: {_differences(got[0], wanted[0])} {_differences(got[1], wanted[1])}"

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from support.looks import next_look
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import free_port
 
@@ -80,7 +81,7 @@ class Service:
             while True:
                 if await self.is_ready() is wanted:
                     return
-                await asyncio.sleep(0.05)
+                await next_look()
 
     async def stop(self, limit_s: float = LIMIT_S) -> int:
         """SIGTERM, and the exit status; TimeoutError when it takes longer."""

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.looks import next_look
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import (
     Admission,
@@ -71,7 +72,7 @@ class SmallCluster:
                 # Others change and delete pods while one is served.
                 for pod in self._server.objects("Pod", fields=f"metadata.name={listed['metadata']['name']}"):
                     await self._serve(pod)
-            await asyncio.sleep(_LOOK_S)
+            await next_look()
 
     def _report_node(self) -> None:
         capacity = self._kubelet.capacity()

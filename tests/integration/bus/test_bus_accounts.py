@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from support.account_nats import LIMIT_S, account_nats
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
+from support.looks import next_look
 from support.running import NODE, service
 from topobus.bus.bus import Bus
 from topobus.bus.server_config.nats_accounts import IMPORTED_API, Shape, accounts
@@ -42,7 +43,7 @@ async def _placed(gateway: Bus, wanted: PodRequest) -> str:
             reply = await ask_patiently(gateway, PLACE, PlaceRequest(op_id=f"op-{attempt}", pod=wanted), node=NODE)
             if isinstance(reply.result, Placement):
                 return f"op-{attempt}"
-            await asyncio.sleep(0.05)
+            await next_look()
     raise AssertionError("the loop above has no end")
 
 

@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from support.gateway_rig import WatchedReadiness
+from support.looks import until
 from topobus.bus.bus import Bus
 from topobus.bus.login.certificates import add_authority, certify, drop_old_authorities
 from topobus.bus.server_config.nats_tls import server_tls
@@ -63,9 +64,7 @@ class _Secure:
     async def reload(self, times: int) -> None:
         """Have it read its files again."""
         os.kill(self.server.pid, signal.SIGHUP)
-        async with asyncio.timeout(_LIMIT_S):
-            while self.server.read_log().count("Reloaded server configuration") < times:  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(_LOOK_EVERY_S)
+        await until(lambda: self.server.read_log().count("Reloaded server configuration") >= times)
 
 
 @pytest.fixture
@@ -220,12 +219,12 @@ async def test_end_of_the_certificate_is_told_when_it_is_near(secure: _Secure) -
                 at_first = registry.get_sample_value(_EXPIRES)
                 await clock.asleep(_LOOK_S)
                 clock.advance(_LOOK_S)
-                await _until(lambda: len(_warnings(logs)) >= 2)
+                await until(lambda: len(_warnings(logs)) >= 2)
                 renewed = secure.certify("127.0.0.1", is_renewal=True)
                 await secure.reload(1)
                 await clock.asleep(_LOOK_S)
                 clock.advance(_LOOK_S)
-                await _until(lambda: registry.get_sample_value(_EXPIRES) == renewed.timestamp())
+                await until(lambda: registry.get_sample_value(_EXPIRES) == renewed.timestamp())
                 assert _ended_by_server(registry) == 0
             finally:
                 await bus.close()
@@ -238,8 +237,3 @@ async def test_end_of_the_certificate_is_told_when_it_is_near(secure: _Secure) -
 
 def _warnings(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
     return [log for log in logs if log["event"] == "bus.certificate-expiring"]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - a metric and a log tell nobody
-        await asyncio.sleep(_LOOK_EVERY_S)

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from integration.values import OWNER, release, released
+from support.looks import next_turn
 from topobus.bus.asks.heavy_lane import Workload
 from topobus.bus.bus import Bus
 from topobus.engine.health.silence import Answered
@@ -68,7 +69,7 @@ async def until_arrived(bus: Bus) -> None:
     # Tasks that were made a moment ago send in their first turns; without these the sign
     # would be asked for before them.
     for _ in range(5):
-        await asyncio.sleep(0)
+        await next_turn()
     assert isinstance(await bus.is_answered(RELEASE, timeout_s=60, node="n1"), Answered)
 
 

@@ -21,6 +21,7 @@ from msgspec import structs
 
 from support.key_secrets import NAMESPACE, PodFiles, objects_of, server_with_rights
 from support.kustomize import built, named
+from support.looks import until
 from topobus.bus.bus import Bus
 from topobus.cli.application import run
 from topobus.formats.messages.catalogue import INVENTORY, PREPARE
@@ -139,8 +140,7 @@ async def _running(script: str, environment: dict[str, str]) -> AsyncIterator[No
 
 
 async def _until_read(server: NatsServer, times: int) -> None:
-    while server.read_log().count("Reloaded server configuration") < times:  # noqa: ASYNC110 - another process writes it
-        await asyncio.sleep(_PAUSE_S)
+    await until(lambda: server.read_log().count("Reloaded server configuration") >= times)
 
 
 async def _stored_ledger(hub: NatsServer, node: str, password: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.account_nats import LIMIT_S, AccountNats, account_nats
+from support.looks import until
 from topobus.bus.bus import Bus
 from topobus.bus.server_config.nats_accounts import Shape, accounts
 from topobus.bus.streams import events
@@ -149,8 +150,6 @@ async def test_notice_raises_nothing_when_the_server_is_away(nats: AccountNats) 
     """Nobody waits for a notice, and nobody fails by it."""
     async with nats.bus("topology") as topology:
         await nats.server.stop()
-        async with asyncio.timeout(LIMIT_S):
-            while topology.is_connected:  # noqa: ASYNC110 - nothing tells when it is lost
-                await asyncio.sleep(0.01)
+        await until(lambda: not topology.is_connected)
 
         await _say(topology, _hints("lost"))

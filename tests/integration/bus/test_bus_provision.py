@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from integration.values import inventory
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.bus.failures import JetStreamError
 from topobus.bus.server_config.streams import stream_names, wanted_streams
@@ -262,8 +263,8 @@ async def test_streams_are_made_again_when_somebody_deletes_them_while_the_contr
         for name in stream_names():
             await api.call(f"STREAM.DELETE.{name}")
         async with asyncio.timeout(_LIMIT_S):
-            while await api.stream_names() != set(stream_names()):  # noqa: ASYNC110 - nothing tells when they are there
-                await asyncio.sleep(0.05)
+            while await api.stream_names() != set(stream_names()):
+                await next_look()
 
         assert set((await bus.inspect()).values()) == {""}
 

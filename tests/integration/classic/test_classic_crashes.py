@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from support.classic_home import ClassicPlace, classic_place, controller, devices_of, node_of
+from support.looks import until
 from support.mortal_bus import died_or
 from support.running import service
 from topobus.bus.bus import Bus
@@ -297,6 +298,4 @@ async def test_nothing_is_given_twice_when_replicas_are_killed_while_claims_of_b
                 await place.objects.until(lambda items, wanted=wanted: len(items) >= wanted)  # type: ignore[misc]  # a default argument
                 doomed.process.kill()
                 assert await doomed.process.wait() == -signal.SIGKILL  # it worked until then
-        async with asyncio.timeout(60):
-            while not _is_consistent(place):  # noqa: ASYNC110 - ledgers and claims settle by two watches: nothing tells when both are through
-                await asyncio.sleep(0.05)
+        await until(lambda: _is_consistent(place))

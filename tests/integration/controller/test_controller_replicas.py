@@ -4,12 +4,12 @@ that was begun is finished.
 
 from __future__ import annotations
 
-import asyncio
 from random import Random
 
 import pytest
 
 from support.controller_home import Home, claim, condition, controller, is_settled
+from support.looks import until
 from support.mortal_bus import died_or, mortal_bus
 from support.real_topology import WatchedTopology
 from topobus.bus.bus import Bus, Change, ChangeKind
@@ -100,9 +100,7 @@ async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any
         await home.until_settled()
         # A claim that was told why it waits may be under way again:
         # something was let go after that.
-        async with asyncio.timeout(60):
-            while _given(home.objects.items) != _held(home.topology):  # noqa: ASYNC110 - two watches tell of it, in any order
-                await asyncio.sleep(0.05)
+        await until(lambda: _given(home.objects.items) == _held(home.topology))
 
 
 def _given(items: list[Change[ApiObject]]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
-from support.thread_turns import other_threads
+from support.looks import other_threads
 from topobus.bus.bus import Bus
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.journal.journal import Journal

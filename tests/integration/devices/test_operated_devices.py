@@ -13,7 +13,7 @@ import pytest
 
 from support.asking import ask_patiently
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
-from support.thread_turns import other_threads
+from support.looks import other_threads
 from topobus.bus.bus import Bus
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MAINTENANCE, PERFORM, PREPARE

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from support.account_attacks import Attack, Victim, attacks, eavesdropping
 from support.account_nats import LIMIT_S, AccountNats, StreamImage
 from support.attacked_services import Answering, answering, say_up, until_answered, without_granted
+from support.looks import next_look, until
 from support.secured_leaves import HubAndLeaves, foreign_leaf, secured_leaves
 from support.secured_nats import Attacker
 from topobus.bus.server_config.inboxes import inbox_branch
@@ -71,7 +72,7 @@ async def _until_linked(leaf: AccountNats, node: str) -> None:
             with suppress(PeerUnavailable):
                 await uplink.sequence_at_hub(MACHINE, node=node)
                 return
-            await asyncio.sleep(0.05)
+            await next_look()
 
 
 @asynccontextmanager
@@ -168,8 +169,7 @@ async def test_nothing_changes_when_a_server_of_somebody_else_comes_as_a_nodes(n
         for subject in eavesdropping(_VICTIM):
             await client.subscribe(subject, cb=hear)
         await attacker.barrier()
-        while len(shape.linked()) < 3:  # noqa: ASYNC110 - nothing tells when a link is there
-            await asyncio.sleep(0.05)
+        await until(lambda: len(shape.linked()) >= 3)
         await _send(attacker, list(attacks(granted, _VICTIM)))
         # What it says of its own goes through: the hub has seen all that was sent before.
         await say_up(attacker, _NEIGHBOUR)
@@ -188,8 +188,7 @@ async def test_nothing_changes_when_a_server_of_somebody_else_comes_as_a_nodes(n
             await say_up(relay, _VICTIM)
         await until_answered(shape.hub, "{}", _VICTIM)
         await until_answered(shape.hub, "{}", _NEIGHBOUR)
-        while not any(subject == PODS.subject(node="n2") for subject, _ in heard):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await until(lambda: any(subject == PODS.subject(node="n2") for subject, _ in heard))
         # Its own server goes on trying to mirror what it was told to.
         crossed = [subject for subject, _ in heard if subject.startswith(("topobus.", "_R_.", "_INBOX.", "$KV."))]
         assert [subject for subject in crossed if subject.split(".")[3:4] != ["n2"]] == []

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from support.leaf_pair import leaf_pair
-from support.relays import relay, until, until_equal
+from support.looks import until
+from support.relays import relay, until_equal
 from support.topology_node import NODE, TRAINER, ask_place, publish_node, topology
 from topobus.bus.bus import Bus
 from topobus.bus.server_config.nats_permissions import render_server

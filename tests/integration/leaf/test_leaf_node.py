@@ -15,6 +15,7 @@ import pytest
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.leaf_pair import leaf_pair, version_of
+from support.looks import next_look
 from support.relays import until_equal
 from support.running import NODE, Service, all_services, readiness_report, service, system_settings, until_all_ready
 from topobus.bus.bus import Bus
@@ -67,8 +68,8 @@ def _settings(folder: Path) -> dict[str, str]:
 async def _is_told(running: Service, remark: str) -> None:
     """Wait until the readiness report of a service has a remark."""
     async with asyncio.timeout(90):
-        while remark not in await readiness_report(running.port):  # noqa: ASYNC110 - nothing tells when it says something else
-            await asyncio.sleep(0.05)
+        while remark not in await readiness_report(running.port):
+            await next_look()
 
 
 async def test_node_works_on_and_the_hub_catches_up_when_it_was_cut_off(nats_binary: Path) -> None:

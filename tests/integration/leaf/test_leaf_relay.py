@@ -15,7 +15,8 @@ from nats.aio.msg import Msg
 
 from integration.values import inventory
 from support.leaf_pair import NODE, Joined, leaf_pair
-from support.relays import events, relay, revisions, states, tell_sickness, until, until_equal
+from support.looks import next_look, until
+from support.relays import events, relay, revisions, states, tell_sickness, until_equal
 from topobus.bus.bus import Bus
 from topobus.bus.streams.uplink import NotWritten, Uplink
 from topobus.controller.node_removal import NodeRemoval
@@ -186,8 +187,8 @@ async def test_hub_forgets_what_the_node_lost_when_its_store_is_another_one(join
         await tell_sickness(joined.leaf, 7)
         wanted = {**await states(joined.leaf), f"ledger/{NODE}": (await states(joined.hub))[f"ledger/{NODE}"]}
         async with asyncio.timeout(90):
-            while await states(joined.hub) != wanted or len((await events(joined.hub))["health"]) != 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            while await states(joined.hub) != wanted or len((await events(joined.hub))["health"]) != 2:
+                await next_look()
 
 
 async def test_hub_is_not_written_again_when_the_relay_restarts(joined: Joined) -> None:
@@ -218,7 +219,7 @@ async def until_noted(joined: Joined, events_said: int) -> None:
                 position = entry.value.events.get("health") if entry is not None else None
                 if position is not None and position.sequence == events_said:
                     return
-            await asyncio.sleep(0.05)
+            await next_look()
 
 
 async def test_hub_ends_right_when_the_relay_dies_at_each_step(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:

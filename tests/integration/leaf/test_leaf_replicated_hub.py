@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from support.leaf_pair import NODE, LeafPair
+from support.looks import next_look
 from support.relays import relay, tell_sickness, until_equal
 from topobus.bus.bus import Bus
 from topobus.bus.failures import JetStreamError
@@ -62,7 +63,7 @@ class _Joined:
                 else:
                     if cluster.get("leader"):
                         return cluster
-                await asyncio.sleep(0.05)
+                await next_look()
 
     async def until_copied(self) -> None:
         """Wait until each stream has three copies that are as new as its leader's: another server
@@ -70,8 +71,8 @@ class _Joined:
         """
         for stream in stream_names():
             async with asyncio.timeout(_LIMIT_S):
-                while not _is_copied(await self.cluster_of(stream)):  # noqa: ASYNC110 - nothing tells when a copy has caught up
-                    await asyncio.sleep(0.05)
+                while not _is_copied(await self.cluster_of(stream)):
+                    await next_look()
 
 
 def _is_copied(cluster: dict[str, object]) -> bool:

@@ -18,6 +18,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from support.leaf_pair import NODE, LeafPair, ShapedServer, leaf_pair, version_of
+from support.looks import next_look, until
 from topobus.bus.bus import Bus
 from topobus.bus.login.certificates import add_authority, certify, drop_old_authorities
 from topobus.bus.server_config.nats_shapes import render_hub
@@ -78,7 +79,7 @@ async def _write(leaf: Bus, generation: int, expected: int) -> int:
         except (PeerUnavailable, TimeoutError):
             # Nothing tells the leaf's clients when its link is up, and an answer may be lost with
             # it: a relay says it again, too.
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await next_look()
             continue
         if isinstance(answer, NotWritten):
             # One whose answer was lost with the link has arrived.
@@ -99,13 +100,11 @@ async def _until_heard(listener: Bus, speaker: Bus, subject: str) -> None:
         while not heard.is_set():
             # Nothing tells when the other member knows of the subscription.
             await speaker._connection.publish(subject)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await next_look()
 
 
 async def _log_has(server: ShapedServer, *wanted: str, times: int = 1) -> None:
-    async with asyncio.timeout(_LIMIT_S):
-        while not any(server.read_log().count(text) >= times for text in wanted):  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(_LOOK_EVERY_S)
+    await until(lambda: any(server.read_log().count(text) >= times for text in wanted))
 
 
 async def _greeting(pair: LeafPair) -> dict[str, object]:

@@ -22,6 +22,7 @@ from support.account_nats import LIMIT_S, AccountNats
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.leaf_pair import leaf_pair, version_of
+from support.looks import until
 from support.relays import relay, until_equal
 from support.running import NODE, all_services, service, system_settings, until_all_ready
 from support.secured_leaves import UsersServer, foreign_leaf, secured_leaves
@@ -136,8 +137,7 @@ async def test_leaf_is_let_in_with_a_nodes_user_alone(nats_binary: Path) -> None
             async with shape.hub.client(user) as client:
                 await client.barrier()
             async with foreign_leaf(nats_binary, shape.link_url(user)) as leaf:
-                while "Leafnode Error" not in leaf.read_log():  # noqa: ASYNC110 - nothing tells when a server writes a line
-                    await asyncio.sleep(0.05)
+                await until(lambda: "Leafnode Error" in leaf.read_log())
             assert shape.linked() == []
 
 

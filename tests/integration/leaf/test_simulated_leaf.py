@@ -28,6 +28,7 @@ from lab.leaves.node_content import NodeContent, Saying
 from lab.leaves.simulated_node import SimulatedNode, asked_subjects
 from lab.leaves.swarm import Order, node_name
 from lab.leaves.watcher import Watcher
+from support.looks import next_look
 from topobus.bus.asks.ask_headers import PING
 from topobus.bus.bus import Bus
 from topobus.bus.server_config.up_subjects import (
@@ -129,8 +130,8 @@ async def _until(step: Callable[[], Awaitable[T | None]]) -> T:
     in its own time.
     """
     async with asyncio.timeout(60):
-        while (outcome := await step()) is None:  # noqa: ASYNC110 - another process's state has no event here
-            await asyncio.sleep(0.05)
+        while (outcome := await step()) is None:
+            await next_look()
     return outcome
 
 

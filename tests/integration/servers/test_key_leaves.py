@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from support.key_secrets import NAMESPACE, PodFiles, secret_data
 from support.kustomize import built, container_of, named, pod_of
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.bus.server_config.inboxes import connection_name
 from topobus.bus.server_config.nats_accounts import Shape, accounts
@@ -118,7 +119,7 @@ async def _write(relay: Bus) -> None:
             async with asyncio.timeout(_ANSWER_S):
                 answer = await relay.uplink().write(MACHINE, data, 0, written_by="", node=_NODE)
         except (PeerUnavailable, TimeoutError):
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await next_look()
             continue
         # Not written: one whose answer was late has arrived.
         assert isinstance(answer, Acknowledged | NotWritten)

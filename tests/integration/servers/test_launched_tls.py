@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from support.gateway_rig import WatchedReadiness
 from support.launched_layout import launched_layout
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.bus.login.certificate_facts import parse_certificate
 from topobus.bus.login.certificates import certify
@@ -152,8 +153,8 @@ async def test_certificate_is_shown_to_new_clients_when_it_was_renewed_while_all
         bus = await Bus.connect(system.settings_of("cli"), name="topobus-cli", registry=registry)
         try:
             assert await asyncio.to_thread(run, ["keys", "certify", str(layout.nats_tls), "--renew"]) == 0
-            while await _offered_end(system) == before:  # noqa: ASYNC110 - another process changes it
-                await asyncio.sleep(_LOOK_EVERY_S)
+            while await _offered_end(system) == before:
+                await next_look()
             await bus._connection.barrier()
             assert not registry.get_sample_value("topobus_bus_losses_total", {"reason": "closed"})
         finally:

@@ -36,7 +36,7 @@ def small_cluster(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
             if kubeconfig.exists():
                 break
             assert process.poll() is None, "the small cluster ended"
-            time.sleep(0.1)
+            time.sleep(0.1)  # noqa: TID251 - the suite runs without a loop
         yield process
     finally:
         process.terminate()

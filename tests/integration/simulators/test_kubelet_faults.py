@@ -15,6 +15,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from support.looks import next_turn
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
@@ -176,7 +177,7 @@ async def test_comparison_ends_with_the_answer_when_a_call_for_the_claim_runs_al
         first = asyncio.create_task(kubelet.compare_claims())
         await kubelet.wait_for_event("NodeUnprepareResources", subject=DRIVER)
         second = asyncio.create_task(kubelet.compare_claims())
-        await asyncio.sleep(0)
+        await next_turn()
         was_done = second.done()
         slow.go_on.set()
         errors = [await first, await second]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.looks import next_turn
 from topobus.local_system.supervision import (
     Program,
     ProgramState,
@@ -242,11 +243,11 @@ async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int,
         task = asyncio.create_task(follow())
         await waiting.wait()
         for _ in range(3):
-            await asyncio.sleep(0)
+            await next_turn()
 
         supervisor.announce()
         for _ in range(ticks):
-            await asyncio.sleep(0)
+            await next_turn()
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=_LIMIT_S)
 

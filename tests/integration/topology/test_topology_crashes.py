@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support.alignment_nodes import container, dgx_facts, pod
+from support.looks import next_look, until
 from topobus.bus.bus import Bus
 from topobus.engine.ledger import transitions
 from topobus.engine.ledger.ledger_invariant import check_holders
@@ -97,11 +98,9 @@ class Life:
                         await operation(self)
                         break
                     except PeerUnavailable:
-                        await asyncio.sleep(0.01)
-                # Nothing tells when the mark is written; time is virtual, and stands
-                # still in a loop that never waits.
-                while transitions.unannounced(self.book.ledger) and not self.mortal.fates.died.is_set():  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+                        await next_look()
+                died = self.mortal.fates.died
+                await until(lambda: not transitions.unannounced(self.book.ledger) or died.is_set())
         except Died:
             pass
         finally:

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import INVENTORY, PLACE
 from topobus.formats.messages.messages import PlaceReply, PlaceRequest
@@ -74,7 +75,7 @@ async def ask(bus: Bus, op_id: str, request: PodRequest) -> PlaceReply:
             )
             if op_id != "probe" or isinstance(reply.result, Placement):
                 return reply
-            await asyncio.sleep(0.05)
+            await next_look()
 
 
 async def test_node_plane_places_and_refuses_as_told_when_the_machine_is_recorded(node: Bus) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.hands_bench import CLEANING, OTHER, OWNER, HandsBench, new_card
-from support.thread_turns import other_threads
+from support.looks import other_threads
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.formats.messages.messages import Prepared

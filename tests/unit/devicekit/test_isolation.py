@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.thread_turns import other_threads
+from support.looks import other_threads
 from topobus.devicekit.host import isolation
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.process.clock import SystemClock

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.looks import other_threads
 from support.passthrough_bench import (
     ALLOWED,
     ASKED,
@@ -29,7 +30,6 @@ from support.passthrough_bench import (
 )
 from support.sriov_kernel import PHYSICAL, SriovKernel, virtual_address
 from support.sysfs_trees import write
-from support.thread_turns import other_threads
 from topobus.devicekit.settings import FunctionRule, PassthroughRule, PassthroughSettings
 from topobus.formats.messages.messages import Prepared
 from topobus.formats.messages.sandbox_messages import Accepted

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.thread_turns import other_threads
+from support.looks import other_threads
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs.device_hands import DeviceHands

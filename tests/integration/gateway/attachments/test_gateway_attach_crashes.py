@@ -20,6 +20,7 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.lives import LIMIT_S, Lives
+from support.looks import next_look
 from support.node_plane import claim, device
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.config import RuntimeSettings
@@ -83,8 +84,8 @@ async def insist(work: Callable[[], Awaitable[str]], at: str) -> None:
     error = ""
     try:
         async with asyncio.timeout(LIMIT_S):
-            while error := await work():  # noqa: ASYNC110  (kubelet, too, asks again)
-                await asyncio.sleep(0.05)
+            while error := await work():
+                await next_look()
     except TimeoutError:
         raise AssertionError(f"{at}: {error}") from None
 

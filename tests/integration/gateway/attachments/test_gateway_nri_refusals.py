@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from support.looks import until
 from topobus.gateway.containers.frames import Channel, Demultiplexer, Message, MessageType, frames_of
 from topobus.gateway.containers.nri_plugin import NriPlugin
 from topobus.gateway.containers.rules.cpusets import ContainerCpuset
@@ -162,8 +163,6 @@ async def test_answer_to_an_update_that_is_none_is_an_error_of_that_update(tmp_p
     runtime = Runtime(tmp_path / "nri.sock")
     runtime.answers["UpdateContainers"] = ttrpc.Response(payload=b"\xff\xff")
     async with runtime.serving() as plugin:
-        async with asyncio.timeout(60):
-            while not plugin.is_ready:  # noqa: ASYNC110  (a plugin tells nobody)
-                await asyncio.sleep(0.01)
+        await until(lambda: plugin.is_ready)
         with pytest.raises(ContractError, match="UpdateContainers"):
             await plugin.update([CpusetUpdate(container_id="c", cpus=CpuSet(0))], within_s=60.0)

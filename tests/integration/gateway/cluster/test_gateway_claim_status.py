@@ -16,6 +16,7 @@ import pytest_asyncio
 from support.cluster_slices import allocated
 from support.gateway_rig import Rig, make_rig
 from support.lives import Lives
+from support.looks import next_look
 from support.mortal_gateway import STATUS
 from support.node_plane import NODE, device
 from topobus.gateway.config import ClusterSettings
@@ -178,14 +179,14 @@ async def prepare_it(rig: Rig, reference: ClaimReference, lives: Lives | None = 
         while any(claim.error for claim in await rig.kubelet.prepare_claims([reference])):
             if lives and lives.is_dead:
                 return
-            await asyncio.sleep(0.05)
+            await next_look()
 
 
 async def undo_it(rig: Rig, reference: ClaimReference, lives: Lives) -> None:
     """Unprepare as kubelet does: again while it fails, until the gateway has died of it."""
     async with asyncio.timeout(60):
-        while await rig.kubelet.unprepare_claims([reference]) and not lives.is_dead:  # noqa: ASYNC110  (kubelet, too, asks again)
-            await asyncio.sleep(0.05)
+        while await rig.kubelet.unprepare_claims([reference]) and not lives.is_dead:
+            await next_look()
 
 
 WRITES = ["before save", "after save", "before apply_device_status", "after apply_device_status"]

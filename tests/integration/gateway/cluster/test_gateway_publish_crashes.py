@@ -4,7 +4,6 @@ what it should be, and nobody is misled meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.lives import Lives
+from support.looks import until
 from support.mortal_gateway import PUBLISH
 from support.node_plane import NODE, device
 from topobus.gateway.config import ClusterSettings
@@ -113,6 +113,4 @@ async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_
 
 async def until_dead_or_published(lives: Lives, server: ApiServerSimulator, count: int) -> None:
     """Wait for whichever comes first."""
-    async with asyncio.timeout(60):
-        while not lives.is_dead and not is_published(server, count):  # noqa: ASYNC110  (a process tells nobody)
-            await asyncio.sleep(0.01)
+    await until(lambda: lives.is_dead or is_published(server, count))

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig
+from support.looks import until
 from support.node_plane import NODE, device
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.clock import ManualClock
@@ -206,9 +205,7 @@ async def test_list_is_taken_back_when_the_class_comes_before_the_node_counts_th
         await taken_back(rig)
         await rig.kubelet.wait_for_event("ListAndWatch.closed", subject=GPU, count=2)
         # Kubelet has its answer before the plugin's server has ended.
-        async with asyncio.timeout(60):
-            while sockets(rig):  # noqa: ASYNC110  (nobody tells of it)
-                await asyncio.sleep(0.02)
+        await until(lambda: not sockets(rig))
 
 
 async def test_list_of_an_earlier_gateway_is_taken_back_when_the_node_counts_it_late(

@@ -4,7 +4,6 @@ restarts of both sides.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest_asyncio
 from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
+from support.looks import until
 from support.node_plane import device
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, Container, Pod
@@ -65,9 +65,7 @@ async def admit(rig: Rig, pod: Pod) -> Admission:
 
 async def until_gone(folder: Path, name: str) -> None:
     """Wait until a file is removed."""
-    async with asyncio.timeout(60):
-        while (folder / name).exists():  # noqa: ASYNC110  (nobody tells of it)
-            await asyncio.sleep(0.02)
+    await until(lambda: not (folder / name).exists())
 
 
 async def test_pod_has_addresses_when_the_pool_is_named_by_them(rig: Rig) -> None:

@@ -31,6 +31,7 @@ from support.foreign_rig import (
 )
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
+from support.looks import next_look
 from support.node_plane import NODE
 from topobus.formats.containers.cdi import parse
 from topobus.gateway.config import ForeignSettings
@@ -66,8 +67,8 @@ async def container_started_again(rig: Rig) -> None:
     plugin, and then the plugin's.
     """
     async with asyncio.timeout(60):
-        while await rig.kubelet.restart_container(pod(1), "main"):  # noqa: ASYNC110  (kubelet, too, asks again)
-            await asyncio.sleep(0.05)
+        while await rig.kubelet.restart_container(pod(1), "main"):
+            await next_look()
 
 
 async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_us(rig: Rig) -> None:

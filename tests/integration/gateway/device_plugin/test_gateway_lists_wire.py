@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from support.looks import next_turn
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.device_plugins.allocation_record import AllocationRecord
 from topobus.gateway.device_plugins.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
@@ -190,7 +191,7 @@ async def test_streams_get_nothing_when_nothing_that_kubelet_is_told_has_changed
         async with plugin.stream() as stream:
             await anext(stream)
             plugin.state.hand_out("gpu", [named(0).name], owner, 7)
-            await asyncio.sleep(0)
+            await next_turn()
             plugin.show(named(0))
             changed = await anext(stream)
 

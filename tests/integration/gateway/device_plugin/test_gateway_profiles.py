@@ -24,6 +24,7 @@ from msgspec import structs
 from support.gateway_rig import Rig, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed_device
+from support.looks import until
 from support.node_plane import device
 from topobus.bus.bus import Bus
 from topobus.cli.exits import UsageError
@@ -205,9 +206,9 @@ async def test_gateway_labels_the_node_by_what_it_offers(rig: Rig, gpus: Gpus) -
     folder = rig.root / "features.d"
     async with rig.gateway(node_labels_dir=str(folder)), asyncio.timeout(60):
         await rig.plane.show("gpu", *gpus.devices)
-        while not (folder / "topobus").exists() or b"nvidia.com/gpu.count=2\n" not in (folder / "topobus").read_bytes():  # noqa: ASYNC110  (nobody tells of it)
-            await asyncio.sleep(0.02)
-        lines = (folder / "topobus").read_text().splitlines()
+        labels = folder / "topobus"
+        await until(lambda: labels.exists() and b"nvidia.com/gpu.count=2\n" in labels.read_bytes())
+        lines = labels.read_text().splitlines()
 
     assert "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3" in lines
 

@@ -8,7 +8,7 @@ the gateway later is covered by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.lives import LIMIT_S, Lives
+from support.looks import next_look, until
 from support.node_plane import claim, device
 from topobus.formats.containers.cdi import file_name
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
@@ -101,16 +102,6 @@ def check_deaths(last_step: int, least: int) -> None:
     assert least <= last_step - 1 < MOST_STEPS - 2, f"died {last_step - 1} times"
 
 
-async def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something is true."""
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not holds():  # noqa: ASYNC110  (what is looked at tells nobody)
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"never came: {what}") from None
-
-
 async def prepare(rig: Rig, reference: ClaimReference, at: str) -> PreparedClaim:
     """Prepare as kubelet does: again while nobody listens.
 
@@ -121,7 +112,7 @@ async def prepare(rig: Rig, reference: ClaimReference, at: str) -> PreparedClaim
             (prepared,) = await rig.kubelet.prepare_claims([reference])
             if not is_transport(prepared.error):
                 return prepared
-            await asyncio.sleep(0.05)
+            await next_look()
     raise AssertionError(at)
 
 
@@ -132,7 +123,7 @@ async def unprepare(rig: Rig, reference: ClaimReference) -> dict[str, str]:
             errors = await rig.kubelet.unprepare_claims([reference])
             if not any(is_transport(error) for error in errors.values()):
                 return errors
-            await asyncio.sleep(0.05)
+            await next_look()
 
 
 def is_transport(error: str) -> bool:

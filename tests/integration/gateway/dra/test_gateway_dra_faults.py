@@ -4,8 +4,6 @@ disk that is full.
 Each goes on or is undone.
 """
 
-# ruff: noqa: ASYNC240  (a test may read a small file)
-
 from __future__ import annotations
 
 import asyncio
@@ -20,6 +18,7 @@ import pytest
 
 from support.dra_claims import DRIVER, TRAINING, UID, cdi_file, prepare
 from support.gateway_rig import IMPATIENT, Rig
+from support.looks import until
 from support.node_plane import NODE, claim, device, no
 from topobus.devicekit.containers import cdi_files
 from topobus.simulation.nats_server import NatsServer
@@ -109,9 +108,7 @@ async def test_pod_ends_when_the_device_service_is_away_and_its_devices_stay_hel
 
 async def until_nothing_is_known(rig: Rig) -> None:
     """Wait until the checkpoint has no entry: that is written after the ledger's release."""
-    async with asyncio.timeout(60):
-        while json.loads(Path(rig.settings.checkpoint_path).read_bytes())["entries"]:  # noqa: ASYNC110  (another task writes the file)
-            await asyncio.sleep(0.01)
+    await until(lambda: not (json.loads(Path(rig.settings.checkpoint_path).read_bytes())["entries"]))
 
 
 async def test_gateway_prepares_other_claims_when_one_hangs_in_its_driver(rig: Rig) -> None:

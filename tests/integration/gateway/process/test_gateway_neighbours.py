@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support.looks import next_look
 from support.running import Service, service, system_settings, until_all_ready
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
@@ -151,4 +152,4 @@ async def patiently(node: Node, **resources: int) -> Admission:
             if isinstance(answer, Admission):
                 return answer
             assert "code = Unavailable" in answer.message, answer
-            await asyncio.sleep(0.2)
+            await next_look()

@@ -17,6 +17,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
+from support.looks import next_look
 from support.node_plane import NODE, claim, device
 from topobus.bus.streams.events import Start
 from topobus.formats.messages.catalogue import DISAGREEMENT, MACHINE
@@ -86,8 +87,8 @@ async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: R
         await admit(rig, BY_RESOURCE, BY_CLAIM)
         await rig.plane.show("nic", device("nic-0", 0, HealthState.UNHEALTHY))
         async with asyncio.timeout(60):
-            while (reply := await rig.pods()).containers[0].devices[0].health is HealthState.HEALTHY:  # noqa: ASYNC110  (each look is an ask)
-                await asyncio.sleep(0.02)
+            while (reply := await rig.pods()).containers[0].devices[0].health is HealthState.HEALTHY:
+                await next_look()
         other = await rig.pods(namespace="elsewhere")
 
     assert reply.containers == (

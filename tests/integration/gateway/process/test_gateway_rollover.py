@@ -5,7 +5,7 @@ device vanishes, no call is lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
+from support.looks import next_turn, until
 from support.node_plane import NODE, claim, device
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.process.clock import Clock
@@ -253,18 +254,12 @@ async def test_stop_lets_a_claim_come_to_its_end_when_one_is_under_way(rig: Rig)
         preparing = asyncio.create_task(rig.kubelet.prepare_claims([first]))
         await rig.plane.asks.wait_for("prepare")
         ending = asyncio.create_task(end(only))
-        await asyncio.sleep(0)
+        await next_turn()
         gate.set()
         (answer,) = await preparing
         await ending
 
     assert answer.error == ""
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait until something is true."""
-    while not holds():  # noqa: ASYNC110  (what is looked at tells nobody)
-        await asyncio.sleep(0.01)
 
 
 async def test_gateway_ends_at_once_when_nobody_takes_over(rig: Rig) -> None:

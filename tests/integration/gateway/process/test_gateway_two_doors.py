@@ -14,6 +14,7 @@ import pytest_asyncio
 from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
+from support.looks import next_turn, until
 from support.node_plane import claim, device
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
@@ -160,7 +161,7 @@ async def test_exactly_one_door_wins_when_both_are_asked_at_once(rig: Rig) -> No
             if turn % 2:
                 # Either gets ahead by a different number of steps.
                 tasks = [asyncio.create_task(calls[1])]
-                await asyncio.sleep(0)
+                await next_turn()
                 error, prepared = await calls[0], await tasks[0]
             else:
                 error, prepared = await asyncio.gather(*calls)
@@ -180,7 +181,5 @@ async def test_exactly_one_door_wins_when_both_are_asked_at_once(rig: Rig) -> No
 
 async def until_free(rig: Rig) -> None:
     """Wait until nobody holds anything and kubelet is offered the device."""
-    async with asyncio.timeout(60):
-        while rig.plane.ledger.allocations:  # noqa: ASYNC110  (the ledger here is a value of the test's own)
-            await asyncio.sleep(0.01)
+    await until(lambda: not rig.plane.ledger.allocations)
     await rig.kubelet.wait_for_resource(GPU, allocatable=1)
