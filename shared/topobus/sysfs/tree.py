@@ -240,8 +240,11 @@ class Tree:
             if of_folder:
                 at, text = at.rpartition("/")[0], self._text(path.rpartition("/")[0])
             elif value is None:
-                # An absent file has no times, but its folder has.
+                # What is absent has no times. The nearest folder that exists has, and it changes first.
+                top = self._top_texts[parts[0]]
                 at, text = at.rpartition("/")[0], text.rpartition("/")[0]
+                while len(at) > len(top) and not os.path.lexists(at):
+                    at, text = at.rpartition("/")[0], text.rpartition("/")[0]
             answers.keep(kind, path, value, at=at, real=text, began_ns=began_ns)
         return value
 

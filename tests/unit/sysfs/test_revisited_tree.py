@@ -37,7 +37,7 @@ def answers_of(tree: Tree) -> list[object]:
     below = [f"{link}/{file}" for link in LINKS for file in FILES]
     folders = ["sys", "sys/links", *(f"sys/{folder}" for folder in FOLDERS), *LINKS]
     return [
-        *(tree.read(path) for path in (*PATHS, *below)),
+        *(tree.read(path) for path in (*PATHS, *below, *(f"{path}/deep/one" for path in (*PATHS, *below)))),
         *(tree.names(path) for path in folders),
         *(tree.exists(path) for path in (*PATHS, *folders, *below)),
         *(tree.real(path) for path in (*PATHS, *folders, *below)),
@@ -125,6 +125,23 @@ def test_revisited_tree_reads_nothing_when_nobody_touched_the_file(
     monkeypatch.setattr(os, "open", refuse)
 
     assert (first, tree.read("sys/file"), tree.for_scan().read("sys/file")) == ("text", "text", "text")
+
+
+@pytest.mark.usefixtures("aged")
+def test_revisited_tree_resolves_nothing_again_when_the_folder_of_an_absent_file_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second answer costs one look at the folder that lacks the other, and ends with it."""
+    (tmp_path / "sys/cpu0").mkdir(parents=True)
+    tree = Tree(HardwareSettings(root=str(tmp_path)), is_revisited=True)
+    first = tree.read("sys/cpu0/cpufreq/base_frequency")
+    with monkeypatch.context() as closed:
+        closed.setattr(os, "readlink", refuse)
+        second = tree.read("sys/cpu0/cpufreq/base_frequency")
+    (tmp_path / "sys/cpu0/cpufreq").mkdir()
+    (tmp_path / "sys/cpu0/cpufreq/base_frequency").write_text("2000000\n")
+
+    assert (first, second, tree.read("sys/cpu0/cpufreq/base_frequency")) == (None, None, "2000000")
 
 
 def test_revisited_tree_reads_again_when_the_file_was_just_written(tmp_path: Path) -> None:
