@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -47,6 +48,15 @@ class Listing(Struct, frozen=True, kw_only=True):
     """CPUs and memory that kubelet's own managers gave to containers."""
 
 
+@dataclass(frozen=True)
+class _Connection:
+    """An open channel: it ends when this value does."""
+
+    kubelet: tuple[int, int, int]
+    channel: grpc.aio.Channel
+    lister: rpc.PodResourcesListerStub
+
+
 class PodResourcesReader:
     """Asks kubelet.
 
@@ -74,6 +84,7 @@ class PodResourcesReader:
         """Which look was the last to end, and what it gave."""
         self._rests_until = 0.0
         self._contents = PodContents()
+        self._connection: _Connection | None = None
         self._allocating = 0
         """How many calls of kubelet's are under way in which it allocates."""
         self._is_idle = asyncio.Event()
@@ -126,16 +137,17 @@ class PodResourcesReader:
         kubelet = identity(self.socket)
         if kubelet is None:
             return ()
-        async with dialling(self.socket) as channel:
-            try:
-                request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
-                answer = await rpc.PodResourcesListerStub(channel).Get(request, timeout=_CALL_LIMIT_S)
-            except grpc.aio.AioRpcError as err:
-                # UNKNOWN is kubelet's word for a pod that it does not have,
-                # and where Get is switched off.
-                if err.code() is not grpc.StatusCode.UNKNOWN:
-                    get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
-                return ()
+        connection = self._connect(kubelet)
+        try:
+            request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
+            answer = await connection.lister.Get(request, timeout=_CALL_LIMIT_S)
+        except grpc.aio.AioRpcError as err:
+            # UNKNOWN is kubelet's word for a pod that it does not have,
+            # and where Get is switched off.
+            if err.code() is not grpc.StatusCode.UNKNOWN:
+                self._connection = None
+                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+            return ()
         return self._to_listing(
             kubelet, pb.ListPodResourcesResponse(pod_resources=[answer.pod_resources]), PodContents()
         ).uses
@@ -165,15 +177,25 @@ class PodResourcesReader:
         kubelet = identity(self.socket)
         if kubelet is None:
             return f"there is no kubelet at {self.socket}"
-        async with dialling(self.socket) as channel:
-            try:
-                answer = await rpc.PodResourcesListerStub(channel).List(
-                    pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S
-                )
-            except grpc.aio.AioRpcError as err:
-                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
-                return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
+        connection = self._connect(kubelet)
+        try:
+            answer = await connection.lister.List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
+        except grpc.aio.AioRpcError as err:
+            self._connection = None
+            get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+            return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
         return self._to_listing(kubelet, answer, self._contents)
+
+    def _connect(self, kubelet: tuple[int, int, int]) -> _Connection:
+        """Give the connection to this kubelet. It is kept, because to make one costs more than a call.
+
+        After a failed call it is made again. The former one is not closed here, which would cancel
+        another call on it: it closes with the last call that holds it.
+        """
+        if self._connection is None or self._connection.kubelet != kubelet:
+            channel = dialling(self.socket)
+            self._connection = _Connection(kubelet, channel, rpc.PodResourcesListerStub(channel))
+        return self._connection
 
     def _to_listing(
         self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse, contents: PodContents
