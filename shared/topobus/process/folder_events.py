@@ -53,12 +53,14 @@ class FolderEvents:
     of changes. Source: inotify(7).
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Begin to listen.
+    def __init__(self, folder: Path, *, suffix: str = "") -> None:
+        """Begin to listen; a change of a name that does not end with `suffix` is no news.
 
         Errors: raises OSError when the path is no folder, or the system has no watch left
         (fs.inotify.max_user_watches).
         """
+        self._suffix = os.fsencode(suffix)
+        self._is_there, self._is_news = True, False
         self._channel = _checked(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), folder)
         try:
             _checked(_LIBC.inotify_add_watch(self._channel, os.fsencode(folder), _WANTED), folder)
@@ -75,34 +77,41 @@ class FolderEvents:
     async def next(self) -> bool:
         """Wait until something in the folder has changed.
 
-        False when the folder itself is gone and no more changes come.
+        False when the folder itself is gone, and nothing comes any more. A cancelled wait loses
+        nothing.
         """
-        loop = asyncio.get_running_loop()
-        came = loop.create_future()
-        loop.add_reader(self._channel, _settle, came)
-        try:
-            await came
-        finally:
-            loop.remove_reader(self._channel)
+        if not self._is_news:
+            loop = asyncio.get_running_loop()
+            came: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(self._channel, self._notice, came)
+            try:
+                await came
+            finally:
+                loop.remove_reader(self._channel)
         await asyncio.sleep(_SETTLE_S)
-        return self._take()
+        self._take()
+        self._is_news = False
+        return self._is_there
 
-    def _take(self) -> bool:
+    def _notice(self, came: asyncio.Future[None]) -> None:
+        self._take()
+        if self._is_news and not came.done():
+            came.set_result(None)
+
+    def _take(self) -> None:
         try:
             data = os.read(self._channel, _READ_BYTES)
         except BlockingIOError:
-            return True
-        at, is_there = 0, True
+            return
+        at = 0
         while at < len(data):
             _, mask, _, length = _HEAD.unpack_from(data, at)
-            is_there = is_there and not mask & _GONE
-            at += _HEAD.size + length
-        return is_there
-
-
-def _settle(came: asyncio.Future[None]) -> None:
-    if not came.done():
-        came.set_result(None)
+            at += _HEAD.size
+            name = data[at : at + length].rstrip(b"\0")
+            at += length
+            self._is_there = self._is_there and not mask & _GONE
+            # What has no name is about the folder itself.
+            self._is_news = self._is_news or not name or name.endswith(self._suffix)
 
 
 def _checked(result: int, folder: Path) -> int:

@@ -94,3 +94,19 @@ async def test_next_leaves_nothing_behind_when_its_wait_is_given_up(tmp_path: Pa
 
     assert waiting.cancelled()
     assert is_there
+
+
+async def test_next_waits_on_when_no_name_that_counts_has_changed(tmp_path: Path) -> None:
+    """Another file beside the sockets, as kubelet's checkpoint, wakes nobody."""
+    with FolderEvents(tmp_path) as all_events, FolderEvents(tmp_path, suffix=".sock") as events:
+        waiting = asyncio.create_task(events.next())
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(3):
+                (tmp_path / "checkpoint").write_text("x")
+                await all_events.next()
+            is_woken = waiting.done()
+            (tmp_path / "kubelet.sock").touch()
+            is_there = await waiting
+
+    assert not is_woken
+    assert is_there

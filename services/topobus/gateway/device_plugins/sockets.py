@@ -183,8 +183,8 @@ def remove_stale(folder: Path, pattern: str) -> None:
 
 
 class FolderWatch:
-    """Wakes its waiters when something in a folder changes, and every so often besides: not every
-    file system tells.
+    """Wakes its waiters when a socket in a folder comes or goes, and every so often besides: not
+    every file system tells.
     """
 
     def __init__(self, folder: Path, watchdog_s: float) -> None:
@@ -196,7 +196,8 @@ class FolderWatch:
         """Watch for ever; the folder may come and go."""
         while True:
             try:
-                with FolderEvents(self.folder) as events:
+                # kubelet writes its checkpoint into the same folder at each admission.
+                with FolderEvents(self.folder, suffix=".sock") as events:
                     is_there = True
                     while is_there:
                         # Once before the first wait: what came before the
