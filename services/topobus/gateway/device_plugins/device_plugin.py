@@ -259,14 +259,13 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if fault:
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, fault)
         for names in containers:
-            await self._wait_for_former(names)
-            await self._refuse_given_twice(names)
+            await self._refuse_given_twice(names, await self._wait_for_former(names))
         async with self._state.hand_overs.of(self.device_class):
             return pb.AllocateResponse(
                 container_responses=[allocate_response(await self._allocate_container(names)) for names in containers]
             )
 
-    async def _refuse_given_twice(self, names: list[str]) -> None:
+    async def _refuse_given_twice(self, names: list[str], former: Sequence[Allocation]) -> None:
         """Refuse devices that a pod has by kubelet's own word: it frees those of pods that are over
         before it allocates, so nobody has what it may give.
 
@@ -275,7 +274,6 @@ class DevicePlugin(rpc.DevicePluginServicer):
         what is being allocated. The refusal makes it count anew.
         Errors: raises CallRefused.
         """
-        former = self._former(names, chosen_of(names, self._inventory))
         for pod, devices in (await self._pods.users(self.resource, [allocation.user for allocation in former])).items():
             if taken := sorted(devices & {*names}):
                 get_logger().warning("devices.given-twice", resource=self.resource, devices=taken, pod=pod)
@@ -285,9 +283,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 )
                 raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, text)
 
-    async def _wait_for_former(self, names: list[str]) -> None:
+    async def _wait_for_former(self, names: list[str]) -> Sequence[Allocation]:
         """Wait for the end of containers that have these devices of a pod that kubelet has
         forgotten: one that ignores TERM is killed after two seconds.
+
+        Gives kubelet's allocations that have some of the devices by the ledger.
 
         Errors: raises CallRefused when they have not ended after a while.
         """
@@ -296,9 +296,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
         until = loop.time() + _ENDING_S
         while True:
             ticket = self._state.containers.changed.ticket()
-            lingering = self._lingering(names, chosen)
+            former = self._former(names, chosen)
+            lingering = self._lingering(former)
             if not lingering:
-                return
+                return former
             left_s = until - loop.time()
             if left_s <= 0:
                 break
@@ -312,12 +313,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
         raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, text)
 
-    def _lingering(self, names: list[str], chosen: Chosen) -> dict[str, str]:
+    def _lingering(self, former: Sequence[Allocation]) -> dict[str, str]:
         """Find allocations in the way whose pod has containers.
 
         Kubelet has forgotten it, or would not give its devices to another one.
         """
-        former = self._former(names, chosen)
         return {
             allocation.owner.key: why
             for allocation in former
