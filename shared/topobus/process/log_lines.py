@@ -115,21 +115,18 @@ class _Room:
         self._left = letters
 
     def cut(self, fact: Any) -> Any:
-        """Cut a fact to the room that is left, without reading more of its parts than fit."""
+        """Give a fact as far as there is room for it.
+
+        What it is made of is looked at no further than that.
+        """
+        if isinstance(fact, str):
+            return self._cut_text(fact)
         if fact is None or isinstance(fact, bool | float):
             self._left -= len(str(fact))
             return fact
         if isinstance(fact, int) and fact.bit_length() <= 64:
             self._left -= len(str(fact))
             return fact
-        if isinstance(fact, Mapping):
-            cut: dict[str, Any] = {}
-            for key, value in fact.items():
-                if self._left <= 0:
-                    cut["..."] = f"{len(fact) - len(cut)} more"
-                    break
-                cut[self._cut_text(str(key))] = self.cut(value)
-            return cut
         if isinstance(fact, list | tuple | set | frozenset):
             items: list[Any] = []
             for value in fact:
@@ -138,9 +135,17 @@ class _Room:
                     break
                 items.append(self.cut(value))
             return items
+        if isinstance(fact, Mapping):
+            cut: dict[str, Any] = {}
+            for key, value in fact.items():
+                if self._left <= 0:
+                    cut["..."] = f"{len(fact) - len(cut)} more"
+                    break
+                cut[self._cut_text(str(key))] = self.cut(value)
+            return cut
         if isinstance(fact, int):
             return self._cut_text(hex(fact))
-        return self._cut_text(fact if isinstance(fact, str) else repr(fact))
+        return self._cut_text(repr(fact))
 
     def _cut_text(self, text: str) -> str:
         limit = max(0, min(_TEXT_LETTERS, self._left))
