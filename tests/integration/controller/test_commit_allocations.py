@@ -5,6 +5,7 @@ lost answer do to a group of claims.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class _Rules:
     async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
         raise error
 
-    def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject | Reason:
+    def allocated(self, claim: ApiObject, allocation: AllocationResult, now: datetime) -> ApiObject | Reason:
         if self._is_bound:
             return with_bound_allocation(claim, allocation, POD, now=NOW)
         return lifecycle.with_allocation(claim, allocation, now=NOW)
@@ -87,7 +88,7 @@ class Home:
         self.decisions = _Decisions(bus)
         ledgers = NodeLedgers(bus, ClusterState(), 1.0)
         self.committer = AllocationCommitter(
-            ObjectWriter(place.store), ledgers, self.decisions, ControllerMetrics(CollectorRegistry())
+            SystemClock(), ObjectWriter(place.store), ledgers, self.decisions, ControllerMetrics(CollectorRegistry())
         )
 
     async def claims(self) -> list[Member]:

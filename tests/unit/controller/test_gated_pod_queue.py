@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.cluster_home import claim, pod, slice_of
-from topobus.controller.cluster.gated_pod_queue import GatedPodQueue, Waiting
+from topobus.controller.cluster.gated_pod_queue import GatedPodQueue
 from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster.changed_pods import ChangedPods
 from topobus.engine.claims.attempts import Attempt, with_attempt
@@ -195,7 +195,7 @@ async def test_queue_forgets_a_pod_that_is_gone_also_when_it_was_worked_on() -> 
     """Nothing is kept of pods that went: not what was seen of them, and not when they were told."""
     state, queue, _ = _queue("p")
     _take(queue)
-    queue.waiting(P).tell(0.0, 5.0)
+    queue.silence(P)
     await _end(queue, P, Again(5.0, "p"))
     state.drop("Pod", P)
     _take(queue)
@@ -203,31 +203,34 @@ async def test_queue_forgets_a_pod_that_is_gone_also_when_it_was_worked_on() -> 
     queue.release(P)
 
     assert list(queue.pending_pods()) == []
-    assert (queue.wait_s(), queue.waiting(P)) == (None, Waiting(""))
+    assert (queue.wait_s(), queue.silence_s(P)) == (None, 0.0)
 
 
 async def test_queue_knows_a_pod_of_the_same_name_as_another_one() -> None:
     """What was learned of a pod does not hold for the next one of its name."""
     state, queue, _ = _queue("p")
     await _round(queue)
+    queue.silence(P)
     state.drop("Pod", P)
 
     _put(state, pod("p", "c-p"), 5, uid="other")
 
     assert await _round(queue) == [P]
-    assert queue.waiting(P).uid == "other"
+    assert queue.silence_s(P) == 0.0
 
 
 def test_pause_between_explanations_doubles_up_to_a_minute() -> None:
     """A pod that keeps waiting is told ever more seldom, and one that was never told at once."""
-    waiting = Waiting("p")
-    pauses = [waiting.silence_s(7.0)]
+    _, queue, clock = _queue("p")
+    _take(queue)
+    pauses = [queue.silence_s(P)]
     for _ in range(6):
-        waiting.tell(7.0, 5.0)
-        pauses.append(waiting.silence_s(7.0))
+        queue.silence(P)
+        pauses.append(queue.silence_s(P))
+    clock.advance(59.0)
 
     assert pauses == [0.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
-    assert waiting.silence_s(66.0) == 1.0
+    assert queue.silence_s(P) == 1.0
 
 
 def test_changed_pods_name_the_users_of_a_claim_once() -> None:

@@ -1,5 +1,5 @@
-"""Reports the allocation of a pod's claims: the condition topobus.dev/Allocated, and events on the
-pod and on its claims that wait.
+"""Tells pods how their claims stand: the condition topobus.dev/Allocated, and events of the pod and
+of its claims that wait. Opens the gate of a pod whose claims are all allocated.
 
 The status is written only when it changes. An event has at most 300 characters, and names the
 condition that has the rest.
@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.engine.claims.gate import ALLOCATED_CONDITION, with_allocated_condition
+from topobus.engine.claims.gate import (
+    ALLOCATED_CONDITION,
+    has_allocated_condition,
+    with_allocated_condition,
+    without_gate,
+)
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
@@ -41,6 +46,20 @@ class AllocatedCondition:
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         value = with_allocated_condition(pod.value, is_true=is_true, reason=reason, message=message, now=now)
         return await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
+
+    async def open_gate(self, key: Key, pod: Stored) -> None:
+        """Open a pod's gate; a pod whose condition says why it waits is told first that it does not."""
+        if (
+            has_allocated_condition(pod.value)
+            and await self.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None
+        ):
+            return
+        if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
+            self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
+
+    async def tell_refused(self, pod: Stored, why: str) -> None:
+        """Tell a pod that the API server refuses what is written for it, which a person must mend."""
+        await self._events.warn(pod, "WriteRefused", why)
 
     async def tell_waiting(self, key: Key, pod: Stored, reason: str, reasons: Sequence[Reason]) -> Stored | None:
         """Report why a pod waits: in the condition, and in events on the pod and its claims, each

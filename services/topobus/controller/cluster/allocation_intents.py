@@ -10,9 +10,10 @@ checks that a cluster needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
 
-from topobus.controller.cluster.node_choice import NodeChooser
+from topobus.controller.cluster.node_choice import NodeChooser, NoNodeFits
 from topobus.controller.commit.allocator import Member
 from topobus.controller.commit.commit_allocations import (
     AllocationCommitter,
@@ -22,11 +23,9 @@ from topobus.controller.commit.commit_allocations import (
     next_attempts,
     refused_devices,
 )
-from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NODE_FAILED, NodeLedgers
-from topobus.controller.commit.refusal_backoff import RefusalBackoff
-from topobus.controller.config import ControllerSettings
-from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
+from topobus.controller.config import ClusterSettings
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.allocation.miss_reasons import summarize
@@ -39,10 +38,10 @@ from topobus.engine.scheduling.decisions import NodeFit, PodClaim, PodPlan
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.informers import Informer
-from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
+from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["Intents"]
 
@@ -52,30 +51,26 @@ class Intents:
 
     def __init__(
         self,
-        settings: ControllerSettings,
-        clock: Clock,
+        settings: ClusterSettings,
         state: ApiServerState,
         writer: ObjectWriter,
         claims: Informer,
         ledgers: NodeLedgers,
         chooser: NodeChooser,
-        decisions: DecisionPublisher,
-        metrics: ControllerMetrics,
+        committer: AllocationCommitter,
+        turns: ReplicaTurns,
     ) -> None:
-        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(clock, settings.retry_s)
-        """Devices that nodes refused, by the pod's uid."""
-        self._call_s = settings.cluster.call_s
+        self._call_s = settings.call_s
         self._written: set[tuple[str, int]] = set()
         self._writing: set[tuple[str, int]] = set()
-        """Intents that are being written: the watch may deliver one before the write is
-        answered."""
-        self._clock = clock
+        """Intents under way: the watch may bring one before the answer does."""
         self._state = state
         self._writer = writer
         self._claims = claims
         self._ledgers = ledgers
         self._chooser = chooser
-        self.committer = AllocationCommitter(writer, ledgers, decisions, metrics)
+        self._turns = turns
+        self.committer = committer
         """Writes intents, allocations and reservations."""
         self._log = get_logger()
 
@@ -210,14 +205,30 @@ class Intents:
                 nodes |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
         return tuple(nodes)
 
-    def drop_gone(self) -> bool:
-        """Drop the records of intents that no longer exist.
-
-        True when there are intents of another replica.
-        """
+    def keep(self, pods: Collection[Key]) -> None:
+        """Remove the notes about intents that no longer exist, and the refusals of other pods."""
+        self._chooser.refusals.drop(lambda uid: self._state.gated_pods.pod_of(str(uid)) not in pods)
         living = self._state.gated_pods.pending()
         self._written &= living
-        return bool(living - self._written - self._writing)
+        if living - self._written - self._writing:
+            self._turns.see_another()
+
+    def leave_s(self, pod: Stored, stage: Stage) -> float:
+        """Say for how long a pod is left to another replica; 0 when none is at work."""
+        return self._turns.wait_s(pod.uid, stage)
+
+    def excluded_s(self, pod: Stored) -> float:
+        """Say after how many seconds a pod may be given a device that it must not get now.
+
+        Infinite where none is excluded.
+        """
+        return self._chooser.refusals.wait_s([pod.uid])
+
+    async def choose(
+        self, pod: Stored, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
+    ) -> NodeFit | NoNodeFits | None:
+        """Choose the node and the devices for the next intents, as `NodeChooser.choose`."""
+        return await self._chooser.choose(pod.pod, plan, refused=refused, is_brief=is_brief, is_cheap=is_cheap)
 
     async def withdraw(
         self,
@@ -262,17 +273,13 @@ class Intents:
     async def on_refused(self, plan: PodPlan, attempt: Attempt, refusal: Refusal) -> None:
         """Withdraw the attempts on a node that refuses, and exclude the devices for a while."""
         refused = refused_devices(attempt, refusal, self._state.devices_of(attempt.node))
-        self.refusals.add(plan.pod.uid, refused, summarize(refusal.reasons))
+        self._chooser.refusals.add(plan.pod.uid, refused, summarize(refusal.reasons))
         await self.withdraw(plan)
         for pod_claim in plan.pending:
             try:
                 await self._ledgers.release(pod_claim.claim, f"refused-{attempt.number}")
             except PeerUnavailable as err:
                 self._log.warning("ledger.silent", node=attempt.node, error=str(err))
-
-    def now(self) -> str:
-        """Return the time as Kubernetes writes it in an object's status."""
-        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class _PodRules:
@@ -296,8 +303,8 @@ class _PodRules:
         message = str(error) if code == NODE_FAILED else f"node {node}: its ledger does not answer: {error}"
         return Refusal(reasons=(Reason(code=code, message=message, facts={"node": node}),))
 
-    def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject | Reason:
-        return with_bound_allocation(claim, allocation, self._plan.pod, now=self._intents.now())
+    def allocated(self, claim: ApiObject, allocation: AllocationResult, now: datetime) -> ApiObject | Reason:
+        return with_bound_allocation(claim, allocation, self._plan.pod, now=in_whole_seconds(now))
 
     async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
         await self._intents.on_refused(self._plan, attempted.attempt, refusal)

@@ -18,11 +18,11 @@ from topobus.process.clock import Clock
 from topobus.process.work_queue import Again, Behind, Result, WorkQueue
 from topobus.values.outcome import Reason
 
-__all__ = ["PATIENCE", "GatedPodQueue", "PodVersions", "Waiting"]
+__all__ = ["GatedPodQueue", "PodVersions"]
 
-PATIENCE = 5
-"""Times `cluster.retry_s` for which a pod may wait for its claims before its condition reports it,
-and between the first two explanations of why it does not fit."""
+# Times `retry_s` for which a pod may wait for its claims before it is told so, and between the first
+# two explanations of why it does not fit.
+_PATIENCE = 5
 _LONGEST_WAIT_S = 30.0
 # The oldest reason that a waiting pod may show.
 _LONGEST_SILENCE_S = 60.0
@@ -52,29 +52,14 @@ class PodVersions:
 
 
 @dataclass
-class Waiting:
-    """Since when a pod waits for each thing, and when its condition last got the reason."""
+class _Waiting:
+    """Since when a pod waits for what, and when it was told why it does not fit."""
 
     uid: str
     since_s: dict[str, float] = field(default_factory=dict)
     told_s: float = 0.0
     pause_s: float = 0.0
     """For so long the reason is not written again, even when the state changes."""
-
-    def tell(self, now_s: float, first_pause_s: float) -> None:
-        """Record that the pod's reason was written.
-
-        Each time the pause until the next report doubles, up to a minute, as other pods' changes
-        alter the reason all the time.
-        """
-        self.told_s = now_s
-        self.pause_s = min(self.pause_s * 2, max(first_pause_s, _LONGEST_SILENCE_S)) if self.pause_s else first_pause_s
-
-    def silence_s(self, now_s: float) -> float:
-        """Return for how many seconds the pod's reason must not be written again. 0 when it may be
-        now.
-        """
-        return max(0.0, self.told_s + self.pause_s - now_s)
 
 
 class GatedPodQueue:
@@ -85,11 +70,11 @@ class GatedPodQueue:
     def __init__(self, clock: Clock, state: ApiServerState, retry_s: float, failures: Counter | None = None) -> None:
         self._clock = clock
         self._state = state
-        self._retry_s = retry_s
+        self._patience_s = _PATIENCE * retry_s
         self._queue = WorkQueue("gated-pods", clock, retry_s, longest_s=_LONGEST_WAIT_S, failures=failures)
         self._busy: set[Key] = set()
         """Pods that are being worked on."""
-        self._pending: dict[Key, Waiting] = {}
+        self._pending: dict[Key, _Waiting] = {}
         """The pods to be advanced."""
         self._touched: set[Key] = set()
         """Pods to check in the next round."""
@@ -112,7 +97,7 @@ class GatedPodQueue:
             if pod is not None and self.needs_work(key, pod):
                 if key in self._pending and self._pending[key].uid != pod.uid:
                     self._forget(key)  # another pod of that name
-                self._pending.setdefault(key, Waiting(pod.uid))
+                self._pending.setdefault(key, _Waiting(pod.uid))
                 self._touched.add(key)
             elif key in self._busy:
                 self._touched.add(key)
@@ -123,7 +108,7 @@ class GatedPodQueue:
             # node.
             self._moves, self._moves_due_s = (
                 self._state.room.changes,
-                self._clock.monotonic() + PATIENCE * self._retry_s,
+                self._clock.monotonic() + self._patience_s,
             )
         supply = (self._state.supply, len(self._state.classes), self._state.volumes.revision, self._moves)
         if supply != self._supply:
@@ -203,9 +188,35 @@ class GatedPodQueue:
         """Return the result that queues a pod for a long search, at its present versions."""
         return Behind(self.versions_of(key).own_versions) if key in self._state.pods else None
 
-    def waiting(self, key: Key) -> Waiting:
-        """Return the notes on a pod's waits. Those on a pod that is gone are not kept."""
-        return self._pending.get(key) or Waiting("")
+    def waits_briefly(self, key: Key, reason: str) -> bool:
+        """Say whether a pod has waited for something for so short a time that it is not told yet."""
+        now_s = self._clock.monotonic()
+        return now_s - self._waiting(key).since_s.setdefault(reason, now_s) < self._patience_s
+
+    def has_come(self, key: Key, reason: str) -> None:
+        """Note that what a pod waited for is there."""
+        self._waiting(key).since_s.pop(reason, None)
+
+    def silence_s(self, key: Key) -> float:
+        """Say for how long a pod is not to be told again why it fits nowhere; 0 when it may be told
+        now.
+        """
+        waiting = self._waiting(key)
+        return max(0.0, waiting.told_s + waiting.pause_s - self._clock.monotonic())
+
+    def silence(self, key: Key) -> None:
+        """Note that a pod is told why it fits nowhere.
+
+        Each time the pause until it is told again doubles, up to a minute: what others do
+        changes the words all the time.
+        """
+        waiting, first_s = self._waiting(key), self._patience_s
+        waiting.told_s = self._clock.monotonic()
+        waiting.pause_s = min(waiting.pause_s * 2, max(first_s, _LONGEST_SILENCE_S)) if waiting.pause_s else first_s
+
+    def _waiting(self, key: Key) -> _Waiting:
+        """Give the notes on a pod's waits; those on a pod that is gone are dropped."""
+        return self._pending.get(key) or _Waiting("")
 
     def freedoms(self) -> Hashable:
         """Return the version of what a search reads and of what may become free. While it is the

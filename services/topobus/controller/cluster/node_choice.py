@@ -77,6 +77,8 @@ class NodeChooser:
         self._state = state
         results = ResultCache(state.stock, lambda: state.node_names, lambda: state.classes, compiler, settings.mode)
         self._search = NodeSearch(settings, clock, state, results, compiler, metrics)
+        self.refusals = self._search.refusals
+        """Devices that nodes refused, by the pod's uid."""
 
     async def choose(
         self,
@@ -84,18 +86,17 @@ class NodeChooser:
         plan: PodPlan,
         *,
         refused: Sequence[str],
-        excluded: Mapping[DeviceId, str],
-        is_brief: bool = False,
-        is_cheap: bool = False,
+        is_brief: bool,
+        is_cheap: bool,
     ) -> NodeFit | NoNodeFits | None:
         """Find a node on which all pending claims of a pod fit together and which kube-scheduler
         would accept for the pod.
 
-        Shapes: refused — nodes on which it could not place the pod; excluded — devices that they
-        must not get now, and why; is_brief — leave out the reasons; is_cheap — give up (None) where
-        more than a short search is needed, counted in steps. The same pod must then be searched in
-        full, for a node before the one that fits may fit as well.
-        Errors: raises ContractError for a pod that cannot be read.
+        Shapes: refused — nodes on which it could not place the pod; is_brief — leave out what
+        stands in the way; is_cheap — give up (None) where more than a short search is needed,
+        counted in steps: the same pod is to be searched in full then, for a node before the one
+        that fits may fit, too.
+        Errors: raises ContractError for a pod that nobody can read.
         Order: nodes with room for what the pod requests, then those on which preemption would make
         it; of these most preferred nodes first (`preferences`), then by name.
         """
@@ -103,6 +104,7 @@ class NodeChooser:
         if rules.blockers:
             return NoNodeFits((), blockers=rules.blockers)
         wishing = _alignment_request(pod, plan)
+        excluded = self.refusals.refused(plan.pod.uid)
         is_plain = wishing is None and self._is_plain(plan, excluded)
         shape = self._search.results.shape([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
         compared = nodes_compared(plan.pending)

@@ -23,20 +23,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from topobus.controller.cluster.allocated_condition import ALLOCATED, AllocatedCondition
+from topobus.controller.cluster.allocated_condition import AllocatedCondition
 from topobus.controller.cluster.allocation_intents import Intents
-from topobus.controller.cluster.gated_pod_queue import PATIENCE, GatedPodQueue, PodVersions
-from topobus.controller.cluster.node_choice import NodeChooser, NoNodeFits
+from topobus.controller.cluster.gated_pod_queue import GatedPodQueue, PodVersions
+from topobus.controller.cluster.node_choice import NoNodeFits
 from topobus.controller.commit.commit_allocations import Draft, Progress
 from topobus.controller.commit.deallocate_claims import ClusterDeallocation
-from topobus.controller.commit.replica_turns import ReplicaTurns, Stage
-from topobus.controller.config import ControllerSettings
+from topobus.controller.commit.replica_turns import Stage
+from topobus.controller.config import ClusterSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
-from topobus.controller.store.cluster_events import EventRecorder
-from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.allocation.values import NoFit
-from topobus.engine.claims.gate import has_allocated_condition, version_of, without_gate
+from topobus.engine.claims.gate import version_of
 from topobus.engine.claims.objects import Claim
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.scheduling.aligned_allocation import read_alignment_request
@@ -51,8 +49,6 @@ from topobus.engine.scheduling.decisions import (
 from topobus.engine.scheduling.kube_rules.placement_rules import PLACEMENT_CODES
 from topobus.engine.scheduling.kube_rules.rule_misses import explain_choice
 from topobus.engine.scheduling.kube_rules.volume_rules import VOLUME_IN_USE
-from topobus.process.clock import Clock
-from topobus.process.logging import get_logger
 from topobus.process.work_queue import Again, Behind, Done, Result
 from topobus.values.errors import HardwareError, PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
@@ -75,36 +71,27 @@ class GatedPodReconciler:
 
     def __init__(
         self,
-        settings: ControllerSettings,
-        clock: Clock,
+        settings: ClusterSettings,
         state: ApiServerState,
-        writer: ObjectWriter,
+        queue: GatedPodQueue,
         intents: Intents,
         deallocation: ClusterDeallocation,
-        chooser: NodeChooser,
-        events: EventRecorder,
+        condition: AllocatedCondition,
         metrics: ControllerMetrics,
         changed: Callable[[], None],
-        turns: ReplicaTurns,
     ) -> None:
         self._settings = settings
-        self._clock = clock
         self._state = state
-        self._writer = writer
+        self._queue = queue
         self._intents = intents
         self._deallocation = deallocation
-        self._chooser = chooser
-        self._condition = AllocatedCondition(clock, state, writer, events)
-        self._events = events
+        self._condition = condition
         self._metrics = metrics
         self._changed = changed
-        self._turns = turns
-        self._queue = GatedPodQueue(clock, state, settings.cluster.retry_s, metrics.set_aside)
         self._is_searching = False
         """Whether a costly search is running."""
         self._planning = asyncio.Lock()
-        self._slots = asyncio.Semaphore(settings.cluster.parallel_pods)
-        self._log = get_logger()
+        self._slots = asyncio.Semaphore(settings.parallel_pods)
 
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
         """Begin to work on every pod that may advance.
@@ -112,9 +99,7 @@ class GatedPodReconciler:
         Returns after how many seconds a pod is due by time alone.
         """
         keys = self._queue.pending_pods()
-        self._intents.refusals.drop(lambda uid: self._state.gated_pods.pod_of(str(uid)) not in keys)
-        if self._intents.drop_gone():
-            self._turns.see_another()
+        self._intents.keep(keys)
         self._metrics.waiting.set(len(keys))
         for key in self._queue.take_ready():
             group.create_task(self._work(key, is_cheap=True))
@@ -157,7 +142,7 @@ class GatedPodReconciler:
         except (PeerUnavailable, HardwareError) as err:
             pod = self._state.pods.get(key)
             if pod is not None and err.facts.get("code") in _REFUSALS:
-                await self._events.warn(pod, "WriteRefused", str(err))
+                await self._condition.tell_refused(pod, str(err))
             raise
         return self._queue.later(key)
 
@@ -170,7 +155,7 @@ class GatedPodReconciler:
         plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
         if isinstance(plan, Blocked):
             return await self._wait_for_objects(key, pod, versions, _WAITING, plan.reasons)
-        self._queue.waiting(key).since_s.pop(_WAITING, None)
+        self._queue.has_come(key, _WAITING)
         plan = self._with_class_alignment(plan)
         if plan.is_reserved:
             # The replica that made the earlier writes will also make this one.
@@ -208,20 +193,14 @@ class GatedPodReconciler:
     async def _wait_for_objects(
         self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
     ) -> Result:
-        """Wait until an object exists or has the state that the pod needs, and report it after a
-        while.
-        """
-        now_s = self._clock.monotonic()
-        if (
-            now_s - self._queue.waiting(key).since_s.setdefault(reason, now_s)
-            < PATIENCE * self._settings.cluster.retry_s
-        ):
-            # Claims, volumes and pods arrive by different watches, and claims made from templates
-            # later: that is no trouble yet.
+        """Wait until an object is there, or is as it has to be, and tell so after a while."""
+        if self._queue.waits_briefly(key, reason):
+            # Claims, volumes and pods come by different watches, and claims made from templates
+            # come later: that is no trouble yet.
             return self._queue.later(key)
         versions = replace(versions, pod=await self._report(key, pod, reason, reasons))
         if any(each_reason.code == VOLUME_IN_USE for each_reason in reasons):
-            return Again(self._settings.cluster.unschedulable_s, versions.with_moves)
+            return Again(self._settings.unschedulable_s, versions.with_moves)
         return Done(versions)
 
     def _left(self, pod: Stored, stage: Stage, versions: PodVersions) -> Again | None:
@@ -229,7 +208,7 @@ class GatedPodReconciler:
 
         It is due after that, or when its versions change.
         """
-        wait_s = self._turns.wait_s(pod.uid, stage)
+        wait_s = self._intents.leave_s(pod, stage)
         return Again(wait_s, versions) if wait_s > 0 else None
 
     async def _begin(self, key: Key, pod: Stored, plan: PodPlan, versions: PodVersions, *, is_cheap: bool) -> _Step:
@@ -238,18 +217,18 @@ class GatedPodReconciler:
             return self._queue.later(key)
         refused = self._intents.refused_nodes(pod, plan)
         freedoms = self._queue.freedoms() if not is_cheap else None
-        again_s = self._queue.waiting(key).silence_s(self._clock.monotonic())
-        # A pod with a long search has its own pauses, so its reason is written each time.
+        again_s = self._queue.silence_s(key)
+        # A costly pod has its own pauses, so it is told each time.
         is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
         intents: list[Draft] = []
         if is_cheap:
             async with self._planning:
-                chosen = await self._choose(pod, plan, refused, is_brief=is_brief, is_cheap=True)
+                chosen = await self._intents.choose(pod, plan, refused, is_brief=is_brief, is_cheap=True)
                 if isinstance(chosen, NodeFit):
                     intents = self._intents.begin(plan, chosen, refused)
         else:
-            # Without the lock: other pods are planned meanwhile.
-            chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
+            # Others plan meanwhile.
+            chosen = await self._intents.choose(pod, plan, refused, is_brief=False, is_cheap=False)
             async with self._planning:
                 if key not in self._state.pods or self._queue.versions_of(key).own_versions != versions.own_versions:
                     # The pod or its claims changed during the search. A pod that changes all the
@@ -270,7 +249,7 @@ class GatedPodReconciler:
         await self._intents.withdraw(plan)
         if chosen.blockers:
             return await self._wait_for_objects(key, pod, versions, _WAITING_FOR_VOLUMES, chosen.blockers)
-        self._queue.waiting(key).since_s.pop(_WAITING_FOR_VOLUMES, None)
+        self._queue.has_come(key, _WAITING_FOR_VOLUMES)
         if is_brief:
             # Explaining costs many searches: a recent reason is renewed after a while, not at each
             # change of the cluster.
@@ -284,15 +263,15 @@ class GatedPodReconciler:
         if refused:
             # Every other node was tried. Those that the scheduler refused are worth trying again
             # later, and no change makes that sooner.
-            return Again(self._settings.cluster.unschedulable_s, pod.uid)
+            return Again(self._settings.unschedulable_s, pod.uid)
         version: Hashable = versions
-        wait_s = self._intents.refusals.wait_s([pod.uid])
+        wait_s = self._intents.excluded_s(pod)
         outcomes = [miss.outcome for miss in chosen.misses]
         if any(
             isinstance(outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in outcome.reasons)
             for outcome in outcomes
         ):
-            wait_s, version = min(wait_s, self._settings.cluster.unschedulable_s), versions.with_moves
+            wait_s, version = min(wait_s, self._settings.unschedulable_s), versions.with_moves
         if wait_s < math.inf:
             return Again(wait_s, version)
         # The free devices as they were before a long search, so that no device freed meanwhile is
@@ -300,19 +279,11 @@ class GatedPodReconciler:
         return Done(versions) if is_cheap else Behind(versions.own_versions, freedoms)
 
     async def _explain(self, key: Key, pod: Stored, versions: PodVersions, chosen: NoNodeFits) -> PodVersions:
-        """Report why a pod fits nowhere, and return its versions after the report."""
-        self._queue.waiting(key).tell(self._clock.monotonic(), PATIENCE * self._settings.cluster.retry_s)
+        """Tell a pod why it fits nowhere; gives its versions then."""
+        self._queue.silence(key)
         reason, reasons = explain_choice(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         return replace(versions, pod=await self._report(key, pod, reason, (*reasons, *chosen.advice)))
-
-    async def _choose(
-        self, pod: Stored, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
-    ) -> NodeFit | NoNodeFits | None:
-        excluded = self._intents.refusals.refused(plan.pod.uid)
-        return await self._chooser.choose(
-            pod.pod, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap
-        )
 
     async def _make_room(self, key: Key, pod: Stored, plan: PodPlan, chosen: NoNodeFits) -> bool:
         """Deallocate a claim of ours that keeps the pod's other claims from fitting. Behind the
@@ -346,14 +317,7 @@ class GatedPodReconciler:
         """Open the gate, as all that the pod waited for is there."""
         if not pod.pod.has_gate:
             return None
-        is_told = has_allocated_condition(pod.value)
-        if (
-            is_told
-            and await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None
-        ):
-            return Progress.ON
-        if await self._writer.write(ObjectKey("pod", *key), pod.revision, without_gate(pod.value)) is not None:
-            self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
+        await self._condition.open_gate(key, pod)
         return Progress.ON
 
     async def _report(self, key: Key, pod: Stored, reason: str, reasons: tuple[Reason, ...]) -> int:

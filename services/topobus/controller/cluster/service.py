@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 
 from topobus.controller.bus_copies import BusCopies
+from topobus.controller.cluster.allocated_condition import AllocatedCondition
 from topobus.controller.cluster.allocation_intents import Intents
 from topobus.controller.cluster.cluster_housekeeping import ClaimHousekeeping
+from topobus.controller.cluster.gated_pod_queue import GatedPodQueue
 from topobus.controller.cluster.node_choice import NodeChooser
 from topobus.controller.cluster.open_gates import GatedPodReconciler
 from topobus.controller.cluster.unschedulable_pods import UnschedulablePods
 from topobus.controller.cluster_metrics import ClusterMetrics
+from topobus.controller.commit.commit_allocations import AllocationCommitter
 from topobus.controller.commit.deallocate_claims import ClusterDeallocation
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.ledger_releases import LedgerReleases
@@ -99,27 +102,30 @@ class ClusterController:
         events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         self._events = events
         self._told_foreign: dict[str, str] = {}
-        chooser = NodeChooser(settings, self._state, runtime.clock, compiler, metrics)
+        condition = AllocatedCondition(runtime.clock, self._state, writer, events)
         decisions = DecisionPublisher(runtime.bus, runtime.clock)
         intents = Intents(
-            settings, runtime.clock, self._state, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics
-        )
-        turns = ReplicaTurns(runtime.clock, cluster.retry_s)
-        self._gates = GatedPodReconciler(
-            settings,
-            runtime.clock,
+            cluster,
             self._state,
             writer,
+            self._informers[CLAIMS],
+            ledgers,
+            NodeChooser(settings, self._state, runtime.clock, compiler, metrics),
+            AllocationCommitter(runtime.clock, writer, ledgers, decisions, metrics),
+            ReplicaTurns(runtime.clock, cluster.retry_s),
+        )
+        self._gates = GatedPodReconciler(
+            cluster,
+            self._state,
+            GatedPodQueue(runtime.clock, self._state, cluster.retry_s, metrics.set_aside),
             intents,
             deallocation,
-            chooser,
-            events,
+            condition,
             metrics,
             self._changed.set,
-            turns,
         )
         self._unschedulable = UnschedulablePods(
-            settings, runtime.clock, self._state, writer, deallocation, events, self._queue("deallocation")
+            settings, runtime.clock, self._state, writer, deallocation, condition, events, self._queue("deallocation")
         )
         self._housekeeping = ClaimHousekeeping(
             runtime.clock,

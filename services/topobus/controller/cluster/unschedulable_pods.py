@@ -65,6 +65,7 @@ class UnschedulablePods:
         state: ApiServerState,
         writer: ObjectWriter,
         deallocation: ClusterDeallocation,
+        condition: AllocatedCondition,
         events: EventRecorder,
         queue: WorkQueue,
     ) -> None:
@@ -74,7 +75,7 @@ class UnschedulablePods:
         self._writer = writer
         self._deallocation = deallocation
         self._events = events
-        self._condition = AllocatedCondition(clock, state, writer, events)
+        self._condition = condition
         self._since: dict[tuple[str, str, int], float] = {}
         self._queue = queue
         self._log = get_logger()

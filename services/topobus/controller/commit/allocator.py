@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from topobus.controller.commit.allocation_runner import CHEAP_STEPS, LONGEST_S
 from topobus.controller.commit.node_search import NodeSearch
-from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.result_cache import RequestShape, ResultCache
@@ -90,8 +89,6 @@ class Allocator(NodeSearch):
         self._compiler = compiler
         self._warmed: tuple[str, ...] = ()
         self._asked: tuple[Sequence[Member], int, RequestShape | None] = (), -1, None
-        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(runtime.clock, settings.retry_s)
-        """Devices that nodes refused, by the claim's place."""
 
     async def warm(self) -> None:
         """Evaluate selectors on new nodes before a claim has to wait for that.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from typing import Protocol
@@ -33,6 +34,7 @@ from topobus.engine.claims.reservations import PodRef, with_reservation, without
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
+from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.tracing import entered
 from topobus.values.device import class_of_driver
@@ -103,7 +105,7 @@ class CommitRules(Protocol):
         """
         ...
 
-    def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject | Reason:
+    def allocated(self, claim: ApiObject, allocation: AllocationResult, now: datetime) -> ApiObject | Reason:
         """Make the claim's next version, which has the allocation.
 
         Returns a Reason when the claim cannot have it.
@@ -122,8 +124,14 @@ class AllocationCommitter:
     """Writes attempts and commits them. Reserves claims and removes reservations."""
 
     def __init__(
-        self, writer: ObjectWriter, ledgers: NodeLedgers, decisions: DecisionPublisher, metrics: ControllerMetrics
+        self,
+        clock: Clock,
+        writer: ObjectWriter,
+        ledgers: NodeLedgers,
+        decisions: DecisionPublisher,
+        metrics: ControllerMetrics,
     ) -> None:
+        self._clock = clock
         self._writer = writer
         self._ledgers = ledgers
         self._decisions = decisions
@@ -183,7 +191,8 @@ class AllocationCommitter:
             holdings.append(held)
         committed: list[tuple[Attempted, Held]] = []
         for attempted, held, result in zip(group, holdings, results, strict=True):
-            value = rules.allocated(attempted.stored.value, attempted.attempt.lengthened(result))
+            lengthened = attempted.attempt.lengthened(result)
+            value = rules.allocated(attempted.stored.value, lengthened, self._clock.now())
             if isinstance(value, Reason):
                 return await self._refuse(attempted, Refusal(reasons=(value,)), rules)
             if await self._writer.write(attempted.key, attempted.stored.revision, value) is None:

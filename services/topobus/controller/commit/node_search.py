@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from topobus.controller.commit.allocation_runner import AllocationRunner
+from topobus.controller.commit.refusal_backoff import RefusalBackoff
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster_state import ClusterState
@@ -65,7 +66,9 @@ class NodeSearch:
         self.results = results
         """Results of searches by the claims' shape and the node."""
         self.spent = 0
-        """Steps of all searches so far. A round's budget is measured in steps, not in time."""
+        """Steps of all searches so far: what a round may spend is measured by it, not by time."""
+        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(clock, settings.retry_s)
+        """Devices that nodes refused, by the claim's key or the pod's uid."""
         self.quarantined: dict[DeviceId, str] = {}
         """Devices whose owner was deleted by force, with that owner. They are excluded until their
         node has released them."""

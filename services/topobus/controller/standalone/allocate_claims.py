@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 
 from topobus.controller.commit.allocator import Allocator, Member, member
@@ -90,7 +91,7 @@ class ClaimReconciler:
         """The writes of decided claims, which run beside the rounds."""
         self._turns = turns or ReplicaTurns(runtime.clock, settings.retry_s)
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
-        self.committer = AllocationCommitter(self._writer, ledgers, self._decisions, metrics)
+        self.committer = AllocationCommitter(runtime.clock, self._writer, ledgers, self._decisions, metrics)
         """Writes attempts and allocations."""
         self._log = get_logger()
 
@@ -284,12 +285,12 @@ class ClaimReconciler:
             await self.set_condition(attempted.key, attempted.stored, "NodeFailed", (reason,))
         raise error
 
-    def allocated(self, claim: ApiObject, allocation: AllocationResult) -> ApiObject:
-        """Make the claim's next version, which has the allocation and no reservation. The pod's
-        reservation follows when all of its claims are allocated.
+    def allocated(self, claim: ApiObject, allocation: AllocationResult, now: datetime) -> ApiObject:
+        """Make the claim's next version, which has the allocation and no reservation: the pod's
+        follows when all of its claims are allocated.
         """
         spanned = spanned_nodes(allocation, self._state.numa_nodes_of)
-        return lifecycle.with_allocation(claim, allocation, now=rfc3339(self._runtime.clock.now()), spanned=spanned)
+        return lifecycle.with_allocation(claim, allocation, now=rfc3339(now), spanned=spanned)
 
     async def on_refused(self, attempted: Attempted, refusal: Refusal) -> None:
         """Drop an attempt that its node refuses. The next round searches again."""
