@@ -13,12 +13,18 @@ from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Written
 from topobus.controller.commit.allocator import Allocator
 from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.commit.commit_allocations import AllocationCommitter
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
+from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.commit.replica_turns import ReplicaTurns
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.standalone.allocate_claims import ClaimReconciler
+from topobus.controller.standalone.claim_commits import ClaimCommits
+from topobus.controller.standalone.claim_conditions import ClaimConditions
+from topobus.controller.standalone.claim_queue import ClaimQueue
+from topobus.controller.standalone.commit_tasks import CommitTasks
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore
 from topobus.controller.store.object_writer import ObjectWriter
@@ -76,22 +82,25 @@ def claims_of(
     queue: WorkQueue | None = None,
 ) -> ClaimReconciler:
     """Give a replica's reconciler of claims, put together as the service does."""
-    settings = ControllerSettings()
+    settings, clock = ControllerSettings(), runtime.clock
+    writer = ObjectWriter(NatsStore(runtime.bus, state))
     ledgers = NodeLedgers(runtime.bus, state, settings.ask_timeout_s)
-    deallocation = ClaimDeallocation(
-        runtime.clock, state, ObjectWriter(NatsStore(runtime.bus, state)), ledgers, metrics
-    )
-    return ClaimReconciler(
-        settings,
-        runtime,
+    decisions = DecisionPublisher(runtime.bus, clock)
+    conditions = ClaimConditions(clock, writer, decisions, metrics)
+    claim_queue = ClaimQueue(state, consumers, conditions, queue or queue_on(runtime))
+    commits = ClaimCommits(
         state,
-        allocator,
-        consumers,
-        metrics,
-        ledgers,
-        deallocation,
-        queue or queue_on(runtime),
-        turns=turns,
+        writer,
+        allocator.refusals,
+        conditions,
+        AllocationCommitter(clock, writer, ledgers, decisions, metrics),
+        turns or ReplicaTurns(clock, settings.retry_s),
+        CommitTasks(settings.parallel_asks),
+        claim_queue,
+    )
+    deallocation = ClaimDeallocation(clock, state, writer, ledgers, metrics)
+    return ClaimReconciler(
+        settings.claim_allocation, state, allocator, consumers, deallocation, conditions, commits, claim_queue
     )
 
 

@@ -164,7 +164,7 @@ spec: {selectedNode: n1}
     ("work", "loop", "kind", "name"),
     [
         ("standalone.allocate_claims.ClaimReconciler._reconcile", "claims", "resourceclaim", "cursed-claim"),
-        ("standalone.allocate_claims.ClaimReconciler._commit", "claims", "resourceclaim", "cursed-claim"),
+        ("standalone.claim_commits.ClaimCommits._commit", "claims", "resourceclaim", "cursed-claim"),
         ("standalone.schedule_pods.PodScheduler._reconcile", "pods", "pod", "cursed-pod"),
         ("standalone.clean_up_pods.PodCleanup.drop_gone_users", "pods", "resourceclaim", "cursed-reserved"),
         ("commit.make_claims.ClaimTemplateReconciler._reconcile", "templates", "pod", "cursed-pod"),

@@ -55,9 +55,18 @@ class ClaimUsers:
         self._queue.run_now(key, pod.revision, lambda: names.extend(_names(pod)), name=pod.shown)
         return tuple(names)
 
-    def claims(self, pod: ObjectKey) -> tuple[str, ...]:
-        """List the claims that a pod uses."""
-        return self._read.get(pod, (0, ()))[1]
+    def keys(self, pod: ObjectKey) -> list[ObjectKey]:
+        """List the claims that a pod uses, stored or not."""
+        return [ObjectKey("resourceclaim", pod.namespace, name) for name in self._read.get(pod, (0, ()))[1]]
+
+    def claims(self, pod: ObjectKey) -> dict[str, Stored]:
+        """Give the claims of a pod that are stored, by name."""
+        return {key.name: claim for key in self.keys(pod) if (claim := self._state.objects.get(key)) is not None}
+
+    def revisions(self, pod: ObjectKey) -> tuple[int, ...]:
+        """Tell states of a pod's claims apart."""
+        objects = self._state.objects
+        return tuple(objects[key].revision if key in objects else 0 for key in self.keys(pod))
 
     def users(self, claim: ObjectKey) -> tuple[ObjectKey, ...]:
         """List the pods that use a claim."""

@@ -7,6 +7,7 @@ conditions in the claim's status, so a restart loses only the exclusions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from topobus.controller.commit.allocator import Allocator
@@ -62,8 +63,8 @@ class BindingConditions:
         # It may time out.
         return Again() if isinstance(verdict, BindingWaits) else None
 
-    def wait_for(self, keys: tuple[ObjectKey, ...]) -> Reason | None:
-        """Name the claim that a pod has to wait for. None when all are ready."""
+    def wait_for(self, keys: Iterable[ObjectKey]) -> Reason | None:
+        """Name the claim that a pod has to wait for; None when all are ready."""
         for key in keys:
             stored = self._state.objects.get(key)
             verdict = self._verdict_of(stored) if stored is not None else None

@@ -22,7 +22,7 @@ from topobus.process.logging import get_logger
 from topobus.values.errors import ContractError
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["PodCleanup", "own_request"]
+__all__ = ["PodCleanup"]
 
 
 class PodCleanup:

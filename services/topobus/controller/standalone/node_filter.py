@@ -1,13 +1,14 @@
 """Filters and scores nodes for a pod: where its claims are usable or can be allocated, and what
 each node would place for the pod itself.
 
-It writes nothing: nodes are asked for dry runs.
+Flows in: a pod's plan, the controller's state, the nodes' answers. Flows out: the nodes that fit,
+best first, and why the others do not. Only `place` has a node hold something.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 import msgspec
 
@@ -30,7 +31,7 @@ from topobus.engine.allocation.values import (
     Outcome,
 )
 from topobus.engine.claims.objects import Pod
-from topobus.engine.claims.stored import ObjectKey
+from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.scheduling.decisions import (
     Blocked,
     NodeFit,
@@ -46,11 +47,13 @@ from topobus.engine.scheduling.node_fit import node_selector, selector_objection
 from topobus.engine.scheduling.node_trials import refusal_of
 from topobus.engine.scheduling.pod_alignment import aligned_pod_request, own_request
 from topobus.engine.scheduling.score import rank, score_node
+from topobus.formats.messages import catalogue
+from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import Owner, PodRequest
 
-__all__ = ["NodeFilter", "is_held"]
+__all__ = ["NodeFilter"]
 
 # Code with which a node refuses a pod that it holds already.
 _HELD = "already-placed"
@@ -71,13 +74,31 @@ class NodeFilter:
         planner: Planner,
         consumers: ClaimUsers,
     ) -> None:
-        self._runtime = runtime
+        self._bus = runtime.bus
+        self._clock = runtime.clock
         self._state = state
         self._allocator = allocator
         self._planner = planner
         self._consumers = consumers
-        self.refused: RefusalBackoff[str] = RefusalBackoff(runtime.clock, settings.retry_s)
+        self._log = get_logger()
+        self._refused: RefusalBackoff[str] = RefusalBackoff(runtime.clock, settings.retry_s)
         """Nodes that refused a pod a moment ago, by the pod's key."""
+
+    @property
+    def spent(self) -> int:
+        """The steps of all searches so far."""
+        return self._allocator.spent
+
+    def drop_refusals(self, is_done: Callable[[Hashable], bool]) -> None:
+        """Forget which nodes refused pods that are done."""
+        self._refused.drop(is_done)
+
+    def excluded_s(self, key: ObjectKey) -> float:
+        """Say after how many seconds a pod may be given a node or a device that it must not get now.
+
+        Infinite where none is excluded.
+        """
+        return min(self._refused.wait_s([key]), self._allocator.refusals.wait_s(self._consumers.keys(key)))
 
     async def filter_nodes(
         self,
@@ -97,12 +118,12 @@ class NodeFilter:
         """
         members = self.members(plan)
         wishing = aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
-        refused = self.refused.refused(key)
+        refused = self._refused.refused(key)
         fits: list[NodeFit] = []
         misses: list[NodeMiss] = []
         searched: set[str] = set()
         nodes = self._candidates(pod, misses) if placed is None else [placed]
-        end = self._runtime.clock.monotonic() + LONGEST_S
+        end = self._clock.monotonic() + LONGEST_S
         spent = self._allocator.spent
         for node in nodes:
             why = (
@@ -113,7 +134,7 @@ class NodeFilter:
             missed = static_miss(plan, self._state.describe(node), refused=why)
             if missed is None:
                 outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
-                if members and self._runtime.clock.monotonic() < end:
+                if members and self._clock.monotonic() < end:
                     outcome = await self._allocator.search_on(node, members, pod=wishing, is_cheap=is_cheap)
                 if is_cheap and (isinstance(outcome, GaveUp) or self._allocator.spent - spent > CHEAP_STEPS):
                     return None
@@ -149,7 +170,7 @@ class NodeFilter:
                         and miss.node not in placements
                         and not is_due
                     ):
-                        self.refused.add(key, [miss.node], summarize(miss.outcome.reasons))
+                        self._refused.add(key, [miss.node], summarize(miss.outcome.reasons))
             fits = [node_fit for node_fit in fits if node_fit.node in placements]
         scores = [
             score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of)
@@ -172,10 +193,7 @@ class NodeFilter:
             if resource_claim.get("name") not in left_out
         ]
         pod = Pod(msgspec.structs.replace(whole, spec={**whole.spec, "resourceClaims": rest}))
-        keys = {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
-        claims = {
-            name: self._state.objects[claim_key] for name, claim_key in keys.items() if claim_key in self._state.objects
-        }
+        claims = self._consumers.claims(key)
         plan = pre_filter(pod, lambda name: claims[name].claim if name in claims else None, waits_for_immediate=False)
         if isinstance(plan, Blocked):
             return (), plan.reasons
@@ -233,13 +251,40 @@ class NodeFilter:
                     facts={"node": node},
                 )
                 misses.append(NodeMiss(node, NoFit((reason,), 0)))
-            elif isinstance(reply.result, Refusal) and is_held(reply.result):
-                placements[node] = Placement(containers=())  # placed by another replica a moment ago
+            elif isinstance(reply.result, Refusal) and _is_held(reply.result):
+                placements[node] = Placement(containers=())  # by another replica, a moment ago
             elif isinstance(reply.result, Refusal):
                 misses.append(refusal_of(node, reply.result))
             else:
                 placements[node] = reply.result
         return placements, is_due
+
+    async def place(self, key: ObjectKey, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
+        """Have the node's ledger take what the pod itself asks.
+
+        None when the node does not answer. A node that refuses is left out for a while.
+        """
+        ledger = self._state.ledgers.get(node)
+        # A refusal grows the ledger's sequence, so a later try is another operation; after a crash
+        # the same one is repeated, or the ledger shows the pod.
+        op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
+        reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
+        if reply is None:
+            return None
+        if isinstance(reply.result, Refusal) and _is_held(reply.result):
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            if entry is not None and wanted.owner.key in entry.value.allocations:
+                return Placement(containers=())
+        if isinstance(reply.result, Refusal):
+            why = summarize(reply.result.reasons)
+            self._log.info("pod.refused", pod=stored.shown, node=node, why=why)
+            self._refused.add(key, [node], why)
+        return reply.result
+
+    async def advise(self, members: Sequence[Member], misses: Sequence[NodeMiss]) -> tuple[Reason, ...]:
+        """Name the nearest miss of a pod's claims, and what would fit there instead."""
+        nodes, outcomes = [miss.node for miss in misses], [miss.outcome for miss in misses]
+        return await self._allocator.advise_members(nodes, outcomes, members)
 
     def members(self, plan: PodPlan) -> list[Member]:
         """List the pod's claims that are to be allocated, as input of the search."""
@@ -265,6 +310,6 @@ class NodeFilter:
         )
 
 
-def is_held(refusal: Refusal) -> bool:
+def _is_held(refusal: Refusal) -> bool:
     """Say whether a node refuses a pod because it holds it already."""
     return any(reason.code == _HELD for reason in refusal.reasons)

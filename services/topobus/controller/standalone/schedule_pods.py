@@ -13,24 +13,13 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 
-from topobus.controller.classic.scheduler import ClassicScheduler
-from topobus.controller.commit.allocator import Allocator
 from topobus.controller.commit.claim_users import ClaimUsers
-from topobus.controller.commit.deallocate_claims import ClaimDeallocation
-from topobus.controller.commit.decision_publisher import DecisionPublisher
-from topobus.controller.commit.node_ledgers import NodeLedgers
-from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.planner import Planner
-from topobus.controller.standalone.allocate_claims import ClaimReconciler
 from topobus.controller.standalone.binding_conditions import BindingConditions
-from topobus.controller.standalone.clean_up_pods import PodCleanup, own_request
-from topobus.controller.standalone.node_filter import NodeFilter, is_held
+from topobus.controller.standalone.clean_up_pods import PodCleanup
+from topobus.controller.standalone.node_filter import NodeFilter
+from topobus.controller.standalone.pod_writes import PodWrites
+from topobus.controller.standalone.scheduled_claims import ScheduledClaims
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.controller.store.nats_store import NatsStore
-from topobus.controller.store.object_writer import ObjectWriter
-from topobus.engine.allocation.miss_reasons import summarize
-from topobus.engine.claims.lifecycle import with_finalizer
-from topobus.engine.claims.reservations import PodRef, with_node, with_pod_condition, with_retreat
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.scheduling.decisions import (
     Blocked,
@@ -43,17 +32,11 @@ from topobus.engine.scheduling.decisions import (
     pre_filter,
 )
 from topobus.engine.scheduling.node_trials import refusal_of
-from topobus.engine.scheduling.pod_alignment import with_claims
-from topobus.formats.kubernetes.classic.classic import is_classic
-from topobus.formats.kubernetes.objects import PLACEMENT_PROTECTION
-from topobus.formats.messages import catalogue
-from topobus.process.logging import get_logger
-from topobus.process.service import Runtime
+from topobus.engine.scheduling.pod_alignment import own_request, with_claims
 from topobus.process.work_queue import Again, Behind, Done, Result, WorkQueue
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason, Refusal
-from topobus.values.request import Owner, OwnerKind, PodRequest
-from topobus.values.timestamps import rfc3339
+from topobus.values.request import PodRequest
 
 __all__ = ["PodScheduler"]
 
@@ -66,41 +49,27 @@ class PodScheduler:
 
     def __init__(
         self,
-        runtime: Runtime,
         state: StandaloneState,
-        allocator: Allocator,
         consumers: ClaimUsers,
-        claims: ClaimReconciler,
-        deallocation: ClaimDeallocation,
-        planner: Planner,
         nodes: NodeFilter,
-        classic: ClassicScheduler,
-        metrics: ControllerMetrics,
-        binder: BindingConditions,
-        ledgers: NodeLedgers,
+        claims: ScheduledClaims,
+        pods: PodWrites,
+        cleanup: PodCleanup,
+        binding: BindingConditions,
         queue: WorkQueue,
     ) -> None:
-        self._queue = queue
-        self._binding = binder
-        self._classic = classic
-        self._runtime = runtime
-        self._bus = runtime.bus
         self._state = state
-        self._allocator = allocator
         self._consumers = consumers
-        self._claims = claims
-        self._deallocation = deallocation
-        self._writer = ObjectWriter(NatsStore(runtime.bus, state))
-        self._cleanup = PodCleanup(state, self._writer, ledgers)
-        self._planner = planner
-        self._metrics = metrics
         self._nodes = nodes
-        self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
-        self._log = get_logger()
+        self._claims = claims
+        self._pods = pods
+        self._cleanup = cleanup
+        self._binding = binding
+        self._queue = queue
 
     async def reconcile_all(self) -> None:
-        """Advance every pod as far as possible now."""
-        self._nodes.refused.drop(self._is_done)
+        """Advance every pod as far as it goes now."""
+        self._nodes.drop_refusals(self._is_done)
         looked_at: set[Hashable] = set()
         for key, stored in self._state.claims_with_gone_users():
             looked_at.add(("users", key))
@@ -117,9 +86,9 @@ class PodScheduler:
 
         True when more of them are due at once.
         """
-        spent = self._allocator.spent
+        spent = self._nodes.spent
         for key in self._queue.behind([key for key, _ in self._consumers.pods], self._read):
-            if self._allocator.spent - spent > _ROUND_STEPS:
+            if self._nodes.spent - spent > _ROUND_STEPS:
                 return True
             await self._bounded(key, is_cheap=False)
         return False
@@ -142,7 +111,7 @@ class PodScheduler:
         """Return the version of what a search for a pod's claims reads. While it is the same, the
         search has the same result.
         """
-        return self._claim_revisions(key), self._freedoms()
+        return self._consumers.revisions(key), self._freedoms()
 
     def _freedoms(self) -> Hashable:
         """Return the version of what may become free, and of what all claims refer to."""
@@ -153,11 +122,11 @@ class PodScheduler:
         """Return the version of what a pod's next step depends on besides the pod: its claims, what
         they refer to, and the free devices.
         """
-        return self._claim_revisions(key), self._state.shared_epoch, self._state.supply
+        return self._consumers.revisions(key), self._state.shared_epoch, self._state.supply
 
     async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
-        """Write into a pod's condition that it is set aside."""
-        await self._report_waiting(key, stored, "Malformed", (reason,))
+        """Say in a pod's condition that it is set aside."""
+        await self._pods.report(key, stored, "Malformed", (reason,))
 
     def _is_done(self, key: Hashable) -> bool:
         stored = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
@@ -175,7 +144,7 @@ class PodScheduler:
         try:
             return await self._schedule(key, stored, is_cheap=is_cheap)
         except ContractError as err:
-            await self._report_waiting(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
+            await self._pods.report(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
             return None
 
     async def _schedule(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> Result:
@@ -183,20 +152,20 @@ class PodScheduler:
         gates = pod.spec.get("schedulingGates")
         if isinstance(gates, list) and gates:
             names = ", ".join(str(gate.get("name")) if isinstance(gate, dict) else str(gate) for gate in gates)
-            await self._report_waiting(
+            await self._pods.report(
                 key,
                 stored,
                 "SchedulingGated",
                 (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),),
             )
             return None
-        waiting = self._classic.waits(key)
+        waiting = self._claims.waits(key)
         if waiting:
-            await self._report_waiting(key, stored, "Unschedulable", waiting)
+            await self._pods.report(key, stored, "Unschedulable", waiting)
             return None
-        claims, world = self._claims_of(key), self._world(key)
-        # An immediate claim that is still unallocated when its pod arrives is best allocated where
-        # the pod fits.
+        claims, world = self._consumers.claims(key), self._world(key)
+        # An immediate claim that is still free when its pod comes is
+        # best allocated where the pod fits.
         plan = pre_filter(
             stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False
         )
@@ -205,8 +174,8 @@ class PodScheduler:
             if all(reason.code == "claim-taken-back" for reason in plan.reasons) and not self._queue.has_waited(
                 key, version
             ):
-                return Again(version=version)  # waits only until a node has released: too short to report
-            reported = await self._report_waiting(key, stored, "Unschedulable", plan.reasons)
+                return Again(version=version)  # for a node to let go: people are not told of what is over in a moment
+            reported = await self._pods.report(key, stored, "Unschedulable", plan.reasons)
             return Done((reported.revision, world))
         wanted = with_claims(
             own_request(stored.pod),
@@ -225,9 +194,7 @@ class PodScheduler:
             reported = await self._no_fit(key, stored, plan, misses)
             if is_silent:
                 return Again(version=(reported.revision, world))
-            excluded_s = min(
-                self._nodes.refused.wait_s([key]), self._allocator.refusals.wait_s(self._claim_keys(key).values())
-            )
+            excluded_s = self._nodes.excluded_s(key)
             if excluded_s < math.inf:
                 return Again(excluded_s, (reported.revision, world))
             # The claims' revisions are taken after their conditions were written. Those of the free
@@ -235,7 +202,7 @@ class PodScheduler:
             return (
                 Done((reported.revision, world))
                 if is_cheap
-                else Behind(reported.revision, (self._claim_revisions(key), freedoms))
+                else Behind(reported.revision, (self._consumers.revisions(key), freedoms))
             )
         return await self._take(key, stored, plan, fits, misses, wanted) or (Again() if is_silent else None)
 
@@ -252,81 +219,35 @@ class PodScheduler:
         bind.
         """
         if plan.claims or wanted is not None:
-            protected = await self._protect(key, stored)
+            protected = await self._pods.protect(key, stored)
             if protected is None:
                 return None
             stored = protected
         if plan.pending:
             fit, _ = next(iter(fits.values()))
-            await self._claims.committer.attempt(fit.node, self._nodes.members(plan), fit.results)
+            await self._claims.attempt(plan, fit)
             return None
-        if not await self._reserve(key, stored, plan):
+        reserved = await self._claims.reserve(key, plan)
+        if isinstance(reserved, Reason):
+            await self._claims.unreserve(key, plan.pod)
+            await self._pods.report(key, stored, "Unschedulable", (reserved,))
+        if reserved is not True:
             return None
         for node in fits:
             if wanted is None:
                 return await self._bind(key, stored, node)
-            answer = await self._place(stored, node, wanted)
+            answer = await self._nodes.place(key, stored, node, wanted)
             if answer is None:
                 return Again()  # neither done nor undone: only that node knows
             if not isinstance(answer, Refusal):
                 return await self._bind(key, stored, node)
-            why = summarize(answer.reasons)
-            self._log.info("pod.refused", pod=stored.shown, node=node, why=why)
-            self._nodes.refused.add(key, [node], why)
             misses.append(refusal_of(node, answer))
-        retreated = await self._retreat(key, stored)
+        retreated = await self._pods.retreat(key, stored)
         if retreated is None:
             return None
-        await self._unreserve(plan.pod, key)
+        await self._claims.unreserve(key, plan.pod)
         await self._no_fit(key, retreated, plan, misses)
         return None
-
-    async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
-        """Write the pod into each claim's reservedFor.
-
-        False when a claim is full or another writer was first.
-        """
-        planned: list[tuple[ObjectKey, Stored]] = []
-        for pod_claim in plan.claims:
-            claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
-            claim = self._state.objects.get(claim_key)
-            if claim is not None and is_classic(claim.value):
-                continue  # reserved already, or the pod would still wait for it
-            if claim is None or claim.value is not pod_claim.claim.object:
-                return False
-            planned.append((claim_key, claim))
-        reserved = await self._claims.committer.reserve(plan.pod, planned)
-        if isinstance(reserved, Reason):
-            await self._unreserve(plan.pod, key)
-            await self._report_waiting(key, stored, "Unschedulable", (reserved,))
-            return False
-        return reserved
-
-    async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
-        claims = [
-            (ObjectKey("resourceclaim", key.namespace, name), claim) for name, claim in self._claims_of(key).items()
-        ]
-        await self._claims.committer.unreserve(
-            (pod.uid,), [(at, claim) for at, claim in claims if not is_classic(claim.value)]
-        )
-
-    async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
-        """Place what the pod itself requests in the node's ledger.
-
-        None when the node does not answer.
-        """
-        ledger = self._state.ledgers.get(node)
-        # A refusal raises the ledger's sequence, so a later try is another operation. After a crash
-        # the same operation is repeated, or the ledger shows the pod.
-        op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
-        reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
-        if reply is None:
-            return None
-        if isinstance(reply.result, Refusal) and is_held(reply.result):
-            entry = await self._bus.get(catalogue.LEDGER, node=node)
-            if entry is not None and wanted.owner.key in entry.value.allocations:
-                return Placement(containers=())
-        return reply.result
 
     async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> Stored:
         """Take one allocation back where that may help.
@@ -336,89 +257,17 @@ class PodScheduler:
         """
         answer = post_filter(plan, misses)
         if isinstance(answer, TakeBack):
-            claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
-            claim = self._state.objects.get(claim_key)
-            if claim is not None and is_classic(claim.value):
-                if await self._retreat(key, stored) is not None:
-                    await self._classic.take_back(claim_key)
-            elif claim is not None:
-                # The mark comes first: both objects are in one stream, so a replica that has the
-                # pod's next version has seen the mark. The reconciler of claims keeps others from
-                # binding the pod.
-                await self._deallocation.begin(claim_key, claim, answer.why)
+            await self._claims.take_back(key, stored, answer)
             return stored
         condition, reasons = explain_misses(misses)
-        reported = await self._report_waiting(key, stored, "Unschedulable", reasons)
-        members = self._nodes.members(plan)
-        nodes, outcomes = [miss.node for miss in misses], [miss.outcome for miss in misses]
-        for pod_claim in plan.pending:
-            claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
-            claim = self._state.objects.get(claim_key)
-            if claim is not None:
-                await self._claims.set_condition(
-                    claim_key,
-                    claim,
-                    condition,
-                    reasons,
-                    lambda: self._allocator.advise_members(nodes, outcomes, members),
-                )
+        reported = await self._pods.report(key, stored, "Unschedulable", reasons)
+        await self._claims.report(key, plan, misses, condition, reasons)
         return reported
 
-    async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
-        """Make sure that no other replica binds the pod to the devices that it is about to lose.
-
-        None when the pod was bound or changed meanwhile.
-        """
-        return await self._writer.write(key, stored.revision, with_retreat(stored.value))
-
     async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> Result:
-        unready = self._binding.wait_for(tuple(self._claim_keys(key).values()))
+        unready = self._binding.wait_for(self._consumers.keys(key))
         if unready is not None:
-            await self._report_waiting(key, stored, "WaitsForBinding", (unready,))
+            await self._pods.report(key, stored, "WaitsForBinding", (unready,))
             return Again()
-        if await self._writer.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
-            self._metrics.pods.labels("scheduled").inc()
-            self._log.info("pod.scheduled", pod=stored.shown, node=node)
+        await self._pods.bind(key, stored, node)
         return None
-
-    async def _protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
-        protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
-        return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
-
-    async def _report_waiting(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> Stored:
-        """Write the reasons into the pod's condition and into an event, once.
-
-        Returns the pod with them, or as it was when another writer was first.
-        """
-        message = "; ".join(each_reason.message for each_reason in reasons)
-        api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
-        if api_object.status == stored.value.status:
-            return stored
-        written = await self._writer.write(key, stored.revision, api_object)
-        if written is None:
-            return stored
-        self._metrics.pods.labels("waiting").inc()
-        self._log.info("pod.waiting", pod=stored.shown, reason=reason, why=message)
-        metadata = stored.metadata
-        op_id = f"schedule-{metadata.uid}-{written.revision}"
-        owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid)
-        await self._decisions.publish("schedule", owner, Refusal(reasons=tuple(reasons)), op_id=op_id)
-        return written
-
-    def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
-        return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
-
-    def _claims_of(self, key: ObjectKey) -> dict[str, Stored]:
-        """Map the stored claims of a pod by name."""
-        objects = self._state.objects
-        return {name: objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in objects}
-
-    def _claim_revisions(self, key: ObjectKey) -> tuple[int, ...]:
-        """Return the revisions of a pod's claims."""
-        objects = self._state.objects
-        return tuple(
-            objects[claim_key].revision if claim_key in objects else 0 for claim_key in self._claim_keys(key).values()
-        )
-
-    def _now(self) -> str:
-        return rfc3339(self._runtime.clock.now())

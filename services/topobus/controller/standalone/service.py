@@ -14,7 +14,9 @@ from topobus.controller.classic.drivers import ClassicDriverRunner
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.commit.allocator import Allocator
 from topobus.controller.commit.claim_users import ClaimUsers
+from topobus.controller.commit.commit_allocations import AllocationCommitter
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
+from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.ledger_releases import LedgerReleases
 from topobus.controller.commit.make_claims import ClaimTemplateReconciler
 from topobus.controller.commit.node_ledgers import NodeLedgers
@@ -25,10 +27,17 @@ from topobus.controller.node_removal import NodeRemoval
 from topobus.controller.planner import Planner
 from topobus.controller.standalone.allocate_claims import ClaimReconciler
 from topobus.controller.standalone.binding_conditions import BindingConditions
+from topobus.controller.standalone.claim_commits import ClaimCommits
+from topobus.controller.standalone.claim_conditions import ClaimConditions
+from topobus.controller.standalone.claim_queue import ClaimQueue
+from topobus.controller.standalone.clean_up_pods import PodCleanup
+from topobus.controller.standalone.commit_tasks import CommitTasks
 from topobus.controller.standalone.evict_tainted import Evictor
 from topobus.controller.standalone.node_filter import NodeFilter
+from topobus.controller.standalone.pod_writes import PodWrites
 from topobus.controller.standalone.release_orphans import OrphanedAllocations
 from topobus.controller.standalone.schedule_pods import PodScheduler
+from topobus.controller.standalone.scheduled_claims import ScheduledClaims
 from topobus.controller.standalone.silent_services import SilentServices
 from topobus.controller.standalone.validate_classes import ClassReconciler
 from topobus.controller.state.standalone_state import StandaloneState
@@ -71,18 +80,30 @@ class _Controller:
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
         writer = ObjectWriter(NatsStore(runtime.bus, self._state))
         deallocation = ClaimDeallocation(runtime.clock, self._state, writer, ledgers, metrics)
+        decisions = DecisionPublisher(runtime.bus, runtime.clock)
+        committer = AllocationCommitter(runtime.clock, writer, ledgers, decisions, metrics)
+        conditions = ClaimConditions(runtime.clock, writer, decisions, metrics)
+        claim_queue = ClaimQueue(self._state, self._consumers, conditions, self._queue("claims"))
+        self._commits = CommitTasks(settings.parallel_asks, self._changed.set)
+        commits = ClaimCommits(
+            self._state,
+            writer,
+            allocator.refusals,
+            conditions,
+            committer,
+            ReplicaTurns(runtime.clock, settings.retry_s),
+            self._commits,
+            claim_queue,
+        )
         self._claims = ClaimReconciler(
-            settings,
-            runtime,
+            settings.claim_allocation,
             self._state,
             allocator,
             self._consumers,
-            metrics,
-            ledgers,
             deallocation,
-            self._queue("claims"),
-            self._changed.set,
-            ReplicaTurns(runtime.clock, settings.retry_s),
+            conditions,
+            commits,
+            claim_queue,
         )
         self._evictor = Evictor(runtime, self._state, deallocation, self._queue("evictions"))
         self._binding = BindingConditions(
@@ -93,19 +114,17 @@ class _Controller:
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
         nodes = NodeFilter(settings, runtime, self._state, allocator, self._planner, self._consumers)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
+        pods = PodWrites(runtime.clock, writer, decisions, metrics)
         self._scheduler = PodScheduler(
-            runtime,
             self._state,
-            allocator,
             self._consumers,
-            self._claims,
-            deallocation,
-            self._planner,
             nodes,
-            self._classic,
-            metrics,
+            ScheduledClaims(
+                self._state, self._consumers, nodes, committer, conditions, deallocation, self._classic, pods
+            ),
+            pods,
+            PodCleanup(self._state, writer, ledgers),
             self._binding,
-            ledgers,
             self._queue("pods"),
         )
         self._presence = SilentServices(
@@ -149,7 +168,7 @@ class _Controller:
             self._copies.start(group)
             group.create_task(self._objects.run())
             group.create_task(self._releases.run())
-            group.create_task(self._claims.commits.run())
+            group.create_task(self._commits.run())
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
             group.create_task(self._presence.run())
@@ -206,8 +225,8 @@ class _Controller:
             self._consumers.update()
             await self._classic.reconcile_all()
             await self._scheduler.reconcile_all()
-            await self._claims.reconcile_all()
-            # After all cheap work, and only a part in each round, so that new work comes first.
+            self._metrics.waiting.set(await self._claims.reconcile_all())
+            # Behind all that is cheap, and a part of it a round: what is new meanwhile goes first.
             has_more = await self._scheduler.reconcile_costly()
             has_more = await self._claims.reconcile_costly() or has_more
             if has_more:

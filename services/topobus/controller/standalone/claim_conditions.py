@@ -1,0 +1,84 @@
+"""Tells a claim in its condition why it is not allocated, with what would fit instead.
+
+Flows in: claims, reasons. Flows out: compare-and-set writes of claims and decision events, where
+there is something new to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from topobus.controller.commit.decision_publisher import DecisionPublisher
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.engine.claims import lifecycle
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.process.clock import Clock
+from topobus.process.logging import get_logger
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.timestamps import rfc3339
+
+__all__ = ["ClaimConditions"]
+
+# Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for
+# one device nobody reads the advice of each.
+_MOST_ADVICE = 16
+
+
+class ClaimConditions:
+    """Writes the conditions of claims."""
+
+    def __init__(
+        self, clock: Clock, writer: ObjectWriter, decisions: DecisionPublisher, metrics: ControllerMetrics
+    ) -> None:
+        self._clock = clock
+        self._writer = writer
+        self._decisions = decisions
+        self._metrics = metrics
+        self._advice_left = _MOST_ADVICE
+        self._log = get_logger()
+
+    def begin_round(self) -> None:
+        """Allow as much advice as one round of claims may cost."""
+        self._advice_left = _MOST_ADVICE
+
+    async def write(
+        self,
+        key: ObjectKey,
+        stored: Stored,
+        reason: str,
+        reasons: tuple[Reason, ...],
+        advise: Callable[[], Awaitable[tuple[Reason, ...]]] | None = None,
+    ) -> Stored:
+        """Put the reasons into the claim's condition, once.
+
+        Gives the claim with them, or as it was when another writer was first.
+
+        Shapes: advise — finds the nearest miss and what would fit; asked only when
+        there is something new to tell.
+        """
+        claim = stored.value
+        message = "; ".join(each_reason.message for each_reason in reasons)
+        if lifecycle.has_condition(claim, reason=reason, message=message):
+            return stored
+        self._advice_left -= advise is not None
+        advice = await advise() if advise is not None and self._advice_left >= 0 else ()
+        self._metrics.decisions.labels("refused").inc()
+        if reason == "Malformed":
+            self._metrics.malformed.inc()
+        self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
+        now = rfc3339(self._clock.now())
+        api_object = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
+        api_object = lifecycle.with_advice(
+            api_object, message="; ".join(each_reason.message for each_reason in advice), now=now
+        )
+        written = await self._writer.write(key, stored.revision, api_object)
+        if written is None:
+            return stored
+        to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")
+        refusal = Refusal(
+            reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free
+        )
+        op_id = f"refuse-{stored.uid}-{written.revision}"
+        await self._decisions.publish("allocate", stored.claim.owner, refusal, op_id=op_id)
+        return written
