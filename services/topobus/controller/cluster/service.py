@@ -125,7 +125,7 @@ class ClusterController:
             self._changed.set,
         )
         self._unschedulable = UnschedulablePods(
-            settings, runtime.clock, self._state, writer, deallocation, condition, events, self._queue("deallocation")
+            cluster, self._state, writer, deallocation, condition, events, self._queue("deallocation")
         )
         self._housekeeping = ClaimHousekeeping(
             runtime.clock,

@@ -22,7 +22,7 @@ from functools import partial
 
 from topobus.controller.cluster.allocated_condition import ALLOCATED, REST, AllocatedCondition
 from topobus.controller.commit.deallocate_claims import ClusterDeallocation
-from topobus.controller.config import ControllerSettings
+from topobus.controller.config import ClusterSettings
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
@@ -37,7 +37,6 @@ from topobus.engine.scheduling.kube_rules.scheduler_reasons import (
     uncovered_reasons,
 )
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.work_queue import Again, Result, WorkQueue
 from topobus.values.outcome import Reason
@@ -60,8 +59,7 @@ class UnschedulablePods:
 
     def __init__(
         self,
-        settings: ControllerSettings,
-        clock: Clock,
+        settings: ClusterSettings,
         state: ApiServerState,
         writer: ObjectWriter,
         deallocation: ClusterDeallocation,
@@ -69,21 +67,18 @@ class UnschedulablePods:
         events: EventRecorder,
         queue: WorkQueue,
     ) -> None:
-        self._settings = settings.cluster
-        self._clock = clock
+        self._settings = settings
         self._state = state
         self._writer = writer
         self._deallocation = deallocation
         self._events = events
         self._condition = condition
-        self._since: dict[tuple[str, str, int], float] = {}
         self._queue = queue
         self._log = get_logger()
 
     async def reconcile_all(self) -> None:
         """Check every pod."""
         doubles = self._yielding()
-        seen: set[tuple[str, str, int]] = set()
         looked_at: set[Hashable] = set()
         for key in sorted(self._state.gated_pods.placeless() | self._users_of(doubles)):
             pod = self._state.pods.get(key)
@@ -93,11 +88,10 @@ class UnschedulablePods:
             await self._queue.run(
                 ("pod", key),
                 self._versions(key, pod),
-                partial(self._check_pod, key, pod, doubles, seen),
+                partial(self._check_pod, key, pod, doubles, looked_at),
                 name=pod.shown,
                 report=partial(self._report, pod),
             )
-        self._since = {key: since for key, since in self._since.items() if key in seen}
         await self._report_doubles(looked_at)
         for key, before in tuple(self._state.let_go.items()):
             looked_at.add(("let-go", key))
@@ -121,10 +115,8 @@ class UnschedulablePods:
     async def _report(self, pod: Stored, reason: Reason) -> None:
         await self._events.warn(pod, "Malformed", reason.message)
 
-    async def _check_pod(
-        self, key: Key, pod: Stored, doubles: frozenset[Key], seen: set[tuple[str, str, int]]
-    ) -> Result:
-        """Check one pod that has its devices and no node, or that has not reserved them."""
+    async def _check_pod(self, key: Key, pod: Stored, doubles: frozenset[Key], looked_at: set[Hashable]) -> Result:
+        """Look at one pod that has its devices and no node, or that has not reserved them."""
         allocated = self._allocated_for(key, pod)
         if not allocated or pod.pod.is_over:
             return None
@@ -133,7 +125,7 @@ class UnschedulablePods:
             await self._reserve_again(pod, [claim for claim in allocated if pod.uid not in claim.users])
             return None
         return await self._advance(
-            key, pod, allocated, seen, is_double=bool(doubles & {claim.key for claim in allocated})
+            key, pod, allocated, looked_at, is_double=bool(doubles & {claim.key for claim in allocated})
         )
 
     async def _tell_rules(self, key: Key, pod: Stored, allocated: list[_OwnAllocation]) -> None:
@@ -163,7 +155,7 @@ class UnschedulablePods:
         key: Key,
         pod: Stored,
         allocated: list[_OwnAllocation],
-        seen: set[tuple[str, str, int]],
+        looked_at: set[Hashable],
         *,
         is_double: bool,
     ) -> Result:
@@ -179,15 +171,15 @@ class UnschedulablePods:
             return None  # other pods use them as well: they stay
         left = [owned for owned in ours if not owned.users]
         if left:
-            return await self._second(key, pod, left, self._waited("left", uid, number, seen))
+            if self._has_waited(("left", uid, number), self._settings.settle_s, looked_at):
+                await self._second(key, pod, left)
+            return None
         if is_double:
             await self._first(pod, ours, "a device was given to another claim as well")
             return Again(self._settings.settle_s)
-        if not is_unschedulable(pod.value):
+        wait = ("unschedulable", uid, number)
+        if not is_unschedulable(pod.value) or not self._has_waited(wait, self._settings.unschedulable_s, looked_at):
             return None
-        rest_s = self._settings.unschedulable_s - self._waited("unschedulable", uid, number, seen)
-        if rest_s > 0:
-            return Again(rest_s)
         await self._first(
             pod,
             ours,
@@ -196,14 +188,14 @@ class UnschedulablePods:
         )
         return Again(self._settings.settle_s)
 
-    def _waited(self, what: str, uid: str, number: int, seen: set[tuple[str, str, int]]) -> float:
-        """Return for how many seconds this replica has seen the state: one that has just started
-        waits the whole time again.
+    def _has_waited(self, wait: tuple[str, str, int], for_s: float, looked_at: set[Hashable]) -> bool:
+        """Say whether this has been so for long enough, as far as we have watched: a replica that
+        has just started waits the whole time again.
         """
-        key = (what, uid, number)
-        seen.add(key)
-        now_s = self._clock.monotonic()
-        return now_s - self._since.setdefault(key, now_s)
+        looked_at.add(wait)
+        if not self._queue.has_waited(wait, wait):
+            self._queue.put(wait, Again(for_s, wait))
+        return self._queue.is_due(wait)
 
     async def _first(self, pod: Stored, ours: list[_OwnAllocation], why: str) -> None:
         """Remove the reservations."""
@@ -215,17 +207,13 @@ class UnschedulablePods:
             pod, "AllocationTakenBack", f"its devices are taken back, to be allocated elsewhere: {why}"
         )
 
-    async def _second(self, key: Key, pod: Stored, left: list[_OwnAllocation], waited_s: float) -> Result:
-        """Deallocate, or reserve again if the pod was bound after all."""
-        rest_s = self._settings.settle_s - waited_s
-        if rest_s > 0:
-            return Again(rest_s)
+    async def _second(self, key: Key, pod: Stored, left: list[_OwnAllocation]) -> None:
+        """Take the devices back, or the reservation if the pod was bound after all."""
         now = await self._writer.read(ObjectKey("pod", *key))
         if now is not None and now.uid == pod.uid and now.pod.node:
             await self._reserve_again(now, left)
-            return None
-        await self._deallocate(pod, left, "the pod has no node")
-        return None
+        else:
+            await self._deallocate(pod, left, "the pod has no node")
 
     async def _reserve_again(self, pod: Stored, left: list[_OwnAllocation]) -> None:
         """Reserve the claims of a bound pod again: its binding was in progress when the

@@ -45,6 +45,7 @@ from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import Broadcast, NodeState
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
+from topobus.process.work_queue import Again, WorkQueue
 from topobus.values.errors import TopobusError
 from topobus.values.names import PodUid
 from topobus.values.request import Owner
@@ -101,7 +102,7 @@ class PodRetries:
         self._since_s = clock.monotonic()
         self._claims: dict[tuple[str, str], WaitingClaim | None] = {}
         """Claims of pods as they were read; absent: to be read."""
-        self._unallocated_since: dict[tuple[str, str], float] = {}
+        self._unallocated = WorkQueue("unallocated-claims", clock, _READ_AGAIN_S)
         """Claims that were read without an allocation: they change yet, and are read again."""
         self._waits: dict[PodUid, PodWait] = {}
         self._obstacles: dict[PodUid, str] = {}
@@ -141,7 +142,6 @@ class PodRetries:
                     self._pods = {pod.uid: pod for pod in map(pod_of, change.objects) if pod is not None}
                     self._has_seen_pods = True
                     self._claims.clear()
-                    self._unallocated_since.clear()
                 else:
                     uid = PodUid(str(change.object.metadata.get("uid", "")))
                     pod = pod_of(change.object) if change.kind is ClusterChangeKind.PUT else None
@@ -159,7 +159,7 @@ class PodRetries:
         """Drop what belongs to pods that are gone."""
         wanted = {(pod.namespace, name) for pod in self._pods.values() for name in pod.claims}
         self._claims = {key: claim for key, claim in self._claims.items() if key in wanted}
-        self._unallocated_since = {key: since_s for key, since_s in self._unallocated_since.items() if key in wanted}
+        self._unallocated.keep(wanted)
         for by_uid in (self._waits, self._obstacles, self._blocked_since, self._sick_since, self._evicted_at):
             for uid in by_uid.keys() - self._pods.keys():
                 del by_uid[uid]
@@ -174,11 +174,10 @@ class PodRetries:
 
         One that was allocated before its pod was bound does not change any more.
         """
-        now_s = self._clock.monotonic()
         for pod in tuple(self._pods.values()):
             for name in pod.claims:
                 key = (pod.namespace, name)
-                if key in self._claims and now_s < self._unallocated_since.get(key, math.inf) + _READ_AGAIN_S:
+                if key in self._claims and not self._unallocated.is_due(key):
                     continue
                 try:
                     api_object = await self._cluster.get(CLAIMS, name, pod.namespace)
@@ -186,10 +185,8 @@ class PodRetries:
                     self._log_failure("claims", str(err))
                     return
                 self._claims[key] = waiting_claim(api_object, self._state.node)
-                if api_object is None or not api_object.status.get("allocation"):
-                    self._unallocated_since[key] = now_s
-                else:
-                    self._unallocated_since.pop(key, None)
+                is_allocated = api_object is not None and api_object.status.get("allocation")
+                self._unallocated.put(key, None if is_allocated else Again())
         self._failed_calls.pop("claims", None)
 
     def _withhold(self) -> None:
@@ -208,7 +205,7 @@ class PodRetries:
 
     async def _check_pods(self) -> bool:
         """Look at each pod once; True: one waits."""
-        is_waiting = bool(self._unallocated_since) or any(
+        is_waiting = self._unallocated.wait_s() is not None or any(
             (pod.namespace, name) not in self._claims for pod in self._pods.values() for name in pod.claims
         )
         awaited: set[str] = set()
