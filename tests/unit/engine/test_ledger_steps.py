@@ -12,9 +12,9 @@ from support.alignment_nodes import container, dgx, owner, pod
 from topobus.engine.alignment.planning.placement import place
 from topobus.engine.ledger import transitions
 from topobus.engine.ledger.transitions import Step
-from topobus.values.idset import CpuSet
+from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Adoption, Ledger, OperationRecord, PendingDecision
-from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.outcome import MemoryBlock, Placement, Reason, Refusal
 from topobus.values.request import Owner, OwnerKind
 
 EMPTY = Ledger(node="demo-node")
@@ -60,6 +60,7 @@ def test_step_changes_nothing_when_its_operation_is_known(name: str) -> None:
     before = _adopt(_reserve(EMPTY, "op-1").ledger, op_id="op-2", gpu=("gpu-7",)).ledger
     first = STEPS[name](before)
     assert isinstance(first, Step)
+    assert not first.is_repeat
 
     again = STEPS[name](first.ledger)
 
@@ -106,6 +107,48 @@ def test_place_is_answered_that_it_was_released_when_its_owner_holds_something_e
 
     assert isinstance(again, Refusal)
     assert again.reasons[0].code == "released-since"
+
+
+def test_place_is_answered_that_it_was_released_when_only_a_later_allocation_is_left() -> None:
+    """Without its answer nothing shows what the operation placed: another decision's allocation does
+    not stand for it.
+    """
+    ledger = _adopt(EMPTY, pod("trainer").owner, "op-2", gpu=("gpu-7",)).ledger
+    slim = OperationRecord(verb="place", owner_key=pod("trainer").owner.key, decision_id="d-1")
+
+    again = transitions.placed_by(ledger, slim)
+
+    assert isinstance(again, Refusal)
+    assert again.reasons[0].code == "released-since"
+
+
+def test_newest_answers_keep_their_reasons() -> None:
+    """Sixteen do, and the next older one has its first reason without numbers."""
+    ledger = EMPTY
+    for number in range(17):
+        ledger = transitions.record_refusal(
+            ledger, op_id=f"op-{number}", verb="place", owner=CLAIM, decision_id="d-1", refusal=REFUSAL
+        ).ledger
+
+    whole = [key for key, record in ledger.operations.items() if record.outcome == REFUSAL]
+
+    assert whole == [f"op-{number}" for number in range(1, 17)]
+    assert ledger.operations["op-0"].outcome == Refusal(reasons=(Reason(code="no-room", message="full"),))
+
+
+def test_adoption_counts_its_memory_and_not_its_huge_pages() -> None:
+    """A holding's bytes are those of ordinary memory."""
+    blocks = (
+        MemoryBlock(kind="memory", nodes=NodeSet(0), shares=((0, 1 << 30),)),
+        MemoryBlock(kind="hugepages-2Mi", nodes=NodeSet(0), shares=((0, 1 << 21),)),
+    )
+
+    step = transitions.adopt(
+        EMPTY, Adoption(owner=CLAIM, devices={"gpu": ("gpu-0",)}, memory=blocks), op_id="op", decision_id="d-1"
+    )
+
+    assert isinstance(step, Step)
+    assert [holding.memory_bytes for holding in step.ledger.allocations[CLAIM.key].holdings] == [1 << 30]
 
 
 @pytest.mark.parametrize("call", ["adopt", "again"])

@@ -46,3 +46,17 @@ def test_ledger_keeps_answers_whose_event_is_not_out() -> None:
         ledger = _adopt(ledger, OwnerKind.DEVICE_PLUGIN, number)
 
     assert len(transitions.unannounced(ledger)) == 100
+
+
+def test_ledger_keeps_every_answer_while_there_are_few() -> None:
+    """Nothing is forgotten before there are more than 32 answers about kubelet's allocations."""
+    ledger = Ledger(node="n")
+    for number in range(32):
+        ledger = transitions.announce(_adopt(ledger, OwnerKind.DEVICE_PLUGIN, number), [f"device-plugin-{number:03d}"])
+    kept = len(ledger.operations)
+
+    ledger = transitions.announce(_adopt(ledger, OwnerKind.DEVICE_PLUGIN, 32), ["device-plugin-032"])
+
+    assert kept == 32
+    assert sorted(ledger.operations)[0] == "device-plugin-001"
+    assert len(ledger.operations) == 32
