@@ -2,11 +2,11 @@
 and the event.
 
 The ledger keeps what an event needs until the event is marked as published. At start, and after
-every decision, unpublished events go out in order; an event that the stream has already (the
-process died between event and mark) is only marked. With the event of a placement goes a notice for
-each class with the hints that topology gave, once and without an acknowledgement. Marks are written
-with the next decision, or alone when none comes for a while, because every write of the ledger is
-delivered to all services of the node.
+every decision, unpublished events are sent in order. An event that the stream already has (the
+process died between event and mark) is only marked. The event of a placement is accompanied by one
+notice for each class, with the hints that topology gave, sent once and without an acknowledgement.
+Marks are written with the next decision, or alone when none comes for a while, because every write
+of the ledger is delivered to all services of the node.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from topobus.values.outcome import Refusal
 
 __all__ = ["Announcer"]
 
-# Events read back at start to find those that are out already; far more than
-# one process can leave unmarked.
+# Events read back at start to find those already published. One process can leave far fewer
+# unmarked.
 _LOOK_BACK = 64
 _RETRY_S = 1.0
-# Without a decision for so long, marks are written alone. The stream knows an event for two
-# minutes, so a crash before that repeats none.
+# Seconds without a decision after which marks are written alone. The stream recognizes a repeated
+# event for two minutes, so a crash before the mark causes no duplicate.
 _QUIET_S = 1.0
 
 
@@ -49,19 +49,19 @@ class Announcer:
         self._out: set[str] = set()
 
     def wake(self) -> None:
-        """There may be something to announce."""
+        """Announce soon, because a decision may be waiting."""
         self._wake.set()
 
     def publish_dry_run(self, event: DecisionEvent) -> None:
         """Publish a dry run's event when there is time.
 
-        Nothing rests on it, so a crash may lose it.
+        A crash may lose it, because nothing depends on it.
         """
         self._dry_runs.append(event)
         self._wake.set()
 
     async def run(self) -> None:
-        """Announce for ever."""
+        """Announce until cancelled."""
         await self._read_announced()
         self._wake.set()
         while True:
@@ -73,8 +73,8 @@ class Announcer:
                     await self._publish_all()
                 self._metrics.unannounced.set(self._count_waiting())
             except (PeerUnavailable, ContractError) as err:
-                # Also when the store holds no ledger any more: an event that waits must not end the
-                # service that can write it back.
+                # Also when the store no longer holds a ledger: an event that waits must not end the
+                # service that can write the ledger back.
                 get_logger().warning("decision.event-delayed", error=str(err))
                 self._wake.set()
                 await asyncio.sleep(_RETRY_S)
@@ -82,7 +82,7 @@ class Announcer:
     async def _wait(self) -> bool:
         """Wait for something to announce.
 
-        False: nothing came for a while, and there are marks to be written.
+        False: nothing came for a while, and marks have to be written.
         """
         try:
             async with asyncio.timeout(_QUIET_S if self._store.has_marks else None):
@@ -93,7 +93,7 @@ class Announcer:
         return True
 
     async def _read_announced(self) -> None:
-        """Find out which unannounced decisions are in the stream already."""
+        """Find out which unannounced decisions the stream already has."""
         waiting = {record.decision_id for _, record in unannounced(self._store.ledger)}
         while waiting:
             try:
@@ -111,7 +111,7 @@ class Announcer:
             self._dry_runs.pop(0)
         waiting = unannounced(self._store.ledger)
         self._metrics.unannounced.set(self._count_waiting())
-        # What is no longer there is marked in the bucket.
+        # Decisions that the ledger no longer lists are marked in the bucket.
         self._out &= {record.decision_id for _, record in waiting}
         for op_id, record in waiting:
             event = event_of(self._node, op_id, record)
@@ -125,7 +125,7 @@ class Announcer:
 
     async def _publish(self, event: DecisionEvent) -> None:
         await self._bus.publish(DECISION, event, event_id=event.id, node=self._node)
-        # A refusal is planned once more to have the lists.
+        # A refused placement is planned again to get its hint lists.
         given = (
             await asyncio.to_thread(given_hints, event) if isinstance(event.outcome, Refusal) else given_hints(event)
         )

@@ -1,6 +1,6 @@
-"""The five asks that topology answers: place, prefer, adopt, commit, release.
+"""The five requests that topology answers: place, prefer, adopt, commit, release.
 
-Expected answers are values; only a silent peer is an error.
+Expected answers are values. Only a peer that does not answer is an error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ __all__ = ["AskHandlers"]
 
 
 class AskHandlers:
-    """Handlers of the five asks."""
+    """Handlers of the five requests.
+
+    Errors: each raises ContractError for a request out of bounds.
+    """
 
     def __init__(
         self,
@@ -82,12 +85,15 @@ class AskHandlers:
         self._clock = clock
         self._metrics = metrics
         self._hint_timeout_s = hint_timeout_s
-        # One plan at a time, before the ledger's turn: who releases, adopts or commits then waits
-        # for two plans at most, the one that is made and the one that is next.
+        # One plan at a time, before the ledger's lock is taken. So a release, an adoption or a
+        # commit waits for two plans at most: the one being made and the next one.
         self._planning = asyncio.Lock()
 
     async def place(self, asked: PlaceRequest) -> PlaceReply:
-        """Place a pod, or say why not; a dry run writes nothing."""
+        """Place a pod, or return a refusal with its reasons. A dry run writes nothing.
+
+        Errors: raises PeerUnavailable.
+        """
         began = self._clock.monotonic()
         _accept(
             complaint_of_operation(asked.op_id, asked.pod.owner)
@@ -132,13 +138,13 @@ class AskHandlers:
         )
 
     async def prefer(self, asked: PreferRequest) -> PreferReply:
-        """Choose the best devices of those available; never refuses."""
+        """Choose the best of the available devices. It never refuses."""
         began = self._clock.monotonic()
         try:
             view = self._inputs.view(self._store.ledger)
         except PeerUnavailable:
-            # kubelet treats an error as fatal for the pod, so an uninformed
-            # choice is better than none: by name.
+            # kubelet treats an error as fatal for the pod, so a choice by name without alignment is
+            # better than none.
             rest = sorted(set(asked.available) - set(asked.must_include), reverse=asked.is_from_end)
             rest.sort(key=lambda name: name in asked.withheld)
             chosen = (*asked.must_include, *rest)[: max(asked.size, len(asked.must_include))]
@@ -159,7 +165,7 @@ class AskHandlers:
         return PreferReply(devices=devices, reason=reason)
 
     async def adopt(self, asked: AdoptRequest) -> AdoptReply:
-        """Write down what kubelet or a claim decided.
+        """Record what kubelet or a claim decided.
 
         Refused when a live pod or claim holds one of the devices.
         """
@@ -217,7 +223,7 @@ class AskHandlers:
         return AdoptReply(result=adopted)
 
     async def commit(self, asked: CommitRequest) -> CommitReply:
-        """Keep what was reserved; refused when there is no reservation any more."""
+        """Commit a reservation. Refused when it no longer exists."""
         began = self._clock.monotonic()
         _accept(complaint_of_operation(asked.op_id, asked.owner))
 
@@ -243,7 +249,11 @@ class AskHandlers:
         return CommitReply(refusal=refusal, ledger_sequence=self._store.ledger.sequence)
 
     async def release(self, asked: ReleaseRequest) -> ReleaseReply:
-        """Let go of what an owner holds; nothing held is no error, and what is prepared stays."""
+        """Release what an owner holds. It is no error when the owner holds nothing. Devices that
+        are prepared stay allocated.
+
+        Errors: raises ContractError for an operation id that was used for another operation.
+        """
         began = self._clock.monotonic()
         _accept(complaint_of_operation(asked.op_id, asked.owner))
 
@@ -263,8 +273,8 @@ class AskHandlers:
                 pending=pending,
             )
             if isinstance(step, Refusal):
-                # Not stored: it has no effect, and the same operation goes through as
-                # soon as the preparation is undone.
+                # The refusal is not stored, because it changes nothing, and the same operation
+                # succeeds as soon as the preparation is undone.
                 return Step(
                     ledger=ledger,
                     record=OperationRecord(verb="release", owner_key=asked.owner.key, outcome=step),
@@ -288,8 +298,7 @@ class AskHandlers:
             asked.besides,
         )
         async with self._planning:
-            # Threads are few, and a plan that nobody will keep must not take
-            # the one that a decision needs.
+            # Threads are few, and a dry run's plan must not take the one that a decision needs.
             outcome = await asyncio.to_thread(place, view, asked.pod)
         made = decision_id(ledger, asked.op_id, is_dry_run=True)
         self._announcer.publish_dry_run(
@@ -311,7 +320,7 @@ class AskHandlers:
         return PlaceReply(decision_id=made, node=self._node, result=outcome, ledger_sequence=ledger.sequence)
 
     async def _change(self, verb: str, op_id: str, owner: Owner, decide: Decide, began: float) -> Step:
-        """Decide and write, unless the operation is known: then its record stands."""
+        """Decide and write. When the operation is already recorded, return its record."""
 
         async def decide_once(ledger: Ledger) -> Step:
             operation_record = transitions.recorded_operation(ledger, op_id)
@@ -380,7 +389,7 @@ class AskHandlers:
         )
 
     async def _view(self, ledger: Ledger, pod: PodRequest, op_id: str) -> NodeView:
-        """The node as the plan sees it, with the hints of services that have their own."""
+        """Return the node as the plan uses it, with the hints of services that give their own."""
         view = self._inputs.view(ledger)
         pod = named_by_class(view, pod)
         asks = sorted(
@@ -414,7 +423,7 @@ class AskHandlers:
     async def _hints(
         self, view: NodeView, op_id: str, resource: str, count: int
     ) -> tuple[tuple[NodeSet | None, bool], ...] | None:
-        """Ask one service; None when it did not answer in time."""
+        """Request one service's hints. None when it did not answer in time."""
         device_class = class_of_resource(view, resource)
         held = view.held_devices.get(device_class, {})
         offered = resource_split(view.devices.get(device_class, ()), tuple(view.devices)).get(resource, ())
@@ -431,7 +440,7 @@ class AskHandlers:
             self._metrics.silent_hints.labels(device_class).inc()
             get_logger().warning("hints.missing", device_class=device_class, error=str(err))
             return None
-        # "No opinion" is one hint without nodes that everybody can agree with.
+        # "No opinion" is one hint without nodes, which is compatible with every other hint.
         return ((None, True),) if reply.hints is None else tuple((hint.nodes, hint.preferred) for hint in reply.hints)
 
 
@@ -441,8 +450,8 @@ def _accept(complaint: str) -> None:
 
 
 def _reused(op_id: str, record: OperationRecord, verb: str, owner: Owner) -> Refusal | None:
-    """Refuse an operation id that stands for something else already: its stored answer would hand
-    one owner's devices to another.
+    """Refuse an operation id that was used for another operation or owner: its stored answer would
+    give one owner's devices to another.
     """
     if (record.verb, record.owner_key) == (verb, owner.key):
         return None

@@ -50,13 +50,16 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     docs/knowledge/kubelet-defects.md lists them."""
 
     def __post_init__(self) -> None:
-        """Refuse pairs of options that kubelet refuses."""
+        """Refuse pairs of options that kubelet refuses.
+
+        Errors: raises ValueError.
+        """
         problem = contradiction(self.options())
         if problem:
             raise ValueError(f"{problem} exclude each other: turn one of them off")
 
     def options(self) -> CpuOptions:
-        """The same as the domain's value."""
+        """Return the same as the domain's value."""
         return CpuOptions(
             full_pcpus_only=self.full_pcpus_only,
             distribute_cpus_across_numa=self.distribute_cpus_across_numa,
@@ -79,14 +82,17 @@ class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Keys are node ids: `{"0" = 1073741824}`."""
 
     def __post_init__(self) -> None:
-        """Refuse keys that are no node ids."""
+        """Refuse keys that are not node ids.
+
+        Errors: raises ValueError.
+        """
         for key in self.reserved_bytes:
             if not (key.isascii() and key.isdecimal()):
                 raise ValueError(f"reserved_bytes has the key {key!r}, wanted a NUMA node id such as 0")
 
 
 class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this node aligns pods that do not say otherwise."""
+    """How this node aligns pods that do not request otherwise."""
 
     policy: Policy = Policy.BEST_EFFORT
     """`none`, `best-effort`, `restricted` or `single-numa-node`. The default aligns where it can
@@ -122,7 +128,10 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ask for another with `policy-forbidden`."""
 
     def __post_init__(self) -> None:
-        """Refuse a cpulist that is none, and an option that cannot go with the policy."""
+        """Refuse an invalid cpulist, and an option that does not fit the policy.
+
+        Errors: raises ValueError.
+        """
         try:
             CpuSet.parse(self.reserved_cpus)
         except ValueError as err:
@@ -136,7 +145,7 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("cpu.align_by_socket cannot go with policy single-numa-node: turn one of them off")
 
     def options(self) -> AlignmentOptions:
-        """The same as the domain's value."""
+        """Return the same as the domain's value."""
         return AlignmentOptions(
             policy=self.policy,
             scope=self.scope,
@@ -160,7 +169,7 @@ class ReservationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class HintSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long device services with hints of their own may think."""
+    """How long to wait for device services that give hints of their own."""
 
     timeout_s: Annotated[float, Meta(gt=0, le=5)] = 0.02
     """Seconds until silence counts as "no opinion" (and is recorded). 20 ms: a kubelet call has 10

@@ -1,10 +1,11 @@
-"""Answers `operate`: decides what an operator wants with one device, has the device service perform
-it, and says both in decision events.
+"""Answers `operate`: decides on an operator's request for one device, has the device service
+perform it, and publishes both as decision events.
 
-The decision is in the ledger, with who and why, before anything is performed: so its event goes out
-exactly once, whatever dies meanwhile. Asked again with the same id it is performed again, which the
-device service does once. What the service has then done or refused is a second decision,
-`<op_id>:outcome`: the first alone says that it was begun.
+The decision is in the ledger, with who and why, before anything is performed. So its event is
+published exactly once, even after a crash in between. When the request is repeated with the same
+id, it is sent to the device service again, which performs it only once. What the service has done
+or refused is a second decision, `<op_id>:outcome`. The first one alone means that the operation was
+begun.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["DeviceOperations", "operator_of"]
 
-# An inventory is here in milliseconds after it was published.
+# An inventory arrives milliseconds after it was published.
 _SHOWN_S = 0.5
 
 
 def operator_of(operation: DeviceOperation) -> Owner:
-    """Give the name under which an operation stands in the ledger and in its event: who wants it,
-    of which device.
+    """Return the owner under which an operation is recorded in the ledger and in its event: the
+    requester and the device.
 
     >>> operator_of(DeviceOperation(device_class="gpu", device="gpu-0", verb=DeviceVerb.RESET, who="ada")).key
     'operator//ada/gpu:gpu-0'
@@ -65,10 +66,11 @@ class DeviceOperations:
         self._clock = clock
 
     async def operate(self, asked: OperateRequest) -> OperateReply:
-        """Do what an operator wants, or say why not.
+        """Perform an operator's request, or return a refusal with its reasons.
 
         Errors: raises ContractError for a request out of bounds, PeerUnavailable when the device
-        service is not there: then it is decided, and asking again with the same id performs it.
+        service is not there. The decision is then recorded, and repeating the request with the same
+        id performs it.
         """
         operation, owner = asked.operation, operator_of(asked.operation)
         complaint = (
@@ -96,9 +98,9 @@ class DeviceOperations:
         return self._reply(record, reply.result)
 
     async def _wait_shown(self, operation: DeviceOperation, result: Operated) -> None:
-        """Answer when nothing is planned any more with what was before.
+        """Wait until no plan uses the device's previous state.
 
-        Not for longer than an operator waits, for it is done.
+        Not longer than an operator waits, because the operation is done.
         """
         try:
             async with self._clock.timeout(_SHOWN_S):
@@ -113,8 +115,8 @@ class DeviceOperations:
         inventory: Inventory | None,
         refusal_in: Callable[[Ledger], Refusal | None],
     ) -> OperationRecord:
-        """Write a decision down, unless it is known already: a refusal where `refusal_in` finds one
-        in the ledger that is written.
+        """Record a decision, unless it is recorded already. It is a refusal where `refusal_in`
+        finds one in the ledger being written.
         """
         owner = operator_of(operation)
         device = inventory.device(operation.device) if inventory is not None else None

@@ -1,16 +1,16 @@
 """Holds the ledger in memory and in its bucket: loads it at start, and applies one change at a time
 by compare-and-set.
 
-Memory equals what the bucket is known to hold. When the fate of a write is unknown, the bucket is
-read again, and the operation id in it shows whether the write happened. When another writer was
+Memory equals what the bucket is known to hold. When the outcome of a write is unknown, the bucket
+is read again, and the operation id in it shows whether the write happened. When another writer was
 first, the decision is made again on what it wrote.
 
 The store may lose data: it may be emptied, restored from an old copy, or hold bytes that are no
-ledger or a ledger that no instance of this service wrote (`core.ledger_check`). Answers were given
-on what memory holds, so it is written back under a new epoch, at the next decision or by
-`repair_loop`. Epoch and sequence never go back by themselves. At start memory is empty: the
-revisions that the bucket has kept are checked from old to new, the last plausible one is restored,
-and without one the service does not start.
+ledger or a ledger that no instance of this service wrote (`engine.ledger.ledger_check`). Answers
+were given on what memory holds, so it is written back under a new epoch, at the next decision or by
+`repair_loop`. Epoch and sequence never decrease. At start memory is empty: the revisions that the
+bucket has kept are checked from old to new, and the last plausible one is restored. Without one the
+service does not start.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = ["Decide", "LedgerStore"]
 Decide = Callable[[Ledger], Awaitable[Step]]
 """Makes a decision on a ledger; called again when the ledger turned out to be another one."""
 
-# Compare-and-sets lost in a row before the asker is told to come again; two instances that run side
-# by side lose one now and then.
+# After this many lost compare-and-sets in a row the request fails and may be repeated. Two
+# instances that run side by side lose one now and then.
 _ROUNDS = 16
 _RETRY_S = 1.0
-# Between two looks at the bucket: a store lost while nothing is decided must be written back
-# before this process, too, ends.
+# Seconds between two reads of the bucket: a store that is lost while nothing is decided must be
+# written back before this process ends as well.
 _LOOK_S = 5.0
 
 
 class LedgerStore:
-    """Reads and changes the ledger; nothing else in this service writes it."""
+    """Reads and changes the ledger. Nothing else in this service writes it."""
 
     def __init__(self, bus: Bus, *, node: str, readiness: Readiness, metrics: TopologyMetrics) -> None:
         self.ledger = Ledger(node=node)
@@ -68,10 +68,10 @@ class LedgerStore:
         readiness.set("ledger", is_ready=False, why="reading the ledger")
 
     async def open(self) -> None:
-        """Load the ledger, or begin one; waits until the bucket can be read.
+        """Load the ledger, or begin one. Waits until the bucket can be read.
 
-        Errors: raises ContractError when what stands there is no ledger, and
-        none of the older revisions is.
+        Errors: raises ContractError when neither the present revision nor any older one is a
+        ledger.
         """
         while not self._is_known:
             try:
@@ -86,12 +86,12 @@ class LedgerStore:
         )
 
     async def change(self, decide: Decide) -> Step:
-        """Decide and write; the answer is in the bucket when this returns.
+        """Decide and write. The answer is in the bucket when this returns.
 
         A repeated operation writes nothing.
 
-        Errors: raises PeerUnavailable when the fate of the write is unknown still, or others keep
-        writing; asking again is safe.
+        Errors: raises PeerUnavailable when the outcome of the write is still unknown, or when
+        others keep writing. Repeating the request is safe.
         """
         async with self._lock:
             for _ in range(_ROUNDS):
@@ -108,15 +108,15 @@ class LedgerStore:
 
     @property
     def has_marks(self) -> bool:
-        """Say whether decisions are announced and not marked so in the bucket."""
+        """Return whether there are announced decisions that are not marked so in the bucket."""
         return bool(self._announced)
 
     def mark_announced(self, op_ids: Iterable[str]) -> None:
-        """Remember that these decisions' events are out; written with the next change."""
+        """Remember that these events are published. Marks are written with the next change."""
         self._announced |= set(op_ids)
 
     async def write_marks(self) -> None:
-        """Write the marks now, for no change may come for long."""
+        """Write the marks now, because the next change may be far away."""
         async with self._lock:
             for _ in range(_ROUNDS):
                 if not self._announced or (self._is_known and await self._write(self.ledger)):
@@ -124,13 +124,13 @@ class LedgerStore:
                 await self._reload()
 
     async def repair_loop(self, beat: Heartbeat) -> None:
-        """Look at the bucket now and then, for ever: what was lost there is written back, what
-        another instance wrote is taken in.
+        """Check the bucket now and then until cancelled: write back what was lost there, and load
+        what another instance wrote.
         """
         while True:
             beat.rest()
             await asyncio.sleep(until_tick(asyncio.get_running_loop().time(), _LOOK_S))
-            # The lock is every decision's: as long as this loop gets it, decisions are made.
+            # Every decision takes this lock: as long as this loop gets it, decisions are made.
             beat.turn()
             try:
                 async with self._lock:
@@ -139,11 +139,12 @@ class LedgerStore:
                 get_logger().debug("ledger.unseen", error=str(err))
 
     async def _write(self, ledger: Ledger) -> bool:
-        """Write by compare-and-set, the announcements with it.
+        """Write by compare-and-set, together with the announcements.
 
         False when the decision must be made again.
 
-        Errors: raises ContractError for a ledger that is too large even without what only explains.
+        Errors: raises ContractError for a ledger that is too large even without the parts that only
+        explain.
         """
         announced = frozenset(self._announced)
         new = announce(ledger, announced) if announced else ledger
@@ -158,7 +159,7 @@ class LedgerStore:
                 new = shed(new)
                 outcome = await self._compare_and_set(new, self._revision)
         except AmbiguousWrite:
-            # Neither done nor undone. The reload tells; until it has, nothing is decided.
+            # The outcome is unknown. Until the bucket has been read again, nothing is decided.
             self._is_known = False
             self._metrics.rewrites.labels("ambiguous").inc()
             get_logger().warning("ledger.write-unconfirmed", sequence=new.sequence)
@@ -187,11 +188,11 @@ class LedgerStore:
     async def _reload(self) -> None:
         """Read the bucket.
 
-        Write back what is known when what stands there cannot have come
-        from a topology service after us.
+        When its content cannot come from a topology service that ran after this one, what memory
+        holds is written back.
 
-        Errors: raises ContractError when nothing is known yet and none of the revisions that
-        the bucket has kept is a ledger.
+        Errors: raises ContractError when memory is empty and none of the revisions that the bucket
+        has kept is a ledger.
         """
         ledger: Ledger | None = None
         trouble: ContractError | None = None
@@ -218,17 +219,17 @@ class LedgerStore:
     async def _check_revision(
         self, revision: int, ledger: Ledger | None, trouble: ContractError | None
     ) -> CheckedLedger:
-        """Walk from what memory knows to what stands there now, one revision after the other.
+        """Check all revisions from the one in memory to the present one, in order.
 
-        At the start from the oldest that the bucket has kept.
+        At start it begins at the oldest revision that the bucket has kept.
 
-        Shapes: found — None when what stands at the revision is no
-        ledger, of which `trouble` tells.
+        Shapes: ledger — None when the present revision is no ledger. `trouble` is then the reason.
+        Errors: raises ContractError when memory is empty and no revision is a ledger.
         """
         kept: tuple[Entry[Ledger], ...] = ()
         if revision != self._revision + 1:
-            # A store that was put back counts its revisions anew, so
-            # all that it has may be new to us.
+            # A restored store counts its revisions from the beginning, so all that it has may be
+            # new here.
             after = self._revision if self._revision < revision else 0
             kept = await self._bus.history(LEDGER, node=self._node)
             is_next = any(older.revision == self._revision for older in kept)
@@ -268,7 +269,7 @@ class LedgerStore:
         return checked
 
     def _unrecallable(self, revision: int, trouble: ContractError | None) -> ContractError:
-        """Say that a start is impossible.
+        """Return the error that prevents the start.
 
         A node whose devices are in use must never begin with an empty ledger.
         """
@@ -297,9 +298,9 @@ class LedgerStore:
             self._take(self.ledger, outcome.revision)
 
     async def _write_back(self, expected_revision: int, restored: Ledger, *, why: str) -> None:
-        """Write what is known over what the store, or somebody, has made of it.
+        """Write what memory holds over what the store lost or another writer changed.
 
-        It is of a new epoch.
+        It gets a new epoch.
         """
         self._is_known = False
         self._metrics.rewrites.labels(why).inc()
@@ -309,7 +310,7 @@ class LedgerStore:
             )
         outcome = await self._compare_and_set(restored, expected_revision)
         if isinstance(outcome, Conflict):
-            # Another instance was faster; the next look reads what it wrote.
+            # Another instance was first. The next check reads what it wrote.
             return
         get_logger().warning(
             "ledger.written-back",
@@ -325,7 +326,7 @@ class LedgerStore:
         self.ledger, self._revision, self._is_known = ledger, revision, True
         self._announced &= ledger.operations.keys()
         self._metrics.sequence.set(ledger.sequence)
-        # Seldom another count: most writes are marks, and devices that go from one pod to the next.
+        # The count seldom changes: most writes are marks, or pass devices from one pod to the next.
         if held != self._held:
             self._held = held
             self._metrics.held.clear()

@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the topology service; the exit code is the process's."""
+    """Run the topology service and exit with its exit code."""
     answer_probe("topology")
     with needing_extra("topology"):
         from topobus.process.service import run

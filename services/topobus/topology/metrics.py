@@ -11,8 +11,8 @@ from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescripto
 
 __all__ = ["TopologyMetrics"]
 
-# Seconds; from a plan in process (under 1 ms) to the search of what would have
-# to be freed on a crowded node.
+# In seconds: from a plan in process (under 1 ms) to the search for what would have to be freed on a
+# crowded node.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _CLASS = "a device class"
 _VERB = ("place", "dry-run", "prefer", "adopt", "commit", "release")

@@ -25,7 +25,7 @@ from topobus.values.view import AlignmentOptions, NodeView
 
 __all__ = ["NodeInputs"]
 
-# More names than these say nothing to a person; the count does.
+# A longer list does not help a person. The count is logged as well.
 _SHOWN_STRAYS = 16
 
 
@@ -60,28 +60,28 @@ class NodeInputs:
         readiness.set("inventories", is_ready=False, why="reading inventories")
 
     async def watch(self) -> None:
-        """Follow both for ever."""
+        """Follow both until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_machine())
             group.create_task(self._watch_inventories())
 
     def note_silence(self, unheard_classes: Mapping[str, str]) -> None:
-        """Take over which classes' services are silent, with since when: from now on their devices
-        are Unknown to a plan.
+        """Store which classes' services are silent, and since when. From now on a plan treats their
+        devices as Unknown.
         """
         self._unheard, self._static = unheard_classes, None
 
     def view(self, ledger: Ledger) -> NodeView:
-        """The node as a plan sees it now.
+        """Return the node as a plan sees it now.
 
-        Errors: raises PeerUnavailable before discovery and the inventories have been heard.
+        Errors: raises PeerUnavailable before discovery and the inventories have been received.
         """
         return with_ledger(self.bare_view(), ledger)
 
     def bare_view(self) -> NodeView:
-        """The node as it would be with nothing held.
+        """Return the node as it would be with no device held.
 
-        Errors: raises PeerUnavailable as `view` does.
+        Errors: as `view`.
         """
         if self.machine is None or not self._has_inventories:
             what = "the machine" if self.machine is None else "the inventories"
@@ -103,9 +103,7 @@ class NodeInputs:
         return self._static
 
     def _without_strays(self, machine: Machine) -> dict[str, Inventory]:
-        """Set devices aside that name NUMA nodes which the machine lacks, and name them when they
-        are others than before.
-        """
+        """Remove devices with NUMA nodes that the machine lacks. Log them when they change."""
         strays = tuple(
             sorted(
                 device.name for inventory in self.inventories.values() for device in stray_devices(inventory, machine)
@@ -125,7 +123,8 @@ class NodeInputs:
     async def _watch_machine(self) -> None:
         async with aclosing(self._bus.watch(MACHINE, node=self._node)) as changes:
             async for change in changes:
-                # A machine that discovery no longer tells stays what it was: silence is not death.
+                # When discovery no longer publishes the machine, the last one is kept: silence does
+                # not mean that the machine has changed.
                 if change.kind is ChangeKind.PUT and change.value is not None:
                     self.machine, self._static = change.value, None
                     self._readiness.set("machine", is_ready=True)
@@ -134,9 +133,9 @@ class NodeInputs:
                     )
 
     async def wait_shown(self, device_class: str, device: str, maintenance: Maintenance | None) -> None:
-        """Wait until plans are made with what an operator has said of a device.
+        """Wait until plans use the maintenance that an operator has set for a device.
 
-        A device that is not there is seen like that.
+        A device that does not exist counts as shown.
         """
         while True:
             changed, inventory = self._changed, self.inventories.get(device_class)
@@ -149,8 +148,8 @@ class NodeInputs:
         async with aclosing(self._bus.watch(INVENTORY, node=self._node)) as changes:
             async for change in changes:
                 if change.kind is ChangeKind.RESET:
-                    # The store lost its history: that says nothing about devices. What was known
-                    # stays until its service tells it anew.
+                    # The store lost its history, which proves nothing about devices. What was known
+                    # is kept until its service publishes it again.
                     get_logger().warning("inventories.reset", kept=sorted(self.inventories))
                 elif change.kind is ChangeKind.SNAPSHOT_END:
                     self._has_inventories = True

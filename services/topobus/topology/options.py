@@ -1,9 +1,9 @@
-"""Publishes the node's alignment options and which device services are silent, so that others
-decide as this node would, and who only reads the bus sees silence.
+"""Publishes the node's alignment options and which device services are silent.
 
-Flows in: settings, and the silent classes as they change. Flows out: one state of the catalogue,
-written anew now and then: when that ends, this service has. During a rolling update two instances
-may have different settings; the one that started last wins and the other does not write again.
+So other services decide as this node would, and a program that only reads the bus learns about
+silence. The state is written again at intervals, so a state that gets old means that this service
+has ended. During a rolling update two instances may have different settings. The one that started
+last wins, and the other does not write again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from topobus.values.view import NodeAlignment
 
 __all__ = ["AlignmentPublisher"]
 
-# Between two tries to write: nobody waits for it, and the controller's defaults are kubelet's.
+# Seconds between two tries to write. No request waits for it, and the controller's defaults are
+# kubelet's.
 _RETRY_S = 1.0
 
 
 class AlignmentPublisher:
-    """Keeps one node's alignment published, for ever."""
+    """Keeps one node's alignment published."""
 
     def __init__(self, bus: Bus, node_alignment: NodeAlignment, clock: Clock | None = None) -> None:
         self._bus = bus
@@ -45,13 +46,13 @@ class AlignmentPublisher:
         self._news = asyncio.Event()
 
     def note_silence(self, unheard_classes: Mapping[str, str]) -> None:
-        """Say which device services are silent, with the time since when."""
+        """Note which device services are silent, and since when."""
         self._wanted = structs.replace(self._wanted, unheard_classes=dict(sorted(unheard_classes.items())))
         self._news.set()
 
     async def run(self) -> None:
-        """Write at the start when something else stands there, when silence begins or ends, when it
-        was lost, and each `SAID_EVERY_S`.
+        """Write at the start when something else is stored, when silence begins or ends, when the
+        entry was lost, and every `SAID_EVERY_S`.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
@@ -63,16 +64,17 @@ class AlignmentPublisher:
             async for change in changes:
                 match change.kind:
                     case ChangeKind.PUT | ChangeKind.UNREADABLE if change.revision < self._revision:
-                        # The echo of what this instance has replaced since.
+                        # The echo of a value that this instance has replaced since.
                         pass
                     case ChangeKind.PUT:
                         self._revision = change.revision
-                        # What another release wrote is written again, so that nobody
-                        # takes it for the one that runs.
+                        # What another release wrote is written again, so that the entry names the
+                        # release that runs.
                         self._stored = change.value if change.origin.release == self._bus.release else None
                     case ChangeKind.UNREADABLE:
-                        # Somebody wrote over it. Whose words stood there last says them again;
-                        # where that cannot be told any more, everybody does.
+                        # Another writer replaced the value by one that cannot be read. The instance
+                        # that wrote the last readable value writes it again. If that value is
+                        # unknown, every instance writes.
                         self._revision = change.revision
                         self._stored = change.value or self._wanted
                         if self._is_ours:
@@ -100,8 +102,8 @@ class AlignmentPublisher:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether this instance's settings stand there: another instance that started later is not
-        spoken over.
+        """Whether this instance's settings are stored. The settings of another instance that
+        started later are not overwritten.
         """
         return (
             self._is_settled
@@ -122,9 +124,10 @@ class AlignmentPublisher:
                 return
 
     async def _write_again(self) -> None:
-        """Write over what stands there and nothing else: an instance that has just started wins.
+        """Write only over the revision that is known, because an instance that has just started
+        wins.
 
-        What cannot be written now is written at the next time.
+        A failed write is repeated at the next occasion.
         """
         written = self._wanted
         try:
@@ -135,7 +138,7 @@ class AlignmentPublisher:
             if isinstance(answer, Written):
                 self._note_written(written, answer.revision)
             else:
-                # What stands there now comes by the watch, at the latest by its next look.
+                # The watch delivers what is stored now, at the latest at its next periodic read.
                 get_logger().info("alignment.overtaken", revision=self._revision)
 
     def _note_written(self, written: NodeAlignment, revision: int) -> None:

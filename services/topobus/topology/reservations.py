@@ -1,9 +1,9 @@
-"""Releases reservations that nobody commits, so that a requester that dies between reserve and
+"""Releases reservations that are not committed, so that a requester that dies between reserve and
 commit leaks nothing.
 
-A reservation's age counts from when this process first saw it, by its monotonic clock: a restart
-begins anew, and a jump of the wall clock changes nothing. The release is an ordinary one whose
-operation id comes from the reservation's decision, so it happens and is announced once.
+A reservation's age counts from when this process first saw it, by its monotonic clock. So a restart
+begins a new period, and a jump of the wall clock changes nothing. The release is an ordinary one
+whose operation id comes from the reservation's decision, so it happens and is announced once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["Reservations"]
 
-# How often the ledger is looked through; a reservation lives so much longer at most.
+# Seconds between two scans of the ledger. A reservation lives at most this much longer.
 _LOOK_S = 1.0
 
 
 class Reservations:
-    """Watches over what is reserved and not committed."""
+    """Expires reservations that are not committed."""
 
     def __init__(self, *, store: LedgerStore, announcer: Announcer, clock: Clock, expire_s: float) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class Reservations:
         self._since: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check until cancelled."""
         while True:
             try:
                 await self.expire()
@@ -46,7 +46,7 @@ class Reservations:
             await self._clock.sleep(until_tick(self._clock.monotonic(), min(_LOOK_S, self._expire_s / 4)))
 
     async def expire(self) -> None:
-        """Let go of what has been reserved for too long."""
+        """Release what has been reserved for too long."""
         now = self._clock.monotonic()
         reserved = {
             (key, allocation.decision_id): allocation
@@ -64,7 +64,7 @@ class Reservations:
         async def decide(ledger: Ledger) -> Step:
             held = ledger.allocations.get(reserved.owner.key)
             if held is None or held.phase is not AllocationPhase.RESERVED or held.decision_id != reserved.decision_id:
-                # It was committed or released while we were waiting for our turn.
+                # It was committed or released while this release waited for the lock.
                 nothing = OperationRecord(verb="release", owner_key=reserved.owner.key)
                 return Step(ledger=ledger, record=nothing, is_repeat=True)
             pending = PendingDecision(

@@ -90,8 +90,8 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(reservations.run())
         group.create_task(liveness.run())
         group.create_task(alignment.run())
-        # Few at a time: they are planned one after the other, and the rest waits where those are
-        # left out whose asker has given up.
+        # Few at a time: plans are made one after the other, and a request that waits in the bus is
+        # dropped there when its requester has given up.
         await bus.answer(PLACE, answers.place, concurrency=_PLANS_AT_A_TIME, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)
         await bus.answer(ADOPT, answers.adopt, node=node)
