@@ -1,3 +1,1 @@
-"""kubelet's DRA calls: claims prepared and unprepared, and the checkpoint
-of what is prepared here.
-"""
+"""Answers kubelet's DRA calls and keeps the checkpoint of the claims that are prepared here."""

@@ -1,7 +1,7 @@
-"""The doors around a claim's devices in a pod's sandbox: who hears of them, and who knows more of a
-pod than the container runtime tells.
+"""Interfaces for bringing a claim's devices into a pod's sandbox: attaching them, reporting about
+them, and reading pod facts that the container runtime does not give.
 
-Flows in: nothing. Flows out: Protocols, and an empty form for gateways without a cluster.
+`NoPodDetails` is the form for gateways without a cluster.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["AttachmentReports", "Attachments", "Describe", "NoPodDetails", "PodD
 class Attachments(Protocol):
     """Brings devices into the sandboxes of their pods.
 
-    What prepares and unprepares claims needs to know no more of it.
+    The code that prepares and unprepares claims depends only on this.
     """
 
     def check(self, entry: ClaimEntry) -> None:
-        """Let a claim be prepared only when its devices can be brought into its pod later.
+        """Check that a claim's devices can be brought into its pod later.
 
-        Errors: raises PeerUnavailable when the container runtime is not there for it.
+        Errors: raises PeerUnavailable when the container runtime is needed and not connected.
         """
         ...
 
     async def detach(self, entry: ClaimEntry) -> None:
-        """Take a claim's devices out of wherever they are, before they are undone.
+        """Take a claim's devices out of any sandbox, before their preparation is undone.
 
         Errors: raises ClaimFailed when the device service refuses, PeerUnavailable when it is away.
         """
@@ -42,51 +42,51 @@ Describe = Callable[[ClaimEntry, Mapping[str, AttachedInterface]], Awaitable[Non
 
 
 class AttachmentReports(Protocol):
-    """Hears what became of a claim's devices in a pod's sandbox.
+    """Receives what happened to a claim's devices in a pod's sandbox.
 
-    Calls must not block: the container runtime waits for their end.
+    Calls must not block, because the container runtime waits for their end.
     """
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
-        """Hear that all devices of a claim are in a sandbox.
+        """Report that all devices of a claim are in a sandbox.
 
-        Also once more after each start of the gateway, since nobody remembers what was told.
+        It is called again after each start of the gateway, because earlier reports are not stored.
 
         Shapes: interfaces — by device; a device that is no network interface is absent.
         """
         ...
 
     def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Hear why a sandbox does not get them.
+        """Report why the devices could not be brought into a sandbox.
 
-        Its containers wait, and each new try may say it again.
+        Its containers wait, and each new try may report it again.
         """
         ...
 
     def detached(self, entry: ClaimEntry) -> None:
-        """Hear that they are in no sandbox any more; also where the claim is being unprepared."""
+        """Report that the devices are in no sandbox any more, also when the claim is unprepared."""
         ...
 
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Hear why they could not be taken back from a sandbox as they were; it is tried again."""
+        """Report why a sandbox's devices could not be taken out unchanged. It is retried."""
         ...
 
 
 class PodDetails(Protocol):
-    """Knows of a pod what the runtime does not tell."""
+    """Reads facts of a pod that the runtime does not give."""
 
     async def of(self, sandbox: Sandbox) -> Sandbox:
-        """Give the sandbox with its host ports, or with why they are not known (`ports_unknown`):
-        then only what has to open them is refused.
+        """Return the sandbox with its host ports, or with the reason why they are unknown
+        (`ports_unknown`). In that case only devices that must open the ports are refused.
 
-        Within half a second: the runtime starts nothing meanwhile. Errors: raises nothing.
+        Answers within half a second, because the runtime waits. Errors: raises nothing.
         """
         ...
 
 
 class NoPodDetails:
-    """Knows nothing more than the runtime."""
+    """Adds nothing to what the runtime gives."""
 
     async def of(self, sandbox: Sandbox) -> Sandbox:
-        """Give it as it is."""
+        """Return the sandbox unchanged."""
         return sandbox

@@ -1,8 +1,7 @@
 """Records how the preparations of claims go in this process: which run now, and the last failure of
 each claim.
 
-Flows in: start and end of each attempt. Flows out: the same, for `cluster.pod_retries`, which
-decides when kubelet should try again. Kept in memory only.
+`cluster.pod_retries` decides by it when kubelet should try again. Kept in memory only.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["Attempts", "Failure"]
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """The last try of a claim failed."""
+    """A failure of a claim's last try."""
 
     error: str
     at_s: float
@@ -29,7 +28,9 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class Attempts:
-    """Claim uid to how its preparation goes; of a claim with several classes the failure of any."""
+    """How the preparation of each claim goes, by claim uid. For a claim with several classes the
+    failure may be any of theirs.
+    """
 
     def __init__(self) -> None:
         self.changed = Broadcast()
@@ -38,7 +39,7 @@ class Attempts:
 
     @contextmanager
     def running(self, uid: ClaimUid) -> Iterator[None]:
-        """Count a try while it is under way."""
+        """Count a try while it runs."""
         self._running[uid] = self._running.get(uid, 0) + 1
         try:
             yield
@@ -49,7 +50,7 @@ class Attempts:
             self.changed.announce()
 
     def is_running(self, uid: ClaimUid) -> bool:
-        """Say whether a try of this claim is under way."""
+        """Return whether a try of this claim is running."""
         return uid in self._running
 
     def failed(self, uid: ClaimUid, device_class: str, error: str, at_s: float, code: str = "") -> None:
@@ -57,11 +58,11 @@ class Attempts:
         self._failures[uid, device_class] = Failure(error=error, at_s=at_s, code=code)
 
     def ended(self, uid: ClaimUid, device_class: str) -> None:
-        """Forget failures of a claim's class: it is prepared, or undone."""
+        """Forget failures of a claim's class, because it is prepared or undone."""
         self._failures.pop((uid, device_class), None)
 
     def failure(self, uid: ClaimUid) -> Failure | None:
-        """The newest failure of a claim.
+        """Return the newest failure of a claim.
 
         None when no try has failed since it was prepared or undone.
         """
@@ -72,5 +73,5 @@ class Attempts:
         )
 
     def keep(self, uids: set[ClaimUid]) -> None:
-        """Forget claims that nobody waits for any more."""
+        """Keep these claims and forget all others."""
         self._failures = {key: failure for key, failure in self._failures.items() if key[0] in uids}

@@ -1,9 +1,9 @@
 """The node checkpoint: a file of the claims that this node has prepared or has begun to prepare,
 written before kubelet gets an answer.
 
-Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced as a whole and
-synced. A file that cannot be read stops the gateway; to take it for empty would forget devices that
-containers use. Another number in `version` is refused.
+It is versioned JSON, replaced as a whole and synced. A file that cannot be read stops the gateway,
+because treating it as empty would forget devices that containers use. Another `version` number is
+refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERSION = 1
 
 
 class SandboxAttachment(Struct, frozen=True, kw_only=True):
-    """Where a claim's devices are, or may be."""
+    """The sandbox in which a claim's devices are, or may be."""
 
     sandbox: Sandbox
     is_attached: bool = False
@@ -99,17 +99,17 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
 
     @property
     def is_running(self) -> bool:
-        """Say whether its preparation is complete, with nothing half done.
+        """Return whether its preparation is complete, with nothing half done.
 
-        Perhaps of the boot before, see `Checkpoint.is_ready`.
+        It may date from the previous boot, see `Checkpoint.is_ready`.
         """
         return self.is_prepared and not self.is_undoing
 
     @property
     def own_cpus(self) -> CpuSet:
-        """List the CPUs that were given to it alone, whether by name or out of groups.
+        """Return the CPUs that it has exclusively, given by name or out of groups.
 
-        None of what it only looks at (admin access).
+        CPUs of a device with admin access are not included.
         """
         if self.cdi is None:
             return CpuSet()
@@ -119,7 +119,7 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Where it stands in the file."""
+        """Its key in the file."""
         return f"{self.uid}/{self.device_class}"
 
 
@@ -149,15 +149,15 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path, *, boot_id: str = "") -> Checkpoint:
-        """Read the file in a boot of the machine; one that does not exist is a new node.
+        """Read the file in a boot of the machine. A missing file means a new node.
 
-        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version,
-        or its folder cannot be written.
+        Errors: raises ConfigError when the file cannot be read, is corrupt or comes from a newer
+        version, or its folder cannot be written.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A link that leads nowhere is no new node: somebody wanted the file
-            # elsewhere, and it is not there.
+            # A dangling link does not mean a new node: the file was configured elsewhere and is
+            # missing there.
             data = path.read_bytes() if path.exists() or path.is_symlink() else None
         except OSError as err:
             raise ConfigError(
@@ -188,45 +188,45 @@ class Checkpoint:
         return checkpoint
 
     def sweep(self) -> None:
-        """Remove what a killed gateway had half written; only for the one that holds the lock."""
+        """Remove a killed gateway's half-written files. Only the lock's holder may call it."""
         remove_leftovers(self._path.parent, self._path.name)
 
     def entries(self) -> tuple[ClaimEntry, ...]:
-        """All entries, by claim and class."""
+        """Return all entries, by claim and class."""
         return tuple(self._entries[key] for key in sorted(self._entries))
 
     def get(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
-        """One claim at one driver."""
+        """Return the entry of one claim at one driver."""
         return self._entries.get(f"{uid}/{device_class}")
 
     def is_ready(self, entry: ClaimEntry) -> bool:
-        """Say whether containers may have an entry's devices: they were made ready completely, and
-        in this boot of the machine.
+        """Return whether containers may have an entry's devices: their preparation is complete and
+        from the present boot.
         """
         return entry.is_running and entry.boot_id == self.boot_id
 
     def ready(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
-        """One claim at one driver whose devices containers may have.
+        """Return the entry of one claim at one driver if containers may have its devices.
 
-        None: it is not prepared, or was in the boot before.
+        None: it is not prepared, or was prepared in an earlier boot.
         """
         entry = self.get(uid, device_class)
         return entry if entry is not None and self.is_ready(entry) else None
 
     async def put(self, entry: ClaimEntry) -> None:
-        """Store an entry; it is on disk when this returns.
+        """Store an entry. It is on disk when this returns.
 
-        Errors: raises OSError when the disk refuses; memory then is as before.
+        Errors: raises OSError when the disk refuses. Memory is then unchanged.
         """
         with span("write checkpoint", claim_uid=entry.uid):
             await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
 
     async def change(self, key: str, change: Callable[[ClaimEntry], ClaimEntry]) -> ClaimEntry | None:
-        """Change an entry as it is when nothing is being written any more, and store it.
+        """Change an entry after all running writes have ended, and store it.
 
-        None when there is none by then.
+        None when the entry is gone by then.
 
-        Errors: raises OSError when the disk refuses; memory then is as before.
+        Errors: raises OSError when the disk refuses. Memory is then unchanged.
         """
 
         def changed() -> dict[str, ClaimEntry]:
@@ -237,9 +237,9 @@ class Checkpoint:
         return self._entries.get(key)
 
     async def remove(self, uid: ClaimUid, device_class: str, *, is_kept: bool = False) -> None:
-        """Forget an entry; one that is not there is no error.
+        """Remove an entry. A missing one is no error.
 
-        `is_kept`: the claim holds its devices all the same, and is remembered in `undone`.
+        `is_kept`: the claim still holds its devices, and is remembered in `undone`.
         """
         key = f"{uid}/{device_class}"
         undone = frozenset({uid} if is_kept else ())
@@ -253,12 +253,12 @@ class Checkpoint:
     def keep_undone(self, held: Collection[ClaimUid]) -> None:
         """Forget claims that were undone here and hold nothing any more.
 
-        On disk with the next write, for one too many does no harm.
+        It is on disk with the next write, because an entry that is kept too long does no harm.
         """
         self.undone &= {*held}
 
     async def finish(self) -> None:
-        """Wait until nothing is being written: then the file may be another process's."""
+        """Wait until all writes have ended. Another process may then use the file."""
         await self._disk.finish()
 
     async def _save(
@@ -267,7 +267,7 @@ class Checkpoint:
         entries = change()
         if entries == self._entries:
             return
-        # Prepared once more, a claim is not undone any more.
+        # A claim that was prepared again is no longer undone.
         undone = (self.undone | undone) - {entry.uid for entry in entries.values()}
         file = _File(
             version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)), undone=tuple(sorted(undone))

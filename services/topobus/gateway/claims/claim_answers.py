@@ -1,7 +1,7 @@
-"""Makes kubelet's answer for a prepared claim.
+"""Builds kubelet's answer for a prepared claim from its checkpoint entry.
 
-Flows in: a claim's checkpoint entry. Flows out: its devices, each with the CDI names of its
-request, and once the CDI name for containers that name no request.
+Each device comes with the CDI names of its request. One more entry has the CDI name for containers
+that name no request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ cdiDevicesAsList."""
 
 
 class PreparedDevice(Struct, frozen=True, kw_only=True):
-    """One device for kubelet."""
+    """One device in kubelet's answer."""
 
     request: str
     pool: str
@@ -32,9 +32,9 @@ class PreparedDevice(Struct, frozen=True, kw_only=True):
 
 
 def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
-    """List the devices of a claim that is prepared, as kubelet is to have them."""
-    # The file of a request comes with its first device, and each container
-    # that names the request has that.
+    """List the devices of a prepared claim in the form that kubelet gets."""
+    # The file of a request comes with its first device, which every container that names the
+    # request gets.
     firsts = {device.request: device for device in reversed(entry.devices)} if entry.has_metadata else {}
     devices = [
         PreparedDevice(
@@ -51,7 +51,7 @@ def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
     ]
     whole = cdi_whole_names(entry.cdi, entry.uid)
     if whole:
-        # Last, so that its lists win over those of the single requests.
+        # Last, so that its lists override those of the single requests.
         devices.append(msgspec.structs.replace(devices[-1], request=WHOLE_CLAIM, cdi_devices=whole))
     return tuple(devices)
 

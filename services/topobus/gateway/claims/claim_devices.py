@@ -1,10 +1,10 @@
-"""What a device service does to a claim's devices: it makes them ready and undoes that, and claims
-that share a device wait for each other.
+"""Has a device service prepare and undo a claim's devices, and serializes claims that share a
+device.
 
-Flows in: a claim's checkpoint entry and allocation. Flows out: the edits for its containers, or
-ClaimFailed with the service's reason. Who only shares a device, or only looks at it (admin access),
-ends without a word to the device while others go on. Nothing is written here; the order on disk and
-in the ledger is the caller's.
+A preparation returns the edits for the claim's containers, or raises ClaimFailed with the service's
+reason. A claim that only shares a device, or only has admin access to it, is undone without calling
+the device service while other claims use the device. This module writes nothing. The caller decides
+the order of writes on disk and in the ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["ClaimDevices", "DeviceAnswers"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceAnswers:
-    """What the device service said to one preparation of a claim."""
+    """The device service's answers to one preparation of a claim."""
 
     prepared: Prepared
     """Of all devices together."""
@@ -47,8 +47,8 @@ class ClaimDevices:
         find_device: Callable[[str, str], Device | None],
         why_held: Callable[[ClaimEntry], str],
     ) -> None:
-        """Take what it works with; `find_device` gives the inventory's device by class and name,
-        `why_held` why a claim's containers may have its devices still.
+        """`find_device` returns the inventory's device by class and name, `why_held` the reason why
+        a claim's containers may still have its devices.
         """
         self._why_held = why_held
         self._asks = asks
@@ -67,10 +67,10 @@ class ClaimDevices:
         *,
         is_again: bool = False,
     ) -> DeviceAnswers:
-        """Have all devices of a claim's class made ready; `is_again`: it had them before a reboot.
+        """Have all devices of a claim's class made ready. `is_again`: it had them before a reboot.
 
-        Errors: raises ClaimFailed when the service refuses or leaves a device out,
-        PeerUnavailable when it is away.
+        Errors: raises ClaimFailed when the service refuses or leaves a device out, PeerUnavailable
+        when it is away.
         """
         async with self._alone_with(device_class, claim_allocation.names):
             prepared = await self._ask(
@@ -78,8 +78,8 @@ class ClaimDevices:
             )
             by_request: dict[str, Prepared] = {}
             if len(claim_allocation.requests) > 1:
-                # Containers that name one request get what its devices have in common,
-                # which only their driver knows.
+                # Containers that name one request get what its devices have in common, which only
+                # their driver knows.
                 for request, names in claim_allocation.requests.items():
                     by_request[request] = await self._ask(
                         f"{op_id}-of-{request}", claim, device_class, claim_allocation, names, is_again=is_again
@@ -124,10 +124,10 @@ class ClaimDevices:
         return prepared
 
     async def undo(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
-        """Have the device service undo what nobody else uses, and each share of what its operator
-        shares.
+        """Have the device service undo the devices that no other claim uses, and the claim's share
+        of each device that its operator shares.
 
-        Gives the devices that were undone.
+        Returns the devices that were undone.
 
         Errors: raises ClaimFailed when the service refuses, PeerUnavailable when it is away.
         """
@@ -145,15 +145,15 @@ class ClaimDevices:
         return names
 
     def forget(self, entry: ClaimEntry) -> None:
-        """Forget an undone entry: it has left the checkpoint."""
+        """Forget an undone entry, because it has left the checkpoint."""
         self._undone.discard(entry.key)
 
     def check_rivals(self, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation) -> None:
-        """Refuse what another claim is prepared with, whatever the ledger says: the checkpoint is
-        what containers run on.
+        """Refuse devices with which another claim is prepared, even when the ledger allows them:
+        containers run with what is in the checkpoint.
 
-        Errors: raises ClaimFailed; StillRuns while a container has them whose claim kubelet has
-        forgotten, PeerUnavailable while the other claim is being undone.
+        Errors: raises ClaimFailed. Raises StillRuns while a container has them whose claim kubelet
+        has forgotten, and PeerUnavailable while the other claim is being undone.
         """
         whole = {device.device for device in claim_allocation.devices if not device.is_shared and not device.share_id}
         shared = {device.device for device in claim_allocation.devices if not device.is_shared and device.share_id}
@@ -177,9 +177,9 @@ class ClaimDevices:
                 raise ClaimFailed(f"{holds}: it is prepared on this node")
 
     def _used_by_others(self, entry: ClaimEntry) -> set[str]:
-        """Devices that other claims are prepared with, or begin to be.
+        """Return the devices that other claims are prepared with, or begin to be.
 
-        Who only looks (admin access) keeps no holder's device up.
+        A claim with only admin access does not count as a user.
         """
         looked_at = {device.device for device in entry.devices if device.is_shared}
         others = [
@@ -191,7 +191,7 @@ class ClaimDevices:
         return {user.device for user in users if not user.is_shared or user.device in looked_at}
 
     def _shared_by_operator(self, entry: ClaimEntry) -> set[str]:
-        """Devices of which each owner is undone by itself: their driver knows who else is there."""
+        """Return the devices whose driver tracks its owners, so that each is undone separately."""
         shared: set[str] = set()
         for allocated in entry.devices:
             device = (
@@ -207,7 +207,7 @@ class ClaimDevices:
     async def _alone_with(self, device_class: str, names: Iterable[str]) -> AsyncIterator[None]:
         """Serialize what a device service does to devices that claims share.
 
-        In order of the names, so that nobody waits in a circle.
+        Locks are taken in the order of the names, which prevents a deadlock.
         """
         async with AsyncExitStack() as stack:
             for name in sorted(names):

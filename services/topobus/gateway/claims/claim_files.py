@@ -1,9 +1,8 @@
-"""The CDI files of claims: one file a claim and class, written whole or not at all, and always to
-be made again from the checkpoint.
+"""The CDI files of claims: one file for each claim and class, written whole or not at all, and
+always reproducible from the checkpoint.
 
-Flows in: entries of the checkpoint. Flows out: files that the container runtime reads, and what is
-wrong with their folder. A file that no entry stands behind is removed at the start: the runtime
-would go on giving the devices to whoever names it.
+The container runtime reads the files. At start, a file without a checkpoint entry is removed,
+because the runtime would continue to give its devices to every container that names them.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ __all__ = ["ClaimFiles", "why_unwritable"]
 
 
 class ClaimFiles:
-    """The folder of CDI files.
-
-    Writes go one after the other, so that an older one never ends last.
-    """
+    """The folder of CDI files. Writes are serialized, so that an older write never ends last."""
 
     def __init__(
         self,
@@ -43,9 +39,7 @@ class ClaimFiles:
         metrics: ClaimMetrics,
         tell: Callable[[str], None],
     ) -> None:
-        """Take the folder and what it works with; `tell` hears what is wrong with the folder,
-        nothing when it is good.
-        """
+        """`tell` gets what is wrong with the folder, or an empty text when it is usable."""
         self._folder = folder
         self._metadata = metadata
         self._pinning = pinning
@@ -54,10 +48,10 @@ class ClaimFiles:
         self._disk = DiskWork()
 
     async def restore(self, entries: Iterable[ClaimEntry]) -> None:
-        """Write the files of these entries that are missing, and remove files that belong to none.
+        """Write the missing files of these entries, and remove files that belong to none.
 
-        Errors: raises ConfigError when there is something to write and
-        the folder cannot be written.
+        Errors: raises ConfigError when there is something to write and the folder cannot be
+        written.
         """
         wanted = {
             _file(entry): self._render(entry, spec)
@@ -74,7 +68,7 @@ class ClaimFiles:
             get_logger().info("claims.restored", written=written, orphans_removed=orphans)
 
     async def check(self) -> None:
-        """Look whether a file could be written now; logs and tells, raises nothing."""
+        """Check whether a file can be written now, log it and pass it to `tell`. Raises nothing."""
         try:
             await asyncio.to_thread(check_writable, self._folder, CDI_VENDOR)
         except OSError as err:
@@ -86,9 +80,9 @@ class ClaimFiles:
             self._tell("")
 
     async def write(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
-        """Write an entry's file; with `only_missing` one that is there already stays as it is.
+        """Write an entry's file. With `only_missing`, an existing file is left unchanged.
 
-        Errors: raises OSError, and tells it.
+        Errors: raises OSError, after passing it to `tell`.
         """
         spec = self._metadata.described(entry)
         if spec is None:
@@ -107,25 +101,26 @@ class ClaimFiles:
         self._tell("")
 
     async def delete(self, entry: ClaimEntry) -> None:
-        """Remove an entry's file, if it is there.
+        """Remove an entry's file, if it exists.
 
         Errors: raises OSError.
         """
         await self._disk.do(lambda: asyncio.to_thread(delete, self._folder, _file(entry)))
 
     def _render(self, entry: ClaimEntry, spec: CdiSpec) -> bytes:
-        # Its containers start only past the gateway. Not in the checkpoint: what stands there came
-        # from a device service, which may not make such a mount, and is looked at again.
+        # Its containers start only with the gateway's consent. The guard is not in the checkpoint,
+        # because the edits there came from a device service, which may not make such a mount, and
+        # are checked again.
         is_guarded = bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry)
         return render(guarded(spec, entry.uid, entry.device_class) if is_guarded else spec)
 
     async def finish(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until all writes have ended."""
         await self._disk.finish()
 
 
 def why_unwritable(err: OSError) -> str:
-    """Say which file could not be written, and why.
+    """Describe which file could not be written, and why.
 
     >>> why_unwritable(PermissionError(13, "Permission denied", "/etc/cdi/a.json"))
     'cannot write /etc/cdi/a.json: Permission denied'

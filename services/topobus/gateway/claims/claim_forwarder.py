@@ -1,11 +1,10 @@
 """Decides where kubelet's calls about claims are handled: in this process when it holds the node
 lock, else in the gateway that holds it.
 
-Flows in: calls to any of our drivers. Flows out: this process' claim preparer, or the other
-gateway's answer. Kubelet calls the gateway that registered last. During a roll-over that is
-the new one, which does not hold the lock yet; it forwards the calls, so none is lost while
-it waits or while the lock changes hands. Both calls are idempotent, so a forwarded call
-that was cut off is sent again.
+Kubelet calls the gateway that registered last. During a roll-over that is the new one, which does
+not hold the lock yet. It forwards the calls, so none is lost while it waits or while the lock
+changes hands. Prepare and unprepare are idempotent, so a forwarded call that was cut off is sent
+again.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ R = TypeVar("R", bound=Message)
 
 _SERVICE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _RETRY_S = 0.05
-# What a gateway answers that ends in this very moment, or has ended.
+# The answers of a gateway that is ending or has ended.
 _ENDING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class ClaimForwarder:
-    """One gateway's way to whoever works on claims."""
+    """Passes calls to the gateway that holds the node lock."""
 
     def __init__(self, kubelet: KubeletSettings, lock: NodeLock, limit_s: float) -> None:
         self._kubelet = kubelet
@@ -47,16 +46,16 @@ class ClaimForwarder:
         self._opened = asyncio.Event()
 
     def open(self, preparer: ClaimPreparer) -> None:
-        """Work on claims here from now on: it is our turn."""
+        """Handle claims in this process from now on, because it holds the node lock."""
         self._preparer = preparer
         self._opened.set()
 
     async def local_or_forwarded(self, driver: str, method: str, request: Message, reply: type[R]) -> ClaimPreparer | R:
-        """Give our own preparer when it is our turn, else the answer of the gateway whose turn it
-        is.
+        """Return this gateway's preparer when it holds the node lock, else the answer of the
+        gateway that holds it.
 
-        Errors: raises CallRefused with the other's own error, PeerUnavailable when
-        nobody has the turn for too long.
+        Errors: raises CallRefused with the other gateway's own error, PeerUnavailable when no
+        gateway holds the lock for too long.
         """
         try:
             async with asyncio.timeout(self._limit_s):
@@ -73,7 +72,10 @@ class ClaimForwarder:
             ) from err
 
     async def _pass_on(self, driver: str, method: str, request: Message, reply: type[R]) -> R | None:
-        """Ask the other gateway; None when it is ending, or about to begin."""
+        """Call the other gateway. None when it is ending, or about to begin.
+
+        Errors: raises CallRefused with its error.
+        """
         instance = self._lock.other_instance()
         if instance is None:
             return None

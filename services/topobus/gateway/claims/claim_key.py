@@ -1,8 +1,4 @@
-"""A claim as kubelet names it, and the failure that becomes the claim's own error text.
-
-Flows in: namespace, name and uid of kubelet's calls and of the checkpoint. Flows out: the owner
-that the ledger knows, and sentences for kubelet.
-"""
+"""A claim as kubelet names it, and the failure that becomes the claim's own error text."""
 
 from __future__ import annotations
 
@@ -24,23 +20,24 @@ class ClaimKey(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> Owner:
-        """Who holds the claim's devices."""
+        """The owner under which the ledger lists the claim's devices."""
         return Owner(kind=OwnerKind.CLAIM, namespace=self.namespace, name=self.name, uid=self.uid)
 
 
 class ClaimFailed(Exception):
-    """Raised on the way of one claim for what becomes its own error text; `ClaimPreparer` catches
-    it, and no other claim sees it.
+    """Raised while one claim is handled, with the text that becomes the claim's error.
+
+    `ClaimPreparer` catches it, so it does not affect other claims.
     """
 
     def __init__(self, text: str, code: str = "") -> None:
-        """Take the text and, of a refusal, the code of its first reason."""
+        """`code` is the code of a refusal's first reason."""
         super().__init__(text)
         self.code = code
 
 
 def refused(refusal: Refusal) -> ClaimFailed:
-    """Turn a refusal into the claim's failure: its reasons in one line."""
+    """Turn a refusal into the claim's failure, with its reasons in one line."""
     text = (
         "; ".join(reason.message for reason in refusal.reasons)
         or "refused without a reason: look into the log of the class's device service on the node"

@@ -1,10 +1,9 @@
-"""What the node's ledger is told of a claim: that its devices are taken, and that nothing of it is
-prepared any more.
+"""Records claims in the node's ledger by requests to the topology service: that a claim's devices
+are taken, and that nothing of it is prepared any more.
 
-Flows in: checkpoint entries, allocations, and whether a claim is still allocated. Flows out: asks
-to the topology service. Each attempt of a claim is an operation of its own, named in the checkpoint
-before it is asked for: the answer to an operation is stored, so a refused attempt could never
-succeed later under its old name.
+Each attempt of a claim is an operation of its own, named in the checkpoint before it is requested.
+The answer to an operation is stored, so a refused attempt could never succeed later under its old
+name.
 """
 
 from __future__ import annotations
@@ -30,12 +29,10 @@ __all__ = ["ClaimLedger", "Releaser"]
 
 
 class Releaser(Protocol):
-    """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no
-    ledger.
-    """
+    """Releases claims that are over in a cluster, whose scheduler does not write the ledger."""
 
     async def settle(self) -> bool:
-        """Release what is over; True when something was."""
+        """Release what is over. True when something was."""
         ...
 
 
@@ -52,18 +49,19 @@ class ClaimLedger:
         self._releaser = releaser
 
     async def adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
-        """Tell the ledger; refused, look once whether the holder is a claim that is over.
+        """Adopt a claim in the ledger. When it refuses, release holders that are claims that are
+        over, and try once more.
 
-        The entry says which attempt it was.
+        The returned entry names the attempt that succeeded.
 
-        Errors: raises ClaimFailed when the ledger refuses (the entry has left the checkpoint then),
-        PeerUnavailable when it cannot be asked.
+        Errors: raises ClaimFailed when the ledger refuses (the entry has then left the checkpoint),
+        PeerUnavailable when it cannot be reached.
         """
         adopted = await self._try_adopt(entry, claim, claim_allocation)
         if not isinstance(adopted, Refusal):
             return adopted
-        # Nothing was taken, so nothing is left to undo; and the next try must be a new operation,
-        # for this one's answer is stored.
+        # Nothing was taken, so nothing has to be undone. The next try must be a new operation,
+        # because this one's answer is stored.
         await self._checkpoint.remove(entry.uid, entry.device_class)
         if self._releaser is not None and await self._releaser.settle():
             entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
@@ -77,13 +75,14 @@ class ClaimLedger:
     async def _try_adopt(
         self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation
     ) -> ClaimEntry | Refusal:
-        """Exclusive devices are held, those of admin access are only looked at.
+        """Adopt the claim once: exclusive devices are held, devices with admin access are only
+        recorded.
 
-        The entry has the CPUs that were chosen of groups.
+        The returned entry has the CPUs that were chosen out of groups.
         """
         looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
         if looked_at:
-            # What holds nothing first: when it is refused, nothing has been taken.
+            # What holds nothing comes first: if it is refused, nothing has been taken.
             request = AdoptRequest(
                 op_id=f"{entry.attempt}-adopt-shared",
                 owner=claim.owner,
@@ -116,8 +115,8 @@ class ClaimLedger:
         return msgspec.structs.replace(entry, cpus=adopted.cpus)
 
     def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:
-        """List the CPUs that containers of other claims may run on: a ledger that was lost knows
-        nothing of them until it is told again.
+        """Return the CPUs that containers of other claims may run on. A ledger that was lost does
+        not have them until it is rebuilt.
         """
         taken = CpuSet()
         for other in self._checkpoint.entries():
@@ -126,14 +125,14 @@ class ClaimLedger:
         return taken
 
     async def let_go(self, attempt: str, claim: ClaimKey) -> None:
-        """Tell the ledger that nothing of a claim is prepared any more.
+        """Record in the ledger that nothing of a claim is prepared any more.
 
-        While the claim is allocated its devices stay its own, prepared or not; who deallocates it
-        releases them. In a cluster that is the releaser: undoing must not wait for the API server.
-        Where no claims can be read (`claim_reading.NoClaims`) it is the hub's controller, for
-        those that were prepared before.
-        Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when it or
-        the claim cannot be asked for.
+        While the claim is allocated its devices stay its own, prepared or not. The component that
+        deallocates it releases them. In a cluster that is the releaser, because undoing must not
+        wait for the API server. Where no claims can be read (`claim_reading.NoClaims`) it is the
+        hub's controller, for claims that were prepared earlier.
+        Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when the ledger or the
+        claim cannot be reached.
         """
         is_kept = self._releaser is not None or await self._is_allocated(claim)
         op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
@@ -145,13 +144,13 @@ class ClaimLedger:
         try:
             return is_allocated_here(await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node)
         except ConfigError:
-            # Claims are read nowhere: this one was prepared when they were, and is
-            # allocated as far as this node can know.
+            # Claims are read nowhere now. This one was prepared when they were, and this node must
+            # assume that it is allocated.
             return True
 
     @property
     def is_settled(self) -> bool:
-        """Say whether a releaser releases claims that are no longer prepared here: the checkpoint
-        remembers them for it.
+        """Return whether a releaser releases claims that are no longer prepared here. The
+        checkpoint remembers them for it.
         """
         return self._releaser is not None

@@ -1,10 +1,9 @@
 """Keeps the files that describe claims' devices to their containers, on a disk that survives a
-reboot: one for each request, replaced as a whole.
+reboot. Each request has a file, which is replaced as a whole.
 
-Flows in: claims as they are prepared, attached, undone; attributes of the inventories. Flows out:
-files, and CDI files with their mounts. A claim whose files cannot be written is prepared without
-them, for they help its containers and hold nothing back; that is logged. Files that no claim
-stands behind go at the start.
+A CDI file mounts them into containers. A claim whose files cannot be written is prepared without
+them and the failure is logged, because containers can start without this information. At start,
+files that belong to no claim are removed.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ class ClaimMetadata:
     def __init__(
         self, folder: Path, versions: tuple[str, ...], inventories: Callable[[], Mapping[str, Inventory]]
     ) -> None:
-        """Take the folder, which versions to write (none: no claim gets files any more), and where
-        attributes come from.
-        """
+        """`versions` to write (empty: no new files), `inventories` as the source of attributes."""
         self._folder = folder
         self._versions = versions
         self._inventories = inventories
@@ -53,12 +50,12 @@ class ClaimMetadata:
     def open(
         cls, settings: MetadataSettings, beside: Path, inventories: Callable[[], Mapping[str, Inventory]]
     ) -> ClaimMetadata:
-        """Take the settings, and the folder of the checkpoint."""
+        """Open with the settings and the folder that contains the checkpoint."""
         return cls(Path(settings.dir) if settings.dir else beside / "device-metadata", settings.versions, inventories)
 
     async def restore(self, entries: Iterable[ClaimEntry]) -> None:
-        """Write files that are missing, without attributes where no inventory is known yet, and
-        remove those of claims that are no more.
+        """Write missing files, without attributes where no inventory is known yet, and remove those
+        of claims that no longer exist.
         """
         wanted = {_name(entry): entry for entry in entries if entry.has_metadata}
         try:
@@ -69,7 +66,7 @@ class ClaimMetadata:
             await self.mend(entry)
 
     async def describe(self, entry: ClaimEntry) -> bool:
-        """Write the files of a claim that is being prepared; False when it gets none."""
+        """Write the files of a claim that is being prepared. False when it gets none."""
         if not self._versions or not is_dns_subdomain(entry.name):
             return False
         return await self._write(entry, {})
@@ -77,13 +74,14 @@ class ClaimMetadata:
     async def attached(self, entry: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> None:
         """Write what the devices became in the pod's sandbox.
 
-        Before its containers are made, for a container keeps the file that it was made with.
+        It runs before the sandbox's containers are created, because a container keeps the file with
+        which it was created.
         """
         if entry.has_metadata:
             await self._write(entry, interfaces)
 
     async def mend(self, entry: ClaimEntry) -> None:
-        """Write files that somebody removed: a container would not start without."""
+        """Write files that were removed, because a container would not start without them."""
         if not entry.has_metadata:
             return
         missing = await asyncio.to_thread(_missing, self.files(entry).values())
@@ -100,21 +98,21 @@ class ClaimMetadata:
             await self._disk.do(lambda: asyncio.to_thread(_remove, self._folder / _name(entry)))
 
     async def finish(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until all writes have ended."""
         await self._disk.finish()
 
     def files(self, entry: ClaimEntry) -> dict[str, str]:
-        """Name the files of a claim, by request."""
+        """Return the paths of a claim's files, by request."""
         return {device.request: str(self._folder / _name(entry) / f"{device.request}.json") for device in entry.devices}
 
     def described(self, entry: ClaimEntry) -> CdiSpec | None:
-        """Give a claim's CDI file with the mounts of its files."""
+        """Return a claim's CDI file with the mounts of its files."""
         if not entry.has_metadata:
             return entry.cdi
         return described_spec(entry.cdi, _claim(entry, {}, {}), entry.device_class, self.files(entry))
 
     async def _write(self, entry: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> bool:
-        # A claim that was described goes on to be when the setting is another by now.
+        # A claim that has files keeps them after the setting was changed.
         versions = self._versions or ("v1alpha1",)
         claim = _claim(entry, self._attributes(entry), interfaces)
         try:
@@ -156,7 +154,7 @@ def _claim(
 
 
 def _write_all(folder: Path, claim: DescribedClaim, versions: tuple[str, ...]) -> None:
-    """Write each file whose content is another; its generation counts the changes."""
+    """Write each file whose content has changed. Its generation counts the changes."""
     for request in dict.fromkeys(device.request for device in claim.devices):
         path = folder / f"{request}.json"
         present = path.read_bytes() if path.is_file() else b""
@@ -171,7 +169,7 @@ def _missing(paths: Iterable[str]) -> list[str]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a claim's folder with its files; one that holds anything else stays.
+    """Remove a claim's folder with its files. A folder that holds anything else stays.
 
     Errors: raises OSError.
     """
@@ -185,9 +183,10 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_others(folder: Path, wanted: Collection[str]) -> None:
-    """Remove the folders of claims that are no more.
+    """Remove the folders of claims that no longer exist.
 
-    What is not named as one is none of ours, should the setting name a folder that others use.
+    Only folders with names of our form are removed, because the setting may name a folder that
+    other programs use.
 
     Errors: raises OSError.
     """

@@ -1,10 +1,8 @@
-"""Reads claims by name: from the stand-alone store in this module.
+"""Reads claims by name from the stand-alone store.
 
-From a cluster's API server in `gateway.cluster`.
-
-Flows in: a claim's namespace and name. Flows out: the claim in the shape of
-resource.k8s.io/v1. The caller compares the uid, because a claim of the same name may have
-replaced the one that kubelet means.
+`gateway.cluster` reads them from a cluster's API server. Either way a claim has the shape of
+resource.k8s.io/v1. The caller compares the uid, because a claim of the same name may have replaced
+the one that kubelet means.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ __all__ = ["BusClaims", "ClaimReader", "NoClaims", "stored_claims", "without_cla
 
 
 class ClaimReader(Protocol):
-    """Where claims are read: the stand-alone store, or a cluster's API server."""
+    """Reads claims from the stand-alone store or from a cluster's API server."""
 
     async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim; None when there is none.
+        """Read a claim. None: it does not exist.
 
-        Errors: raises PeerUnavailable or ContractError, and ConfigError
-        where no claims are read at all.
+        Errors: raises PeerUnavailable or ContractError, and ConfigError where no claims are read at
+        all.
         """
         ...
 
@@ -40,29 +38,28 @@ class BusClaims:
         self._bus = bus
 
     async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim from the bucket; one of classic DRA in the shape of structured ones.
+        """Read a claim from the bucket. A claim of classic DRA is converted to the shape of
+        structured ones.
 
-        Errors: raises ContractError for a classic claim whose handles are not ours to have written.
+        Errors: raises ContractError for a classic claim with handles that Topobus did not write.
         """
         entry = await self._bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
         return as_structured(entry.value) if entry else None
 
 
 class NoClaims:
-    """No claims: the stand-alone ones are at the hub, which a node with a server of its own does
-    not read.
-    """
+    """Reads no claims: on a node with a server of its own they are stored only at the hub."""
 
     async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read nothing, and say why.
+        """Refuse to read.
 
-        Errors: raises ConfigError.
+        Errors: raises ConfigError with the reason.
         """
         raise without_claims()
 
 
 def without_claims() -> ConfigError:
-    """Say why no claim can be read on a node with a server of its own."""
+    """Return the error for reading a claim on a node with a NATS server of its own."""
     return ConfigError(
         "no claim can be read on this node: its NATS server is its own (nats.provisioner is topology), where "
         "none are stored, "
@@ -73,5 +70,5 @@ def without_claims() -> ConfigError:
 
 
 def stored_claims(bus: Bus, nats: NatsSettings) -> ClaimReader:
-    """Choose where stand-alone claims are read: at the server for everything, or nowhere."""
+    """Choose the reader of stand-alone claims: the central server's store, or none."""
     return NoClaims() if nats.is_nodes_own else BusClaims(bus)

@@ -1,8 +1,7 @@
-"""The door to whoever tells the cluster what became of claims on this node, and its empty form for
-gateways without a cluster.
+"""The interface by which the cluster learns what happened to claims on this node, and its empty
+form for gateways without a cluster.
 
-Flows in: claims that were prepared, attached, refused, detached, undone. Flows out: nothing; no
-call waits or fails, for kubelet and the container runtime wait for its caller.
+No call waits or fails, because kubelet and the container runtime wait for the caller.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ __all__ = ["ClaimReports", "NoClaimReports"]
 
 
 class ClaimReports(AttachmentReports, Protocol):
-    """Hears of claims, besides of what becomes of them in sandboxes."""
+    """Receives what happened to claims, in addition to what happened to them in sandboxes."""
 
     def prepared(self, entry: ClaimEntry) -> None:
-        """Hear that containers may have the claim's devices of a class, or may as soon as these are
-        in their sandbox.
+        """Report that containers may have the claim's devices of a class, or may have them as soon
+        as they are in their sandbox.
         """
         ...
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
-        """Hear that nothing of a claim is prepared any more."""
+        """Report that nothing of a claim is prepared any more."""
         ...
 
     def cpus_differed(self, difference: CpuDifference) -> None:
-        """Hear that a container was on other CPUs than was promised."""
+        """Report that a container ran on other CPUs than promised."""
         ...
 
 
 class NoClaimReports:
-    """Tells nobody."""
+    """Reports nothing."""
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
         """Do nothing."""

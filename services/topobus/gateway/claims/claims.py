@@ -1,12 +1,11 @@
 """Prepares and unprepares claims, with ledger, device service, CDI file and checkpoint in an order
 that survives a crash at any point.
 
-Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or an error text
-for kubelet. Prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`),
-prepare the devices (`claim_devices`), write the CDI file (`claim_files`), write "done" to the
-checkpoint, answer. Unprepare goes the other way. Both are idempotent. The order is decided here
-and nowhere else, and so is how long a claim is tried; a claim that cannot be undone now is left,
-and undone when that is possible.
+Prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`), prepare the devices
+(`claim_devices`), write the CDI file (`claim_files`), write "done" to the checkpoint, answer with
+devices and CDI names, or an error text for kubelet. Unprepare does the reverse. Both are
+idempotent. Only this module decides the order, and how long a claim is tried. A claim that cannot
+be undone now is left, and undone when that is possible.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ __all__ = ["ClaimPreparer"]
 
 T = TypeVar("T")
 
-# Pauses between the tries of a claim whose peer is not there.
+# Pauses in seconds between the tries of a claim whose peer is not reachable.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-# Before the end of a claim's time: what the service works at is said
-# rather than that the time is over.
+# Seconds before the end of a claim's time at which the device service's present work is returned as
+# the error, instead of a timeout.
 _ANSWER_S = 1.0
-# Between two tries to let go of what nobody knows; topology may be starting.
+# Seconds between two tries to undo claims that are in no checkpoint. Topology may be starting.
 _UNDO_AGAIN_S = 5.0
-# kubelet asks for the end of a claim when its containers have ended, and may hear
-# of that a moment before we do.
+# Seconds to wait for containers: kubelet unprepares a claim when its containers have ended, and may
+# know that a moment before the gateway does.
 _ENDING_S = 1.0
 
 
@@ -83,7 +82,7 @@ class ClaimPreparer:
         files: ClaimFiles,
         metrics: ClaimMetrics,
     ) -> None:
-        """Take what it works with; `releaser` is None without a cluster."""
+        """`releaser` is None without a cluster."""
         self.attempts = Attempts()
         self._state = state
         self._containers = state.containers
@@ -109,12 +108,12 @@ class ClaimPreparer:
         Runs before kubelet is served.
 
         Errors: raises ConfigError when there is something to write and the folder cannot be
-        written. With nothing to write it is only logged: device plugins work without the folder,
-        and it may be mended before the first claim comes.
+        written. With nothing to write, the failure is only logged: device plugins work without the
+        folder, and it may be repaired before the first claim comes.
         """
         running = [entry for entry in self._checkpoint.entries() if entry.is_running]
-        # An earlier gateway process may have written what the settings forbid now; its claim is
-        # told so when kubelet asks, and the others have their files.
+        # An earlier gateway process may have written what the settings forbid now. Its claim gets
+        # the refusal when kubelet prepares it again, and the others get their files.
         wanted = [entry for entry in running if entry.cdi is not None and await self._refusal(entry) is None]
         await asyncio.to_thread(self._checkpoint.sweep)
         await self._metadata.restore(self._checkpoint.entries())
@@ -124,17 +123,17 @@ class ClaimPreparer:
             await self._files.check()
 
     async def finish(self) -> None:
-        """Wait until nothing is being written: then the files may be another process's."""
+        """Wait until all writes have ended. Another process may then use the files."""
         await self._metadata.finish()
         await self._files.finish()
         await self._checkpoint.finish()
 
     async def undo_unknown(self) -> None:
-        """Let go of claims that the ledger calls prepared and the checkpoint does not know, at the
-        start and whenever an older ledger is shown; for ever.
+        """Undo claims that the ledger lists as prepared and the checkpoint does not have, at the
+        start and whenever an older ledger appears, until cancelled.
 
-        Who moved the checkpoint away said that nothing uses them. A ledger that was put back from
-        an older copy has claims that were undone since.
+        An operator who moved the checkpoint away declared that nothing uses its claims. A ledger
+        that was restored from an older copy has claims that were undone since.
         """
         while True:
             ticket = self._state.ledger_went_back.ticket()
@@ -144,7 +143,7 @@ class ClaimPreparer:
                 await asyncio.sleep(_UNDO_AGAIN_S)
 
     async def _undo_unknown(self) -> bool:
-        """Look once.
+        """Check once.
 
         False: something could not be undone, and its devices stay held until it is.
         """
@@ -171,7 +170,7 @@ class ClaimPreparer:
         return is_done
 
     async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
-        """Prepare a claim's devices of one class; the text is the claim's error."""
+        """Prepare a claim's devices of one class. A text is the claim's error."""
         with self.attempts.running(claim.uid):
             try:
                 with self._metrics.preparing(device_class):
@@ -194,7 +193,7 @@ class ClaimPreparer:
             return error
 
     async def unprepare(self, device_class: str, claim: ClaimKey) -> str:
-        """Undo a claim; empty when done. A claim that is not known here was undone before."""
+        """Undo a claim. Returns its error, empty when done. An unknown claim was undone before."""
         try:
             with self._metrics.unpreparing(device_class):
                 await self._wait_for_containers(device_class, claim)
@@ -218,11 +217,11 @@ class ClaimPreparer:
         return f"claim {claim.namespace}/{claim.name}: {error}"
 
     async def _leave(self, device_class: str, claim: ClaimKey, why: str) -> bool:
-        """Let kubelet end the pod of a claim that cannot be undone now, since somebody is away,
-        perhaps for good, or a container runs on that kubelet has forgotten.
+        """Let kubelet end the pod of a claim that cannot be undone now, because a peer is away,
+        perhaps permanently, or a container that kubelet has forgotten still runs.
 
-        The entry stays, and the devices stay held, until it is undone. False when not
-        even that could be written down.
+        The entry stays, and the devices stay held, until it is undone. False when not even that
+        could be stored.
         """
         async with self._locks.of(claim.uid):
             entry = self._checkpoint.get(claim.uid, device_class)
@@ -250,8 +249,8 @@ class ClaimPreparer:
         return True
 
     async def undo_left(self) -> None:
-        """Undo what was left, for ever: as soon as whoever was away is back, or the containers that
-        have it have ended.
+        """Undo claims that were left, as soon as the missing peer is back or their containers have
+        ended, until cancelled.
         """
         while True:
             self._has_left.clear()
@@ -287,9 +286,9 @@ class ClaimPreparer:
             return
 
     def _why_held(self, entry: ClaimEntry) -> str:
-        """Say which container has a claim's devices still.
+        """Describe which container still has a claim's devices.
 
-        Empty: none, or nobody tells of containers.
+        Empty: none has them, or no runtime reports containers.
         """
         running = self._containers.of_claim(entry)
         if running:
@@ -301,11 +300,11 @@ class ClaimPreparer:
         return f"whether its containers have ended is not known: {why_untold}" if why_untold else ""
 
     async def _patiently(self, claim: ClaimKey, work: Callable[[], Awaitable[T]]) -> T:
-        """Do a claim's work, again for a while when a peer is not there: kubelet itself comes back
-        only after a minute and more.
+        """Run a claim's work, and repeat it for a while when a peer is away, because kubelet itself
+        retries only after more than a minute.
 
-        Errors: raises what the last try raised, and TimeoutError when
-        the claim's whole time is over.
+        Errors: raises the error of the last try, and TimeoutError when the claim's whole time is
+        over.
         """
         now = asyncio.get_running_loop().time
         start, attempt = now(), 0
@@ -317,11 +316,11 @@ class ClaimPreparer:
                     async with self._locks.of(claim.uid):
                         return await work()
                 except StillRuns:
-                    # It may take for ever: kubelet is told now.
+                    # It may take very long, so kubelet gets the error now.
                     raise
                 except StillAtWork as err:
-                    # For all of the claim's time; then kubelet's next try
-                    # goes on with the same operation.
+                    # Wait for all of the claim's time. Kubelet's next try continues the same
+                    # operation.
                     wait_s = min(max(err.retry_after_s, pause_s), _LONGEST_PAUSE_S)
                     if now() + wait_s > start + self._deadlines.claim_s - _ANSWER_S:
                         raise
@@ -354,8 +353,8 @@ class ClaimPreparer:
         if isinstance(allocation, Refusal):
             raise refused(allocation)
         if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
-            # Allocated anew between two tries, or half undone: what was begun is undone to its end,
-            # and this is another operation.
+            # Allocated again between two tries, or half undone: what was begun is undone
+            # completely, and this is another operation.
             await self._unprepare(device_class, claim)
             entry = None
         self._devices.check_rivals(claim, device_class, allocation)
@@ -372,11 +371,11 @@ class ClaimPreparer:
             await self._checkpoint.put(entry)
         entry = await self._ledger.adopt(entry, claim, allocation)
         if entry.attachment is not None:
-            # Of the boot before: no sandbox of it is left.
+            # From an earlier boot: none of its sandboxes exists.
             await self._attachments.detach(entry)
             entry = msgspec.structs.replace(entry, attachment=None, left_sandbox=entry.attachment.sandbox.id)
         allocation = msgspec.structs.replace(allocation, cpus=entry.cpus)
-        # After a reboot the devices are made ready once more, by another operation.
+        # After a reboot the devices are made ready again by another operation.
         op_id = f"{entry.attempt}-prepare" + (f"-{self._checkpoint.boot_id[:8]}" if entry.is_running else "")
         answers = await self._devices.prepare(op_id, claim, device_class, allocation, is_again=entry.is_running)
         spec = cdi_spec(claim.uid, device_class, answers.prepared, answers.by_request)
@@ -400,8 +399,8 @@ class ClaimPreparer:
         async with self._pinning.promising(entry) as refusal:
             if refusal is not None:
                 raise refused(refusal)
-            # Side by side: each is made whole from the other at the next start, and kubelet hears
-            # of neither before both are on disk.
+            # In parallel: at the next start each file can be rebuilt from the other, and kubelet
+            # gets its answer only when both are on disk.
             for outcome in await asyncio.gather(
                 self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True
             ):
@@ -424,7 +423,7 @@ class ClaimPreparer:
         if entry is None:
             return
         if not entry.is_undoing:
-            # From here on nobody may be told that it is prepared, should we not come to the end.
+            # From here on it must not count as prepared, in case this run does not finish.
             entry = (
                 await self._checkpoint.change(
                     entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)
@@ -463,8 +462,8 @@ class ClaimPreparer:
             return await self._reader.read(claim.namespace, claim.name)
 
     async def _refusal(self, entry: ClaimEntry) -> Refusal | None:
-        """Look at what the checkpoint would have us write: rights may be fewer than when it was
-        prepared.
+        """Check what the checkpoint's content would have us write, because the settings may allow
+        less than when it was prepared.
         """
         if entry.cdi is None:
             return None
@@ -473,11 +472,11 @@ class ClaimPreparer:
 
 
 def _own_of(claim_allocation: ClaimAllocation, verb: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Choose the devices of an answer that something is done with.
+    """Choose those devices of an answer on which the service acts.
 
-    One that is only looked at (admin access) stays as it is.
+    A device with only admin access is left out.
 
-    Errors: raises ClaimFailed when the service names a device that the claim has not.
+    Errors: raises ClaimFailed when the service names a device that the claim does not have.
     """
     strange = sorted(set(names) - set(claim_allocation.names))
     if strange:

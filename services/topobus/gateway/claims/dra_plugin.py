@@ -1,9 +1,9 @@
 """The DRA driver of one class: serves its two sockets, keeps them registered with kubelet, and
 handles kubelet's calls.
 
-Flows in: kubelet's calls. Flows out: prepared claims, health. One handler serves both API versions:
-v1 and v1beta1 (and v1 and v1alpha1 of the health API) differ only in the package's name, which is
-why handlers are added by name instead of by the generated helpers.
+One handler serves both API versions: v1 and v1beta1 (and v1 and v1alpha1 of the health API) differ
+only in the package's name. This is why handlers are added by name instead of by the generated
+helpers.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -44,17 +44,17 @@ __all__ = ["DraDriver"]
 R = TypeVar("R")
 
 _HEALTH = {DraHealth.UNKNOWN: health.UNKNOWN, DraHealth.HEALTHY: health.HEALTHY, DraHealth.UNHEALTHY: health.UNHEALTHY}
-# How long a stop waits for calls under way; all of it must be over within five seconds.
+# Seconds that a stop waits for running calls. All of it must be over within five seconds.
 _FINISH_S = 1.0
-# kubelet cuts longer ones itself.
+# kubelet truncates longer messages itself.
 _MESSAGE_LIMIT = 1024
-# How long news of health is collected, in seconds; a tenth of a second
-# from fault to kubelet is promised.
+# Seconds during which health changes are collected. A fault is promised to reach kubelet within a
+# tenth of a second.
 _AFTER_LISTS_S = 0.01
 _PLUGIN_SERVICES = ("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin")
 _HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-# For the plugin the label is not the wire package; for health the two agree. Health
-# is offered because it is served.
+# For the plugin the label is not the wire package. For health the two are the same. Health is
+# listed because it is served.
 _SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *_HEALTH_SERVICES)
 
 
@@ -93,7 +93,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         self._clock = clock
 
     async def run(self) -> None:
-        """Serve both sockets, and serve them again when one of them vanishes."""
+        """Serve both sockets, and serve them again when one of them disappears."""
         while True:
             await self._watch.until(self._watch.folder.is_dir)
             try:
@@ -106,16 +106,16 @@ class DraDriver(registration_rpc.RegistrationServicer):
             await self._clock.sleep(self._deadlines.retry_s)
 
     async def take_over(self) -> None:
-        """Clear up after the gateway that had the turn. kubelet forgot the health of the driver's
-        devices with its stream, so all of it is told again.
+        """Clean up after the gateway that held the lock. kubelet forgot the health of the driver's
+        devices when its stream ended, so all of it is sent again.
         """
         await self._remove_stale_sockets()
         self._tellings += 1
         self._state.changed.announce()
 
     async def _remove_stale_sockets(self) -> None:
-        """Remove sockets of this driver's on which nobody listens: a gateway that was killed could
-        not, and kubelet dials a dead one again and again.
+        """Remove sockets of this driver without a listener: a gateway that was killed could not
+        remove them, and kubelet dials a dead socket again and again.
         """
         for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
             for name in (path.name, pattern):
@@ -123,7 +123,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
 
     async def _serve_once(self) -> None:
         await self._remove_stale_sockets()
-        # The service first: kubelet dials it as soon as it has read the registration socket.
+        # The service socket first: kubelet dials it as soon as it has read the registration socket.
         async with (
             serving(self._service, self._add_services),
             serving(self._registry, lambda server: registration_rpc.add_RegistrationServicer_to_server(self, server)),
@@ -137,8 +137,8 @@ class DraDriver(registration_rpc.RegistrationServicer):
         get_logger().info("driver.lost", driver=self.driver, why="a socket of ours was removed or replaced")
 
     async def _finish_calls(self) -> None:
-        """Let the calls about claims that are under way come to their end: a call cut off is
-        repeated by kubelet after a minute and more.
+        """Let running calls about claims finish, because kubelet repeats a call that was cut off
+        only after more than a minute.
         """
         with suppress(TimeoutError):
             async with self._clock.timeout(_FINISH_S):
@@ -187,7 +187,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         request: registration.InfoRequest,
         context: grpc.aio.ServicerContext[registration.InfoRequest, registration.PluginInfo],
     ) -> registration.PluginInfo:
-        """Tell kubelet's plugin watcher who is here."""
+        """Describe this driver to kubelet's plugin watcher."""
         return registration.PluginInfo(
             type="DRAPlugin",
             name=self.driver,
@@ -200,7 +200,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         request: registration.RegistrationStatus,
         context: grpc.aio.ServicerContext[registration.RegistrationStatus, registration.RegistrationStatusResponse],
     ) -> registration.RegistrationStatusResponse:
-        """Keep what kubelet decided; a refusal is for a human."""
+        """Record kubelet's decision. A refusal needs an operator."""
         if request.plugin_registered:
             get_logger().info("driver.registered", driver=self.driver)
             self._set_status("registered")
@@ -214,7 +214,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         request: dra.NodePrepareResourcesRequest,
         context: grpc.aio.ServicerContext[dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse],
     ) -> dra.NodePrepareResourcesResponse:
-        """Prepare claims; what fails for one is that one's error."""
+        """Prepare claims. A failure is reported as the error of its claim."""
         with self._counted():
             return await answer(
                 context, self._metrics, "NodePrepareResources", self.device_class, self._prepare(request)
@@ -225,7 +225,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         request: dra.NodeUnprepareResourcesRequest,
         context: grpc.aio.ServicerContext[dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse],
     ) -> dra.NodeUnprepareResourcesResponse:
-        """Undo claims; every claim asked for has an entry."""
+        """Undo claims. The answer has an entry for every claim of the request."""
         with self._counted():
             return await answer(
                 context, self._metrics, "NodeUnprepareResources", self.device_class, self._unprepare(request)
@@ -236,9 +236,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         request: health.NodeWatchResourcesRequest,
         context: grpc.aio.ServicerContext[health.NodeWatchResourcesRequest, health.NodeWatchResourcesResponse],
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
-        """Send the complete health at once, after every change, and again before kubelet would call
-        it Unknown.
-        """
+        """Send the complete health at once, after each change, and before kubelet's time limit."""
         sent: tuple[HealthEntry, ...] | None = None
         telling = self._tellings
         seen_at = int(self._clock.now().timestamp())
@@ -257,7 +255,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
                     await ticket.wait()
             except TimeoutError:
                 continue
-            # Lists first: kubelet allocates by them, and shows health to people.
+            # Lists first: kubelet allocates by them, and only shows health to people.
             await self._clock.sleep(_AFTER_LISTS_S)
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
@@ -300,10 +298,10 @@ class DraDriver(registration_rpc.RegistrationServicer):
         return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, unprepare))
 
     def _health_message(self, entries: Iterable[HealthEntry], seen_at: int) -> health.NodeWatchResourcesResponse:
-        """Write the complete health.
+        """Build the message with the complete health.
 
-        Without the devices' own messages when kubelet would not take it with them,
-        for that would end the stream.
+        The devices' own messages are left out when kubelet would not accept the size with them,
+        because that would end the stream.
         """
         devices = [self._to_wire(entry, seen_at) for entry in entries]
         message = health.NodeWatchResourcesResponse(devices=devices)
@@ -336,18 +334,18 @@ class DraDriver(registration_rpc.RegistrationServicer):
 
 
 async def _guarded(claim: ClaimKey, method: str, work: Awaitable[R]) -> R | str:
-    """Give the result for one claim, or the text of a bug of our own."""
+    """Return the result for one claim, or the text of an internal error."""
     try:
         return await work
     except Exception as err:  # noqa: BLE001
-        # boundary: gRPC servicer, one claim. Our own bug must not fail
-        # the other claims of the call.
+        # boundary: gRPC servicer, one claim. An internal error must not fail the other claims of
+        # the call.
         get_logger().exception("claim.crashed", method=method, claim_uid=claim.uid)
         return f"claim {claim.namespace}/{claim.name}: topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
 
 
 async def _for_each(claims: Iterable[dra.Claim], work: Callable[[ClaimKey], Coroutine[Any, Any, R]]) -> dict[str, R]:
-    """Do the same to all claims at once; a slow one holds up none of the others."""
+    """Do the same for all claims at once. A slow one does not delay the others."""
     keys = [ClaimKey(namespace=claim.namespace, name=claim.name, uid=ClaimUid(claim.uid)) for claim in claims]
     async with asyncio.TaskGroup() as group:
         tasks = {key.uid: group.create_task(work(key)) for key in keys}

@@ -1,9 +1,8 @@
 """Periodically unprepares claims that kubelet has forgotten.
 
-Flows in: the checkpoint, claims from the API server, kubelet's PodResources. Flows out: claims
-undone. A claim is undone only when the API server and kubelet both say twice in a row that nobody
-uses it. The first check waits until kubelet has run for a while, since a kubelet that has just
-started lists no pods. When either does not answer, nothing is undone.
+A claim is undone only when both the API server and kubelet's PodResources report twice in a row
+that no pod uses it. The first check waits until kubelet has run for a while, since a kubelet that
+has just started lists no pods. When either does not answer, nothing is undone.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["ForgottenClaims"]
 
 
 class ForgottenClaims:
-    """Looks at all prepared claims of one node."""
+    """Checks all prepared claims of one node."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class ForgottenClaims:
         self._node = node
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check until cancelled."""
         loop = asyncio.get_running_loop()
         kubelet, appeared_at = identity(self._usage.socket), loop.time()
         forgotten_before: frozenset[str] = frozenset()
@@ -59,14 +58,17 @@ class ForgottenClaims:
             forgotten_before = await self._undo(forgotten_before)
 
     async def _undo(self, forgotten_before: frozenset[str]) -> frozenset[str]:
-        """Look once, and undo what the look before said, too: the keys of what this one says."""
+        """Check once, and undo the claims that the previous check also found forgotten.
+
+        Returns the keys of those that this check found.
+        """
         listing = await self._usage.listing()
         if isinstance(listing, str):
             return frozenset()
         forgotten: set[str] = set()
         for entry in self._checkpoint.entries():
-            # Asked of the API server is only what kubelet does not list: that
-            # is nothing on an ordinary node.
+            # Only claims that kubelet does not list are read from the API server. On an ordinary
+            # node there are none.
             if not entry.is_running or is_listed(listing.uses, entry.namespace, entry.name):
                 continue
             try:

@@ -1,12 +1,12 @@
 """Releases claims in the ledger when the cluster has deallocated them.
 
-In a cluster the scheduler deallocates, and no other component tells the ledger.
+In a cluster the scheduler deallocates, and no other component updates the ledger.
 
-Flows in: the ledger, the checkpoint, claims from the API server. Flows out: releases. A claim that
-is prepared here is never released. One that was unprepared here (the checkpoint says so) is
-released as soon as the API server says that it is not allocated to this node any more, and is
-looked at each moment while another one waits for its devices. Any other must be found unallocated
-twice in a row, because its allocation may be about to be written. No answer means no release.
+A claim that is prepared here is never released. A claim that was unprepared here (according to the
+checkpoint) is released as soon as the API server shows it as not allocated to this node. It is
+checked frequently while another claim waits for its devices. Any other claim must be found
+unallocated twice in a row, because its allocation may be about to be written. Without an answer
+nothing is released.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from topobus.values.request import Owner, OwnerKind
 __all__ = ["LedgerRelease"]
 
 
-# Between two looks at a claim whose devices another one waits for, in seconds.
+# Seconds between two checks of a claim for whose devices another one waits.
 _AWAITED_S = 0.5
 
 
 class LedgerRelease:
-    """Looks at the ledger's claims, period after period and when asked."""
+    """Checks the ledger's claims periodically and on request."""
 
     def __init__(
         self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, deadlines: DeadlineSettings
@@ -48,18 +48,18 @@ class LedgerRelease:
         self._over_before: frozenset[str] = frozenset()
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check until cancelled."""
         while True:
             await self._pause()
             self._over_before, _ = await self._release_unprepared(self._over_before, self._owners())
 
     async def settle(self) -> bool:
-        """Release claims that were unprepared here and are over by now; True when there was one."""
+        """Release claims that were unprepared here and are now over. True when there was one."""
         _, released = await self._release_unprepared(frozenset(), self._owners())
         return released > 0
 
     async def _pause(self) -> None:
-        """Wait for the next look at all claims.
+        """Wait for the next check of all claims.
 
         Meanwhile release what another claim waits for as soon as it is over.
         """
@@ -92,8 +92,9 @@ class LedgerRelease:
     async def _release_unprepared(
         self, over_before: frozenset[str], owners: Sequence[Owner]
     ) -> tuple[frozenset[str], int]:
-        """Look at each of these claims once: the keys of those that look over, and how many were
-        released.
+        """Check each of these claims once.
+
+        Returns the keys of those that look deallocated, and how many were released.
         """
         prepared = {entry.uid for entry in self._checkpoint.entries()}
         if self._state.ledger is not None:
@@ -117,7 +118,7 @@ class LedgerRelease:
 
     async def _release(self, owner: Owner) -> bool:
         if any(entry.uid == owner.uid for entry in self._checkpoint.entries()):
-            # It was prepared while we looked.
+            # It was prepared during the check.
             return False
         refusal = await self._asks.release(f"settle-{uuid.uuid4().hex}", owner)
         if refusal is not None:

@@ -1,6 +1,4 @@
-"""The door to what gives claims CPUs for themselves, and its empty form for nodes whose CPUs are
-kubelet's.
-"""
+"""The interface for exclusive CPUs of claims, and its empty form where kubelet manages CPUs."""
 
 from __future__ import annotations
 
@@ -14,42 +12,40 @@ __all__ = ["NoPinning", "Pinning"]
 
 
 class Pinning(Protocol):
-    """Gives claims CPUs for themselves."""
+    """Gives claims exclusive CPUs."""
 
     def promising(self, entry: ClaimEntry) -> AbstractAsyncContextManager[Refusal | None]:
         """Take the claim's CPUs from all other containers for the length of a block, in which the
-        checkpoint is to get the claim; a Refusal says that nothing was taken.
+        checkpoint has to get the claim. A Refusal means that nothing was taken.
 
         After the block the CPUs stay taken if the checkpoint has the claim as prepared.
-        Errors: raises PeerUnavailable when the container runtime cannot be told, ContractError when
-        it could not change a container.
+        Errors: raises PeerUnavailable when the container runtime cannot be reached, ContractError
+        when it could not change a container.
         """
         ...
 
     def pins(self, entry: ClaimEntry) -> bool:
-        """Say whether a claim brings CPUs for its containers alone: none
-        of them may start without.
-        """
+        """Return whether a claim's containers may start only with their exclusive CPUs."""
         ...
 
     async def released(self) -> None:
-        """Hear that the checkpoint has a claim less.
+        """Update the other containers after the checkpoint has lost a claim.
 
-        Waits a moment for everybody to have its CPUs again. Raises nothing: what could
-        not be changed is changed later.
+        It waits a moment for all containers to get their CPUs back. Raises nothing: what could not
+        be changed now is changed later.
         """
         ...
 
 
 class NoPinning:
-    """Promises nothing, and takes nothing from anybody."""
+    """Promises nothing and takes no CPUs."""
 
     def promising(self, entry: ClaimEntry) -> AbstractAsyncContextManager[Refusal | None]:
-        """Let the claim be prepared."""
+        """Allow the claim to be prepared."""
         return nullcontext()
 
     def pins(self, entry: ClaimEntry) -> bool:
-        """Say no."""
+        """Return False."""
         return False
 
     async def released(self) -> None:

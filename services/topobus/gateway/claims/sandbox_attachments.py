@@ -1,11 +1,10 @@
 """Puts claims' devices into the sandboxes of their pods, and takes them out again, as the container
 runtime starts and stops sandboxes.
 
-Flows in: sandboxes and containers as the runtime tells them, entries of the checkpoint, a claim
-that is being unprepared. Flows out: asks to the device service, a durable word in the checkpoint
-before and after each, refusals for the runtime, reports. A sandbox waits no longer than the runtime
-bears. Whatever is not done then, or was refused, holds the pod's containers back; each new try of
-kubelet's to make one tries it again. One claim's devices are in one sandbox at a time.
+Each request to the device service is recorded in the checkpoint before and after. A sandbox waits
+no longer than the runtime allows. What is not done by then, or was refused, keeps the pod's
+containers from starting. It is tried again each time kubelet tries to create one. One claim's
+devices are in one sandbox at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = ["SandboxAttachments"]
 T = TypeVar("T")
 
 _NO_RUNTIME = "the gateway is no plugin of the runtime: set TOPOBUS_GATEWAY__RUNTIME__SOCKET"
-# Pauses between asks of a device service that is not there, or not done yet.
+# Pauses in seconds between requests to a device service that is away or has not finished.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -58,7 +57,7 @@ class _Attaching:
 
 
 class SandboxAttachments:
-    """Keeps what the checkpoint says of sandboxes, the device services and the runtime together."""
+    """Keeps the sandbox state in the checkpoint, the device services and the runtime consistent."""
 
     def __init__(
         self,
@@ -72,8 +71,8 @@ class SandboxAttachments:
         details: PodDetails,
         describe: Describe,
     ) -> None:
-        """Take what it works with; `limit_s` is how long the runtime waits for one event,
-        `describe` is awaited before a container can be made.
+        """`limit_s` is how long the runtime waits for one event. `describe` is awaited before a
+        container can be created.
         """
         self.why_no_runtime: Callable[[], str] = lambda: _NO_RUNTIME
         """Says why no event comes; nothing: they do."""
@@ -93,17 +92,17 @@ class SandboxAttachments:
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Own the work that outlives an event, for ever. Events come only meanwhile."""
+        """Own the work that outlives an event, until cancelled. Events arrive only meanwhile."""
         async with asyncio.TaskGroup() as self._group:
             await asyncio.Event().wait()
 
-    # What `ClaimPreparer` needs.
+    # Called by `ClaimPreparer`.
 
     def check(self, entry: ClaimEntry) -> None:
-        """Let a claim be prepared only when the runtime will show its sandbox.
+        """Check that the runtime will report the claim's sandbox.
 
-        Errors: raises PeerUnavailable when the claim has devices to
-        attach and the runtime is not there.
+        Errors: raises PeerUnavailable when the claim has devices to attach and the runtime is not
+        connected.
         """
         why = self.why_no_runtime() if entry.to_attach or entry.to_adjust else ""
         if why:
@@ -114,7 +113,7 @@ class SandboxAttachments:
             )
 
     async def detach(self, entry: ClaimEntry) -> None:
-        """Take a claim's devices out of wherever they are; its sandbox may be gone.
+        """Take a claim's devices out of any sandbox, which may be gone.
 
         Errors: raises ClaimFailed when the device service refuses, PeerUnavailable when it is away.
         """
@@ -124,11 +123,11 @@ class SandboxAttachments:
             if latest is not None and latest.attachment is not None:
                 await self._detach(latest, latest.attachment.sandbox)
 
-    # What the runtime tells.
+    # Called for the runtime's events.
 
     def synchronize(self, sandboxes: Sequence[Sandbox]) -> None:
-        """Compare what is there with what is written: a sandbox may have come or gone while nobody
-        was told.
+        """Compare the existing sandboxes with the checkpoint, because a sandbox may have come or
+        gone without an event.
         """
         self._sandboxes = {sandbox.id: sandbox for sandbox in sandboxes}
         for sandbox in {attaching.sandbox.id: attaching.sandbox for attaching in self._attaching.values()}.values():
@@ -139,8 +138,8 @@ class SandboxAttachments:
                 continue
             is_ready = self._checkpoint.is_ready(entry)
             if entry.attachment is None:
-                # Stopped sandboxes are listed, too: of several only a container says which
-                # one lives, and asks (`admit`).
+                # Stopped sandboxes are listed as well. Of several, only a container's creation
+                # shows which one is alive (`admit`).
                 candidates = [
                     sandbox for sandbox in sandboxes if is_reserved(entry, sandbox) and sandbox.id != entry.left_sandbox
                 ]
@@ -149,7 +148,7 @@ class SandboxAttachments:
             elif entry.attachment.sandbox.id not in self._sandboxes:
                 self._detach_dead(entry.key)
             elif not is_ready:
-                # A dead sandbox of the boot before: it is left when the claim is prepared anew.
+                # A dead sandbox of an earlier boot: it is left when the claim is prepared again.
                 continue
             elif entry.attachment.is_attached:
                 self._reports.attached(entry, entry.attachment.sandbox, entry.attachment.interfaces)
@@ -157,31 +156,33 @@ class SandboxAttachments:
                 self._attach_to(entry, entry.attachment.sandbox)
 
     async def sandbox_started(self, sandbox: Sandbox) -> None:
-        """Bring the devices of a pod's claims into its new sandbox, as far as the runtime waits.
+        """Bring the devices of a pod's claims into its new sandbox, within the time that the
+        runtime waits.
 
-        What is refused, or goes on, holds the pod's containers back (`admit`). The sandbox itself
-        is never refused: containerd before 2.2.6 leaves a process behind for each one that a plugin
-        refuses, and ends when it is restarted afterwards (containerd issues 13355, 13609).
+        What is refused or unfinished keeps the pod's containers from starting (`admit`). The
+        sandbox itself is never refused: containerd before 2.2.6 leaves a process behind for each
+        one that a plugin refuses, and ends when it is restarted afterwards (containerd issues
+        13355, 13609).
         """
         self._sandboxes[sandbox.id] = sandbox
         await self._bring([entry for entry in self._entries() if is_reserved(entry, sandbox)], sandbox)
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
-        """Take devices out of a sandbox while its namespaces are still there.
+        """Take devices out of a sandbox while its namespaces still exist.
 
-        What takes too long goes on without them.
+        The runtime does not wait for a detach that takes too long. The detach continues alone.
         """
         tasks = self._leave(sandbox)
         await self._wait(tasks)
 
     def sandbox_removed(self, sandbox: Sandbox) -> None:
-        """Make up for a stop that nobody was told of."""
+        """Handle a sandbox whose stop was not reported."""
         self._leave(sandbox)
 
     async def admit(self, sandbox: Sandbox, guards: Iterable[tuple[ClaimUid, str]]) -> Refusal | None:
-        """Let a container be made only when all devices of its pod's claims are in its sandbox.
+        """Refuse a container unless all devices of its pod's claims are in its sandbox.
 
-        What is missing is brought now.
+        Missing devices are attached now.
 
         Shapes: guards — claims that the container itself names, by uid and class.
         """
@@ -206,7 +207,7 @@ class SandboxAttachments:
             else None
         )
 
-    # How it comes about.
+    # Implementation.
 
     def _entries(self) -> list[ClaimEntry]:
         return [entry for entry in self._checkpoint.entries() if entry.to_attach and self._checkpoint.is_ready(entry)]
@@ -214,7 +215,7 @@ class SandboxAttachments:
     async def _bring(self, entries: Sequence[ClaimEntry], sandbox: Sandbox) -> tuple[Reason, ...]:
         """Attach to a sandbox as long as the runtime waits.
 
-        Gives why not, nothing for what is done or goes on.
+        Returns the reasons of refusals, and none for what is done or continues.
         """
         attachings: list[tuple[ClaimEntry, _Attaching]] = []
         reasons: list[Reason] = []
@@ -239,7 +240,7 @@ class SandboxAttachments:
         return tuple(reasons)
 
     async def _wait(self, tasks: Iterable[asyncio.Task[Refusal | None] | asyncio.Task[None]]) -> None:
-        """Wait for tasks, which go on when the time is over."""
+        """Wait for tasks, which continue when the time is over."""
         waited = tuple(tasks)
         if not waited:
             return
@@ -250,21 +251,19 @@ class SandboxAttachments:
             return
 
     def _attach_to(self, entry: ClaimEntry, sandbox: Sandbox) -> _Attaching:
-        """Go on with, or begin, to attach a claim's devices to a sandbox."""
+        """Begin or continue to attach a claim's devices to a sandbox."""
         under_way = self._under_way(entry.key)
         if under_way is not None:
             if under_way.sandbox.id == sandbox.id:
                 return under_way
-            # The pod was made anew: the former sandbox is gone, or goes.
+            # The pod was created again: the former sandbox is gone or ending.
             under_way.task.cancel()
         attaching = self._attaching[entry.key] = _Attaching(sandbox)
         attaching.task = self._start(self._attach_patiently(entry, attaching))
         return attaching
 
     async def _attach_patiently(self, entry: ClaimEntry, attaching: _Attaching) -> Refusal | None:
-        """Attach, again while somebody who is needed is not there: until it is done, refused, or
-        cancelled.
-        """
+        """Attach, and retry while a peer is away, until it is done, refused, or cancelled."""
         attempt = 0
         while True:
             wait_s = full_jitter(attempt, least_s=_PAUSE_S, most_s=_LONGEST_PAUSE_S)
@@ -279,8 +278,8 @@ class SandboxAttachments:
             except (ClaimFailed, TopobusError, OSError) as err:
                 return self._failed(entry, attaching.sandbox, rules.failed(entry, str(err)))
             except Exception as err:  # noqa: BLE001
-                # boundary: one claim. A defect that its values meet must not
-                # end the gateway for all others.
+                # boundary: one claim. A defect that its values trigger must not end the gateway for
+                # all others.
                 get_logger().exception("sandbox.attach-broken", claim_uid=entry.uid, pod=str(attaching.sandbox))
                 return self._failed(
                     entry, attaching.sandbox, rules.failed(entry, f"a defect of the gateway: {err!r}; see its log")
@@ -289,10 +288,10 @@ class SandboxAttachments:
             attempt += 1
 
     async def _attach(self, key: str, attaching: _Attaching) -> Refusal | Accepted | None:
-        """Attach once; None is done.
+        """Attach once. None: it is done.
 
-        Errors: raises PeerUnavailable when somebody is away, ClaimFailed when a former sandbox
-        cannot be left, OSError when the checkpoint cannot be written.
+        Errors: raises PeerUnavailable when a peer is away, ClaimFailed when the devices cannot be
+        taken out of a former sandbox, OSError when the checkpoint cannot be written.
         """
         sandbox = attaching.sandbox
         entry = await self._latest(key)
@@ -310,7 +309,7 @@ class SandboxAttachments:
         if former is not None and former.is_attached:
             self._reports.attached(entry, former.sandbox, former.interfaces)
             return None
-        # What was begun goes on with the same values, also after a crash.
+        # An attachment that was begun continues with the same values, also after a crash.
         begun = former or SandboxAttachment(sandbox=await self._details.of(sandbox))
         entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, begun))
         if entry is None or not self._checkpoint.is_ready(entry):
@@ -331,7 +330,7 @@ class SandboxAttachments:
         )
         if refusal is not None or isinstance(answer, Refusal):
             with suppress(ClaimFailed, TopobusError):
-                # Else it is undone before the next sandbox, or with the claim.
+                # Otherwise it is undone before the next sandbox, or with the claim.
                 await self._detach(entry, begun.sandbox)
             return refusal
         await self._describe(entry, answer.interfaces)
@@ -349,9 +348,10 @@ class SandboxAttachments:
         return None
 
     async def _refuse_stranger(self, entry: ClaimEntry, sandbox: Sandbox) -> Refusal | None:
-        """Look whether the claim is the pod's, should the pod have come after the claim was read.
+        """Check whether the claim belongs to the pod, because the pod may have come after the claim
+        was read.
 
-        A claim that names no pods at all (stand-alone) is whose container names it.
+        A claim that names no pods at all (stand-alone) belongs to any pod whose container names it.
 
         Errors: raises PeerUnavailable when the claim cannot be read.
         """
@@ -369,7 +369,7 @@ class SandboxAttachments:
         return rules.not_reserved(entry, sandbox)
 
     def _leave(self, sandbox: Sandbox) -> tuple[asyncio.Task[None], ...]:
-        """Begin to take out of a sandbox what is in it, or is on the way there."""
+        """Begin to take out of a sandbox what is in it or being attached."""
         self._sandboxes.pop(sandbox.id, None)
         keys = {
             entry.key
@@ -383,7 +383,7 @@ class SandboxAttachments:
         return tuple(self._detach_dead(key) for key in sorted(keys))
 
     def _detach_dead(self, key: str) -> asyncio.Task[None]:
-        """Take a claim's devices out of a sandbox that is no more, for as long as it takes."""
+        """Take a claim's devices out of a sandbox that no longer exists, until it succeeds."""
         former = self._detaching.get(key)
         if former is not None:
             former.cancel()
@@ -396,7 +396,7 @@ class SandboxAttachments:
             try:
                 async with self._locks.of(key):
                     entry = await self._latest(key)
-                    # Unprepared meanwhile: whoever does that detaches first.
+                    # Unprepared meanwhile: unpreparing detaches first.
                     if (
                         entry is None
                         or not entry.is_running
@@ -407,12 +407,12 @@ class SandboxAttachments:
                     await self._detach(entry, entry.attachment.sandbox)
                     return
             except (ClaimFailed, TopobusError, OSError) as err:
-                # Once, until it is another error: a service may be away for a night.
+                # Logged once for each different error, because a service may be away for hours.
                 if str(err) != logged:
                     logged = str(err)
                     get_logger().warning("sandbox.not-detached", entry=key, error=logged)
             except Exception as err:  # noqa: BLE001
-                # boundary: one claim, as above; what is not undone now is tried again.
+                # boundary: one claim, as above. A failed detach is tried again.
                 if repr(err) != logged:
                     logged = repr(err)
                     get_logger().exception("sandbox.detach-broken", entry=key)
@@ -468,9 +468,7 @@ class SandboxAttachments:
         return rules.pending(entry, what)
 
     async def _latest(self, key: str) -> ClaimEntry | None:
-        """Give an entry when all is written that was begun: a task that was cancelled may have left
-        a write behind it.
-        """
+        """Return an entry after all writes, because a cancelled task may have left one running."""
         return await self._checkpoint.change(key, lambda claim_entry: claim_entry)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

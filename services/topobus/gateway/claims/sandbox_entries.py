@@ -1,7 +1,6 @@
-"""Reads and rewrites what a claim's checkpoint entry says of its sandbox.
+"""Reads and changes the sandbox part of a claim's checkpoint entry.
 
-Flows in: an entry of the checkpoint, a sandbox, an attachment. Flows out: an answer, or the entry
-as it is written next. Nothing here waits or writes.
+Nothing here waits or writes. Functions return an answer, or the entry to be written next.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ __all__ = ["is_attached_to", "is_reserved", "with_attachment", "without_attachme
 
 
 def is_reserved(entry: ClaimEntry, sandbox: Sandbox) -> bool:
-    """Say whether the claim names the sandbox's pod as one of its own."""
+    """Return whether the claim is reserved for the sandbox's pod."""
     return sandbox.uid in entry.pods and sandbox.namespace == entry.namespace
 
 
 def is_attached_to(entry: ClaimEntry | None, sandbox: Sandbox) -> bool:
-    """Say whether all devices of the claim are in this sandbox.
+    """Return whether all devices of the claim are in this sandbox.
 
-    An entry that is gone is in none.
+    False for an entry that is gone.
     """
     attachment = entry.attachment if entry is not None else None
     return attachment is not None and attachment.is_attached and attachment.sandbox.id == sandbox.id
 
 
 def with_attachment(entry: ClaimEntry, attachment: SandboxAttachment) -> ClaimEntry:
-    """Write an attachment, unless the claim is being undone by now."""
+    """Return the entry with an attachment, unless the claim is being undone."""
     return msgspec.structs.replace(entry, attachment=attachment) if entry.is_running else entry
 
 
 def without_attachment(entry: ClaimEntry, sandbox: Sandbox) -> ClaimEntry:
-    """Write that the devices have left a sandbox, which is not one to come back to."""
+    """Return the entry after its devices have left a sandbox. They are not brought back to it."""
     return msgspec.structs.replace(entry, attachment=None, left_sandbox=sandbox.id)

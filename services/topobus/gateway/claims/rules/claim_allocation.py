@@ -1,9 +1,9 @@
 """Reads a claim's allocation for one driver on one node.
 
-Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is
-read here). Flows out: the devices of this driver on this node, or a Refusal that names the
-first field that is wrong. An unreadable claim is always refused, because a guess could
-prepare somebody else's device.
+The claim is a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is
+read here). The result is the devices of this driver on this node, or a Refusal that names the first
+field that is wrong. An unreadable claim is always refused, because a guess could prepare another
+claim's device.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """The devices of each request, sorted; requests in the order of the allocation."""
+        """Return each request's devices, sorted, with requests in the allocation's order."""
         by_class: dict[str, set[str]] = {}
         for allocated in self.devices:
             by_class.setdefault(allocated.request, set()).add(allocated.device)
@@ -110,7 +110,7 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
 
 
 class _Grant(Struct, frozen=True, kw_only=True):
-    """One device of the allocation, of whichever driver."""
+    """One device of the allocation, of any driver."""
 
     device_class: str
     """Empty: another vendor's driver."""
@@ -176,10 +176,10 @@ def allocation_of(
 
 
 def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:
-    """Say whether the claim of this uid still has devices on this node: then they stay its own
+    """Return whether the claim of this uid still has devices on this node. They then stay its own
     after an unprepare.
 
-    An allocation that cannot be read may have some.
+    An allocation that cannot be read counts as having some.
     """
     if claim is None or claim.metadata.get("uid") != uid:
         return False
@@ -192,7 +192,7 @@ def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool
 def allocated_classes(claim: ApiObject, node: str) -> tuple[str, ...]:
     """List our classes of which a claim has devices on this node, sorted.
 
-    None where its allocation cannot be read.
+    Empty where its allocation cannot be read.
     """
     try:
         results = _allocated(claim).results
@@ -210,15 +210,15 @@ def allocated_classes(claim: ApiObject, node: str) -> tuple[str, ...]:
 
 
 def add_amounts(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
-    """Add one share of a device to the others that a claim has of it."""
+    """Add one share of a device to the other shares that a claim has of it."""
     for name, amount in amounts.items():
         sums[name] = sums.get(name, 0) + amount
 
 
 def _allocated(claim: ApiObject) -> DevicesAllocated:
-    """Read the devices of a claim's allocation; none of a claim that has no allocation.
+    """Read the devices of a claim's allocation. Empty for a claim without an allocation.
 
-    Errors: raises ContractError that names the place.
+    Errors: raises ContractError that names the field.
     """
     try:
         return msgspec.convert(claim.status.get("allocation") or {}, AllocationResult).devices
@@ -248,7 +248,7 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
         ),
         cpus=_cpu_count(result, place) if is_share and device_class == CPU_CLASS and not is_shared else 0,
         tolerates_sickness=any(
-            # For longer than a moment.
+            # The toleration must last longer than a moment.
             tolerates(toleration, SICK_TAINT)
             and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
             for toleration in result.tolerations
@@ -257,9 +257,10 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
 
 
 def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:
-    """Read how much of a shared device a result has, fractions rounded up.
+    """Read how much of a shared device a result has, with fractions rounded up.
 
-    Names as the driver's inventory has them, without the driver's domain.
+    Names are those of the driver's inventory, without the driver's domain.
+    Errors: raises ContractError.
 
     >>> granted = GrantedDevice(
     ...     request="r", driver="gpu.topobus.dev", pool="n", device="d", consumed_capacity={"memory": "20Gi", "gpu.topobus.dev/shares": "1"}
@@ -281,7 +282,10 @@ def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:
 
 
 def _cpu_count(result: GrantedDevice, place: str) -> int:
-    """Read how many CPUs of a group a result has."""
+    """Read how many CPUs of a group a result has.
+
+    Errors: raises ContractError.
+    """
     consumed = result.consumed_capacity
     text = consumed.get(GROUP_CAPACITY, consumed.get(f"{driver_name(CPU_CLASS)}/{GROUP_CAPACITY}", ""))
     try:
@@ -294,8 +298,10 @@ def _cpu_count(result: GrantedDevice, place: str) -> int:
 
 
 def _config(entries: Sequence[GrantedConfiguration], driver: str) -> list[tuple[frozenset[str], dict[str, Any]]]:
-    """List the opaque parameters for a driver with the requests that they mean (none: all), the
+    """List the opaque parameters for a driver with the requests that they apply to (none: all), the
     class's before the claim's.
+
+    Errors: raises ContractError.
     """
     config: list[tuple[frozenset[str], dict[str, Any]]] = []
     for index, entry in sorted(enumerate(entries), key=lambda numbered: numbered[1].source != "FromClass"):
@@ -310,7 +316,7 @@ def _config(entries: Sequence[GrantedConfiguration], driver: str) -> list[tuple[
 def _config_by_device(
     devices: Iterable[AllocatedDevice], config: Sequence[tuple[frozenset[str], dict[str, Any]]]
 ) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Give each device the parameters that mean one of its requests, each once."""
+    """Return, by device, the parameters that apply to one of its requests, each once."""
     by_device: dict[str, list[dict[str, Any]]] = {}
     for device in devices:
         names = {device.request, f"{device.request}/{device.alternative}"}

@@ -1,9 +1,8 @@
-"""Makes the CDI file of what was prepared for a claim, and gives its devices their names in CDI.
+"""Builds the CDI file of what was prepared for a claim, and gives its devices their CDI names.
 
-Flows in: a claim's uid, and the edits of its devices and requests. Flows out: the file, and the
-names that a container is given. Some devices get a variable whose value is their name in CDI, since
-runtimes before NRI 0.10 do not say a container's CDI devices. Of a user's making it proves nothing;
-the guard (`container_guard`) tells whose claim it is.
+Some devices get a variable whose value is their CDI name, because runtimes before NRI 0.10 do not
+report a container's CDI devices. A user can set such a variable, so it proves nothing. The guard
+(`container_guard`) identifies the claim.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ ADJUST_VARIABLE = "TOPOBUS_ADJUST_"
 """Beginning of the variables that name devices whose service is asked when a container is made."""
 CPUSET_VARIABLE = "TOPOBUS_CPUSET_"
 """Beginning of the variables that name devices that bring CPUs."""
-# Edits that are lists of things of which a container has each once.
+# Edits that are lists, of which a container gets each element once.
 _LISTS = ("device_nodes", "mounts", "hooks", "additional_gids", "net_devices")
 
 
 def cdi_device_name(uid: ClaimUid, device: str) -> str:
-    """Name a claim's device in CDI.
+    """Return the CDI name of a claim's device.
 
-    The claim's uid is in it, since two files that define one name cancel each other out. It begins
-    with a letter, which every CDI version takes.
+    It contains the claim's uid, because two files that define the same name cancel each other out.
+    It begins with a letter, which every CDI version accepts.
 
     >>> cdi_device_name("3cec", "gpu-0")
     'claim-3cec-gpu-0'
@@ -53,9 +52,9 @@ def cdi_device_name(uid: ClaimUid, device: str) -> str:
 
 
 def cdi_request_name(uid: ClaimUid, request: str) -> str:
-    """Name what the devices of one request have in common.
+    """Return the CDI name of what the devices of one request have in common.
 
-    No device has such a name, for those have no '_'.
+    It is no device's name, because those contain no '_'.
 
     >>> cdi_request_name("3cec", "big")
     'claim-3cec_request-big'
@@ -64,21 +63,21 @@ def cdi_request_name(uid: ClaimUid, request: str) -> str:
 
 
 def cdi_whole_name(uid: ClaimUid) -> str:
-    """Name what all devices of a claim have in common, for containers that name no request."""
+    """Return the CDI name of all devices' common part, for containers that name no request."""
     return f"claim-{uid}_whole"
 
 
 def cdi_spec(
     uid: ClaimUid, device_class: str, prepared: Prepared, requests: Mapping[str, Prepared] = MappingProxyType({})
 ) -> CdiSpec | None:
-    """Describe a claim's CDI file.
+    """Build a claim's CDI file.
 
     None when nothing is to be edited (a runtime refuses an empty file).
 
-    Shapes: requests — what was prepared for each request alone, where the claim has
-    several. Kubelet gives a container the names of the requests that it names, so what
-    lists devices stands with its request, and once more for the whole claim; the file's
-    common edits are what all of them say alike.
+    Shapes: requests — what was prepared for each request alone, where the claim has several.
+    Kubelet gives a container the names of the requests that it names. So an edit that lists devices
+    is part of its request, and once more of the whole claim. The file's common edits are those that
+    all requests share.
     """
     common = (
         prepared.common
@@ -89,7 +88,7 @@ def cdi_spec(
     own = {name: (edits, prepared.common) for name, edits in prepared.edits.items()}
     joined: list[tuple[str, ContainerEdits]] = []
     if len(requests) > 1:
-        # Made for the request alone: it knows of no sibling's device.
+        # Made for the request alone, so it contains no device of another request.
         own = {
             name: (edits, _without(request.common, common))
             for request in reversed(tuple(requests.values()))
@@ -128,23 +127,23 @@ def cdi_spec(
 def cdi_names(spec: CdiSpec | None, uid: ClaimUid, device: str, request: str) -> tuple[str, ...]:
     """List the names that give a container one device of a request.
 
-    The device's own first, by which kubelet tells people of its health.
+    The device's own name comes first, because kubelet reports the device's health by it.
     """
     return _defined(spec, cdi_device_name(uid, device), cdi_request_name(uid, request))
 
 
 def cdi_whole_names(spec: CdiSpec | None, uid: ClaimUid) -> tuple[str, ...]:
-    """List the name that a container gets besides when it names no request.
+    """Return the additional name for a container that names no request.
 
-    None where the claim has one request.
+    Empty where the claim has only one request.
     """
     return _defined(spec, cdi_whole_name(uid))
 
 
 def cdi_class(device_class: str) -> str:
-    """Name a class in CDI."""
-    # A class made of somebody else's resource may begin with a digit (`10g-nic-acme`), which CDI
-    # refuses. A letter of our own keeps them apart.
+    """Return the CDI name of a class."""
+    # A class made from another vendor's resource may begin with a digit (`10g-nic-acme`), which CDI
+    # refuses. The prefix avoids this and a collision with another class.
     return device_class if device_class[:1].isalpha() else f"c-{device_class}"
 
 
@@ -154,22 +153,22 @@ def _defined(spec: CdiSpec | None, *names: str) -> tuple[str, ...]:
 
 
 def _first_to_edit(*choices: ContainerEdits) -> ContainerEdits:
-    """Choose edits that are some, for CDI refuses a device without.
+    """Choose the first edits that are not empty, because CDI refuses a device without edits.
 
-    What a container is given twice alike does it no harm.
+    Giving a container the same edit twice is harmless.
     """
     return next((edits for edits in choices if not edits.is_empty), ContainerEdits())
 
 
 def _naming(uid: ClaimUid, device: str) -> ContainerEdits:
-    """Give a device edits that has none and is attached to the sandbox: without a name in CDI
-    nothing would keep its container from starting too early.
+    """Return edits that only name a device that is attached to the sandbox and has no edits of its
+    own. Without a CDI name nothing would prevent its container from starting too early.
     """
     return ContainerEdits(env={f"TOPOBUS_ATTACHED_{device.upper().replace('-', '_')}": cdi_device_name(uid, device)})
 
 
 def _alike(parts: Sequence[ContainerEdits]) -> ContainerEdits:
-    """Find what all parts say alike."""
+    """Return the edits that all parts share."""
     first, *others = parts
     lists = {
         name: tuple(edit for edit in getattr(first, name) if all(edit in getattr(other, name) for other in others))
@@ -185,7 +184,7 @@ def _alike(parts: Sequence[ContainerEdits]) -> ContainerEdits:
 
 
 def _without(edits: ContainerEdits, common: ContainerEdits) -> ContainerEdits:
-    """Leave out what is said for all."""
+    """Remove the edits that are common to all."""
     lists = {name: tuple(edit for edit in getattr(edits, name) if edit not in getattr(common, name)) for name in _LISTS}
     env = {key: value for key, value in edits.env.items() if key not in common.env}
     return replace(
@@ -194,8 +193,8 @@ def _without(edits: ContainerEdits, common: ContainerEdits) -> ContainerEdits:
 
 
 def _of_request(device_class: str, request: str, prepared: Prepared, common: ContainerEdits) -> ContainerEdits:
-    """Give the edits of one request, with a list under a name of its own: a container that names
-    several requests has each one's.
+    """Return the edits of one request, with a device list under a variable of its own, so that a
+    container that names several requests gets the list of each.
     """
     rest = _without(prepared.common, common)
     words = f"topobus_{device_class}_devices_{request}".upper().replace("-", "_")
@@ -203,8 +202,8 @@ def _of_request(device_class: str, request: str, prepared: Prepared, common: Con
 
 
 def _bound(edits: ContainerEdits) -> ContainerEdits:
-    """Say of each mount that it is a bind mount: a runtime takes one that does not say so for a
-    file system, and the container does not start.
+    """Mark each mount as a bind mount. A runtime treats an unmarked mount as a file system, and the
+    container does not start.
     """
     if all(mount.kind or {"bind", "rbind"} & set(mount.options) for mount in edits.mounts):
         return edits
@@ -222,7 +221,8 @@ def _without_annotations(edits: ContainerEdits) -> ContainerEdits:
 
 
 def _named(edits: ContainerEdits, device: str, cdi_name: str, *, is_adjusted: bool) -> ContainerEdits:
-    """Name a device that matters when its container is made; the edits of others stay as they are.
+    """Add a device's name to its edits if the device matters when its container is created. Other
+    edits are unchanged.
 
     >>> _named(ContainerEdits(), "card-0", "claim-3cec-card-0", is_adjusted=True).env
     {'TOPOBUS_ADJUST_CARD_0': 'claim-3cec-card-0'}

@@ -1,4 +1,4 @@
-"""Reads from a claim which pods it is reserved for. Pure; what cannot be read names no pod."""
+"""Reads from a claim which pods it is reserved for. Pure. An unreadable entry names no pod."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["pod_claim_name", "pods_of", "users_of"]
 
 # Written by kube-controller-manager (k8s.io/api/resource/v1, PodResourceClaimAnnotation).
 _POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
-# As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
+# The API's limit on reservations of a claim (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
 _MOST_USERS = 256
 
 
@@ -32,7 +32,7 @@ def pods_of(claim: ApiObject) -> tuple[str, ...]:
 def users_of(claim: ApiObject, namespace: str) -> tuple[Owner, ...]:
     """List the pods that a claim is reserved for, sorted by name.
 
-    An entry whose name cannot be read is none.
+    An entry whose name cannot be read is skipped.
 
     >>> users_of(ApiObject(api_version="v1", kind="ResourceClaim", metadata={}, status={"reservedFor": [{"resource": "pods", "name": "a", "uid": "u"}]}), "n")[0].key
     'pod/n/a/u'
@@ -58,9 +58,9 @@ def _consuming_pods(claim: ApiObject) -> list[Mapping[str, Any]]:
 
 
 def pod_claim_name(claim: ApiObject) -> str:
-    """Read by which name of its spec a pod knows a claim of a template.
+    """Read the name by which a pod's spec refers to a claim made from a template.
 
-    What can be no name of one is none (anybody may write an annotation).
+    Empty when the annotation holds no valid name, because any user may write it.
     """
     annotations = claim.metadata.get("annotations")
     name = annotations.get(_POD_CLAIM_ANNOTATION) if isinstance(annotations, Mapping) else None

@@ -1,8 +1,7 @@
-"""Files that describe a claim's devices to its containers (KEP-5304): what stands in them, where
+"""Files that describe a claim's devices to its containers (KEP-5304): their content, where
 containers find them, and the CDI devices that mount them.
 
-Flows in: a claim's devices at one driver, their attributes, what they became in the pod. Flows out:
-one document for each request, and a CDI file that mounts it, under the gateway's own names.
+Each request has one document. The CDI file that mounts it uses the gateway's own names.
 Source: k8s.io/dynamic-resource-allocation kubeletplugin/metadata.go and api/metadata (v1alpha1),
 1.36: a stream of JSON objects, one for each version, newest first.
 """
@@ -42,7 +41,7 @@ _GROUP = "metadata.resource.k8s.io"
 
 
 class DescribedClaim(Struct, frozen=True, kw_only=True):
-    """A claim at one driver, as its containers may know it."""
+    """A claim at one driver, with what its containers may learn of it."""
 
     namespace: str
     name: str
@@ -59,10 +58,9 @@ class DescribedClaim(Struct, frozen=True, kw_only=True):
 
 
 def documents(claim: DescribedClaim, versions: Iterable[str], generations: Mapping[str, int]) -> dict[str, bytes]:
-    """Write the file of each request, by its name without the part of an alternative.
+    """Return the file of each request, by the request's name without the part of an alternative.
 
-    Shapes: generations — of the files that are to be written, by request;
-    what is not there is the first.
+    Shapes: generations — of the files to be written, by request; a missing one is the first.
     """
     by_request: dict[str, list[AllocatedDevice]] = {}
     for device in claim.devices:
@@ -74,7 +72,7 @@ def documents(claim: DescribedClaim, versions: Iterable[str], generations: Mappi
 
 
 def generation_of(document: bytes) -> int:
-    """Read the generation of a file; 0 for what is none.
+    """Read the generation of a file. 0 when the file is not one of ours.
 
     >>> generation_of(b'{"metadata": {"generation": 3}} {"another": "version"}'), generation_of(b"{")
     (3, 0)
@@ -88,7 +86,7 @@ def generation_of(document: bytes) -> int:
 
 
 def metadata_path(driver: str, claim_name: str, pod_claim_name: str, request: str) -> str:
-    """Say where a container finds the file of a request.
+    """Return the path at which a container finds the file of a request.
 
     >>> metadata_path("nic.topobus.dev", "nets-x7f2k", "nets", "nic")
     '/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/nets/nic/nic.topobus.dev-metadata.json'
@@ -98,9 +96,9 @@ def metadata_path(driver: str, claim_name: str, pod_claim_name: str, request: st
 
 
 def metadata_device_name(uid: ClaimUid, request: str) -> str:
-    """Name the CDI device that mounts a request's file.
+    """Return the name of the CDI device that mounts a request's file.
 
-    No device of ours has such a name, for those have no '_'.
+    It is no device's name, because those contain no '_'.
 
     >>> metadata_device_name("3cec", "big")
     'claim-3cec_metadata-big'
@@ -111,8 +109,7 @@ def metadata_device_name(uid: ClaimUid, request: str) -> str:
 def described_spec(spec: CdiSpec | None, claim: DescribedClaim, device_class: str, files: Mapping[str, str]) -> CdiSpec:
     """Add the mounts of a claim's files to its CDI file.
 
-    Shapes: spec — None: nothing else is to be edited; files — request
-    to the file's path on the host.
+    Shapes: spec — None: there are no other edits; files — request to the file's path on the host.
     """
     mounts = tuple(
         CdiDevice(
@@ -135,7 +132,7 @@ def described_spec(spec: CdiSpec | None, claim: DescribedClaim, device_class: st
 
 def _encoded(claim: DescribedClaim, version: str, devices: Iterable[AllocatedDevice], generation: int) -> bytes:
     shown = [(device, _device(claim, device)) for device in devices]
-    # With the part of an alternative that was chosen, as the allocation writes it.
+    # With the part of the chosen alternative, as the allocation writes it.
     names = dict.fromkeys(
         f"{device.request}/{device.alternative}" if device.alternative else device.request for device, _ in shown
     )
@@ -167,7 +164,7 @@ def _device(claim: DescribedClaim, device: AllocatedDevice) -> dict[str, Any]:
         plain["attributes"] = dict(attributes)
     interface = claim.interfaces.get(device.device)
     if interface is not None:
-        # What the API would refuse in a status is no better in a file.
+        # Values that the API would refuse in a status are left out of the file as well.
         network, _ = network_data(interface)
         if network:
             plain["networkData"] = network

@@ -1,10 +1,9 @@
-"""What the gateway says of a claim's devices in the claim's `status.devices`: which entries, with
-which condition, within the API's limits.
+"""Builds a claim's `status.devices` entries for the gateway's devices: which entries, with which
+condition, within the API's limits.
 
-Flows in: the devices of a claim and class, and what became of them. Flows out: entries in the
-wire shape of resource.k8s.io (the same in all its versions). What a driver says of an interface
-and the API would refuse is left out of the entry and named in the condition's message: a wrong
-address must not hide the right ones.
+The entries have the wire shape of resource.k8s.io (the same in all its versions). A property of an
+interface that the API would refuse is left out of the entry and named in the condition's message,
+so that a wrong address does not hide the right ones.
 Source: k8s.io/api/resource/v1 AllocatedDeviceStatus, NetworkDeviceData, 1.36.
 """
 
@@ -31,15 +30,13 @@ __all__ = ["ClaimReport", "camel_case", "device_statuses", "network_data", "repl
 _READY, _PREPARED, _ATTACHED = "Ready", "Prepared", "Attached"
 _HEALTHY, _WELL_AGAIN = "Healthy", "Recovered"
 _OWN = (_READY, _HEALTHY)
-# Far below the API's 32 KiB: it is read by people, once for each device.
+# Far below the API's 32 KiB, because people read it, once for each device.
 _MESSAGE_LIMIT = 1024
 _WORD = re.compile(r"[A-Za-z0-9]+")
 
 
 class ClaimReport(Struct, frozen=True, kw_only=True):
-    """What is to stand in a claim's status for one of our drivers, until another report takes its
-    place.
-    """
+    """What a claim's status should contain for one of our drivers, until the next report."""
 
     namespace: str
     name: str
@@ -72,14 +69,14 @@ class ClaimReport(Struct, frozen=True, kw_only=True):
 
     @property
     def is_ready(self) -> bool:
-        """Say whether containers can use the devices."""
+        """Return whether containers can use the devices."""
         return not self.refused
 
 
 def device_statuses(report: ClaimReport, driver: str) -> list[dict[str, Any]]:
-    """Write the entries of a claim's devices, each device once, in the order of the allocation.
+    """Build the entries of a claim's devices, each device once, in the order of the allocation.
 
-    Shapes: result — empty when nothing is to stand there.
+    Shapes: result — empty when the status should contain none.
     """
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for device in report.devices:
@@ -92,9 +89,9 @@ def device_statuses(report: ClaimReport, driver: str) -> list[dict[str, Any]]:
 def replaced_statuses(
     present: Sequence[Mapping[str, Any]], driver: str, devices: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Give a claim's list with exactly these entries of a driver.
+    """Return a claim's list with exactly these entries of a driver.
 
-    Conditions of others in them stay, and keep their entry.
+    Conditions that other writers added stay, and keep their entry.
 
     >>> watched = {"driver": "d", "pool": "p", "device": "x", "data": {}, "conditions": [{"type": "Ready"}, {"type": "Watched"}]}
     >>> [condition["type"] for condition in replaced_statuses([watched], "d", [])[0]["conditions"]]
@@ -130,7 +127,7 @@ def replaced_statuses(
 
 
 def network_data(interface: AttachedInterface) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Write an interface as `networkData`, and list what had to be left out.
+    """Convert an interface to `networkData`, and list what had to be left out.
 
     >>> network_data(AttachedInterface(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24", "FD00:0::2/64")))[0]["ips"]
     ['10.0.0.2/24', 'fd00::2/64']
@@ -156,15 +153,15 @@ def network_data(interface: AttachedInterface) -> tuple[dict[str, Any], tuple[st
 
 
 def text_of(refusal: Refusal) -> tuple[str, str]:
-    """Give the code of a refusal's first reason, and all its reasons as one text."""
+    """Return the code of a refusal's first reason, and all its reasons as one text."""
     reasons = refusal.reasons
     return (reasons[0].code if reasons else "refused"), "; ".join(reason.message for reason in reasons)
 
 
 def camel_case(code: str) -> str:
-    """Write a reason code as conditions and events want their reason.
+    """Convert a reason code to the form that conditions and events require for their reason.
 
-    Programs find the code itself in the message.
+    The message contains the code itself, for programs.
 
     >>> camel_case("name-taken"), camel_case("no-affinity:2"), camel_case("")
     ('NameTaken', 'NoAffinity2', 'Refused')
@@ -224,7 +221,7 @@ def _health_condition(report: ClaimReport, note: HealthNote) -> dict[str, Any]:
 
 
 def _data(pod: str, interface: AttachedInterface | None, cpus: str) -> Mapping[str, Any]:
-    """Say what the API has no field for."""
+    """Build the data for which the API has no field."""
     data: dict[str, Any] = {}
     if pod:
         data["pod"] = pod
@@ -236,7 +233,7 @@ def _data(pod: str, interface: AttachedInterface | None, cpus: str) -> Mapping[s
 
 
 def _canonical(address: str) -> str:
-    """Write an address as the API wants it; empty for what is none, or has no prefix."""
+    """Convert an address to the API's form. Empty if it is invalid or has no prefix."""
     try:
         return str(ipaddress.ip_interface(address)) if "/" in address else ""
     except ValueError:

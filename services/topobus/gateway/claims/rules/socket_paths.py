@@ -1,11 +1,9 @@
 """Chooses the paths of a DRA driver's two sockets.
 
-They contain the gateway's instance id, so that an old and a new gateway can run
-side by side during a roll-over.
-
-Flows in: kubelet's folders, the driver, the gateway's instance (its pod's uid). Flows out: two
-paths that fit into a socket address (108 bytes), shortened in two steps where they would not.
-Kubelet reads the paths from the registration, so no other program has to compute them.
+They contain the gateway's instance id (its pod's uid), so that an old and a new gateway can run
+side by side during a roll-over. Paths that would not fit into a socket address (108 bytes) are
+shortened in two steps. Kubelet reads the paths from the registration, so no other program has to
+compute them.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from msgspec import Struct
 
 __all__ = ["SOCKET_PATH_LIMIT", "DriverSockets", "driver_sockets", "is_instance_name", "stale_patterns"]
 
-# sun_path of unix(7) has 108 bytes, the last one NUL. A longer name fails only at bind,
-# with a message that helps nobody.
+# sun_path of unix(7) has 108 bytes, the last one NUL. A longer name fails only at bind, with an
+# unhelpful message.
 SOCKET_PATH_LIMIT = 107
 
 _HASH_LENGTH = 8
@@ -34,10 +32,10 @@ class DriverSockets(Struct, frozen=True, kw_only=True):
 
 
 def driver_sockets(plugins_dir: str, registry_dir: str, driver: str, instance: str) -> DriverSockets:
-    """Name a driver's sockets; without an instance by the driver alone.
+    """Return a driver's sockets. Without an instance they are named after the driver alone.
 
-    The uid whole where it fits, else a hash of it, else a hash of driver and uid. A folder that is
-    too long even for that is the caller's to refuse.
+    The name contains the whole uid where it fits, else a hash of it, else a hash of driver and uid.
+    The caller must refuse a folder that is too long even for that.
 
     >>> driver_sockets("/k/plugins", "/k/plugins_registry", "gpu.topobus.dev", "3cec").service
     '/k/plugins/gpu.topobus.dev/dra-3cec.sock'
@@ -55,7 +53,7 @@ def driver_sockets(plugins_dir: str, registry_dir: str, driver: str, instance: s
 
 
 def is_instance_name(text: str) -> bool:
-    """Say whether a text can be a part of a file's name: letters, digits, '-', '_' and '.', 63 at
+    """Return whether a text can be part of a file name: letters, digits, '-', '_' and '.', 63 at
     most.
 
     >>> is_instance_name("3cec39ef-a300"), is_instance_name("../x")
@@ -69,8 +67,8 @@ def is_instance_name(text: str) -> bool:
 
 
 def stale_patterns(driver: str) -> tuple[str, str]:
-    """Match the service and the registration sockets that any gateway makes for a driver, shortened
-    ones apart: those are alike for all drivers.
+    """Return the patterns of the service and registration sockets that any gateway makes for a
+    driver. The shortest form of a name is not covered, because it does not contain the driver.
     """
     return "dra*.sock", f"{driver}*-reg.sock"
 
