@@ -1,3 +1,1 @@
-"""What the gateway reads and writes at the API server: slices, claims, this node's pods and their
-events.
-"""
+"""The gateway's use of the API server: slices, claims, this node's pods and their events."""

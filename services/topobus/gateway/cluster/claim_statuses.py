@@ -1,11 +1,11 @@
-"""Writes into `status.devices` of claims what became of their devices on this node, and takes it
-away when they are undone.
+"""Writes what happened to claims' devices on this node into the claims' `status.devices`, and
+removes it when they are undone.
 
-Flows in: what `ClaimReports` tells. Flows out: one server-side apply for each claim and driver,
-under the driver's name. What is to stand there is on disk (`report_record`) before it is written; a
-write that failed is repeated, ever less often, and kubelet and the container runtime never wait for
-it. A claim that is gone, another one by now, or no longer allocated is done: the API server itself
-drops what was said of devices that a claim no longer has.
+The wanted status is on disk (`report_record`) before it is written, by one server-side apply for
+each claim and driver, under the driver's name. A write that failed is repeated with growing pauses.
+kubelet and the container runtime never wait for it. Nothing is left to write for a claim that is
+gone, was replaced, or is no longer allocated: the API server itself drops the entries of devices
+that a claim no longer has.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["ClaimStatuses"]
 
-# Claims that are written side by side: a burst of pods is told within a second, and a hundred
-# gateways do not fall upon the API server.
+# Claims that are written in parallel: a burst of pods is reported within a second, without a
+# hundred gateways overloading the API server.
 _WRITERS = 4
-# Pauses after a write that found nobody, and after one that was refused and would be refused again,
-# in seconds: the first one and the longest.
+# Pauses in seconds, the first one and the longest: after a write without an answer, and after one
+# that was refused and would be refused again.
 _AWAY_S = (0.2, 10.0)
 _REFUSED_S = (10.0, 300.0)
 _MOST_DOUBLINGS = 16
 
 
 class ClaimStatuses:
-    """The status of the claims of one node."""
+    """Writes the status of the claims of one node."""
 
     def __init__(
         self,
@@ -57,9 +57,7 @@ class ClaimStatuses:
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take what it works with; `tell` hears why claims are not
-        written, nothing when they are.
-        """
+        """`tell` gets why claims are not written, or an empty text when they are."""
         self._cluster = cluster
         self._record = record
         self._clock = clock
@@ -75,8 +73,8 @@ class ClaimStatuses:
         self._changed = Broadcast()
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where the process before this one ended: all that it had to say is said once more,
-        and taken away where the claim was undone since, or the machine was booted.
+        """Continue where the previous process ended. Every stored report is written again. It is
+        removed where the claim was undone since, or the machine was rebooted.
         """
         running = {entry.key: entry for entry in checkpoint.entries() if checkpoint.is_ready(entry)}
         for key, report in tuple(self._wanted.items()):
@@ -89,29 +87,29 @@ class ClaimStatuses:
             if attachment is not None and attachment.is_attached:
                 self.attached(entry, attachment.sandbox, attachment.interfaces)
             elif entry.to_attach and (earlier := self._wanted.get(entry.key)) is not None and earlier.is_ready:
-                # Detached, and killed before that was said.
+                # The devices were detached, and the gateway was killed before that was written.
                 self._withdraw(entry.key)
             else:
                 self.prepared(entry)
 
-    # What `ClaimReports` tells.
+    # Called for the events of `ClaimReports`.
 
     def prepared(self, entry: ClaimEntry) -> None:
-        """Say that devices are ready that need no sandbox.
+        """Report devices as ready if they need no sandbox.
 
-        Of the others there is something to say when they are in theirs.
+        Devices that need one are reported when they are in it.
         """
         if not entry.to_attach and entry.devices:
             self._report(entry)
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> bool:
-        """Say what the devices are in a pod; True when that is news."""
+        """Report what the devices are in a pod. True when it has changed."""
         return self._report(entry, pod=str(sandbox), interfaces=dict(interfaces))
 
     def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Say why they are in no pod.
+        """Report why the devices are in no pod.
 
-        Nothing while they are in another one, for which all is well.
+        Nothing is reported while they are ready in another pod.
         """
         present = self._wanted.get(entry.key)
         if present is not None and present.devices and present.is_ready and present.pod not in ("", str(sandbox)):
@@ -120,20 +118,20 @@ class ClaimStatuses:
         self._report(entry, pod=str(sandbox), refused=text, code=code)
 
     def detached(self, entry: ClaimEntry) -> None:
-        """Take away what was said: they are in no pod any more."""
+        """Withdraw the report, because the devices are in no pod any more."""
         self._withdraw(entry.key)
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
-        """Take away what was said."""
+        """Withdraw the report, because nothing of the claim is prepared."""
         self._health.pop(f"{claim.uid}/{device_class}", None)
         self._withdraw(f"{claim.uid}/{device_class}")
 
     def health_of(self, key: str) -> Mapping[str, HealthNote]:
-        """Give what is told of the health of a claim's devices of a class, by device."""
+        """Return the reported health of a claim's devices of a class, by device."""
         return self._health.get(key, {})
 
     def judged(self, key: str, notes: Mapping[str, HealthNote]) -> None:
-        """Tell it from now on; also of devices that are in no pod yet, as soon as they are."""
+        """Report this health from now on, or as soon as the devices are in a pod."""
         if notes == self.health_of(key):
             return
         self._health[key] = dict(notes)
@@ -142,13 +140,13 @@ class ClaimStatuses:
             self._want(structs.replace(report, health=self._health[key]))
 
     async def run(self) -> None:
-        """Write what is to be written, for ever."""
+        """Write reports until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(_WRITERS):
                 group.create_task(self._work())
 
     async def finish(self) -> None:
-        """Wait until nothing is being written to disk."""
+        """Wait until all writes to disk have ended."""
         await self._record.finish()
 
     def _report(
@@ -213,8 +211,7 @@ class ClaimStatuses:
                 await self._bring(key)
             finally:
                 self._busy.discard(key)
-                # Something newer may have come for this very claim
-                # meanwhile, which no other writer took.
+                # A newer report may have come for this claim meanwhile, which no other writer took.
                 self._changed.announce()
 
     async def _bring(self, key: str) -> None:
@@ -233,15 +230,14 @@ class ClaimStatuses:
         try:
             await self._record.save(self._wanted)
         except OSError as err:
-            # It is written to the claim all the same; should we be killed before, the next start
-            # says it by what the checkpoint and the sandboxes are.
+            # It is still written to the claim. If the gateway is killed before that, the next start
+            # rebuilds it from the checkpoint and the sandboxes.
             get_logger().warning("claims.reports-unsaved", error=str(err))
 
     async def _write(self, report: ClaimReport) -> float:
-        """Write one claim; the pause after which it is to be tried again, 0 when it is done.
+        """Write one claim. Returns the pause in seconds before the next try, 0 when it is done.
 
-        Shapes: a bug of our own ends no other claim's turn: it is logged, and
-        tried again as what was refused.
+        An internal error does not stop the other claims: it is logged, and retried like a refusal.
         """
         driver = driver_name(report.device_class)
         try:
@@ -255,26 +251,26 @@ class ClaimStatuses:
             return max(self._troubled(report, str(err), *_AWAY_S), min(err.retry_after_s, _AWAY_S[1]))
         except TopobusError as err:
             return self._troubled(report, str(err), *_REFUSED_S)
-        except Exception as err:  # noqa: BLE001 - boundary: one claim; the others are told of
+        except Exception as err:  # noqa: BLE001 - boundary: one claim, the others are written
             return self._troubled(report, f"{type(err).__name__}: {err}", *_REFUSED_S)
-        # A conflict with a claim that is still ours: somebody wrote at the same moment.
+        # A conflict with a claim that is still ours: another client wrote at the same moment.
         limits_s = _AWAY_S if rejected.is_conflict else _REFUSED_S
         return self._troubled(report, rejected.message, *limits_s)
 
     async def _is_over(self, report: ClaimReport, rejected: Rejected) -> bool:
-        """Look whether a claim that took no write is one that needs none any more.
+        """Return whether a claim that refused a write needs none any more.
 
-        Errors: raises PeerUnavailable when it cannot be read.
+        Errors: raises PeerUnavailable when the claim cannot be read.
         """
-        # What is to be taken away is looked at whatever the answer was: without the right to write,
-        # a claim that is gone is refused as any other.
+        # For a removal the claim is read whatever the answer was: without the right to write, a
+        # claim that is gone is refused like any other.
         if report.devices and not rejected.is_conflict and rejected.code != INVALID:
             return False
         claim = await self._cluster.get(CLAIMS, report.name, report.namespace)
         return not is_allocated_here(claim, report.uid, self._node)
 
     def _troubled(self, report: ClaimReport, why: str, first_s: float, longest_s: float) -> float:
-        """Say once why a claim cannot be written; the pause before the next try."""
+        """Log once why a claim cannot be written. Returns the seconds before the next try."""
         if not self._troubles:
             self._tell(f"status of claims is not written: {why}")
         if self._troubles.get(report.key) != why:
@@ -307,7 +303,7 @@ class ClaimStatuses:
 
 
 def _cpus_of(entry: ClaimEntry) -> dict[str, str]:
-    """Name the CPUs that containers have for themselves, by device."""
+    """Return the CPUs that containers have exclusively, by device."""
     names = {cdi_device_name(entry.uid, device.device): device.device for device in entry.devices}
     parts = entry.cdi.devices if entry.cdi is not None else ()
     return {
@@ -318,5 +314,5 @@ def _cpus_of(entry: ClaimEntry) -> dict[str, str]:
 
 
 def _gone(report: ClaimReport) -> ClaimReport:
-    """Say of the same claim that nothing is to stand there."""
+    """Return a report for the same claim that asks for no entry in its status."""
     return ClaimReport(namespace=report.namespace, name=report.name, uid=report.uid, device_class=report.device_class)

@@ -1,7 +1,7 @@
-"""Tells the cluster what becomes of claims on this node: in the claims' status and by events.
+"""Reports to the cluster what happens to claims on this node: in the claims' status, and by events.
 
-Flows in: what `ClaimReports` tells. Flows out: the same to `claim_statuses` and, where it is news
-for people, to `pod_events`. No call waits.
+It implements `ClaimReports`: everything goes to `claim_statuses`, and news for people to
+`pod_events`. No call waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ClusterReports"]
 
 
 class ClusterReports:
-    """Everything that one node tells of its claims."""
+    """Everything that one node reports about its claims."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class ClusterReports:
     async def open(
         cls, cluster: Cluster, path: Path, runtime: Runtime, state: NodeState, checkpoint: Checkpoint
     ) -> ClusterReports:
-        """Go on where the process before this one ended; only for the gateway that has the turn."""
+        """Continue where the previous process ended. Only the lock's holder may call it."""
         record = await asyncio.to_thread(ReportRecord.open, path)
 
         def tell(why: str) -> None:
-            # Ready all the same: nothing depends on what a claim's status says.
+            # Ready in any case, because nothing depends on a claim's status.
             runtime.readiness.set("claim-status", is_ready=True, why=why)
 
         statuses = ClaimStatuses(cluster, record, runtime.clock, runtime.node, tell=tell)
@@ -69,43 +69,43 @@ class ClusterReports:
         return cls(statuses, recorder, details, runtime.node, state, checkpoint, runtime.clock)
 
     async def run(self) -> None:
-        """Tell, for ever."""
+        """Report until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._statuses.run())
             group.create_task(self._recorder.run())
 
     async def finish(self) -> None:
-        """Wait until nothing is being written to disk."""
+        """Wait until all writes to disk have ended."""
         await self._statuses.finish()
 
-    # What `ClaimReports` tells.
+    # The methods of `ClaimReports`.
 
     def prepared(self, entry: ClaimEntry) -> None:
-        """Hear that containers may have a claim's devices."""
+        """Report that containers may have a claim's devices."""
         self._statuses.prepared(entry)
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
-        """Hear that nothing of a claim is prepared any more."""
+        """Report that nothing of a claim is prepared any more."""
         self._statuses.unprepared(claim, device_class)
 
     def cpus_differed(self, difference: CpuDifference) -> None:
-        """Hear that a container was on other CPUs than was promised."""
+        """Report that a container ran on other CPUs than promised."""
         self.events.cpus_differed(difference)
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
-        """Hear that they are in a sandbox; told once more after a start it is no event."""
+        """Report that devices are in a sandbox. A repetition after a start causes no event."""
         if self._statuses.attached(entry, sandbox, interfaces):
             self.events.attached(entry, sandbox, interfaces)
 
     def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Hear why they are not."""
+        """Report why devices could not be brought into a sandbox."""
         self._statuses.failed(entry, sandbox, refusal)
         self.events.attach_failed(entry, sandbox, refusal)
 
     def detached(self, entry: ClaimEntry) -> None:
-        """Hear that they are in none any more."""
+        """Report that devices are in no sandbox any more."""
         self._statuses.detached(entry)
 
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Hear why they could not be taken back."""
+        """Report why devices could not be taken out of a sandbox."""
         self.events.detach_failed(entry, sandbox, refusal)

@@ -1,10 +1,10 @@
-"""Tells claims and pods of this node when a device of theirs fails, and when it is well again: by
-events, and by a condition in the claim's `status.devices`.
+"""Reports to claims and pods of this node when one of their devices fails or becomes healthy again:
+by events, and by a condition in the claim's `status.devices`.
 
-Flows in: prepared claims, inventories, the node's pods. Flows out: what `claim_statuses` and
-`pod_events` write, and which claims have sick devices. kubelet tells a pod's status of devices of
-`spec.resourceClaims` alone (pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus, 1.36): a
-pod that names a resource which claims serve learns it here.
+`claim_statuses` and `pod_events` write the reports. kubelet reports only the devices of
+`spec.resourceClaims` in a pod's status (pkg/kubelet/cm/dra/manager.go,
+UpdateAllocatedResourcesStatus, 1.36). A pod that names a resource which claims serve gets the
+report from here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["DeviceHealthReports"]
 
 
 class DeviceHealthReports:
-    """The health of devices that prepared claims of one node have."""
+    """Reports the health of the devices of one node's prepared claims."""
 
     def __init__(
         self, state: NodeState, checkpoint: Checkpoint, statuses: ClaimStatuses, events: PodEvents, clock: Clock
@@ -40,9 +40,9 @@ class DeviceHealthReports:
         the device is sick is told, too."""
 
     def tell(self, pods: Collection[NodePod]) -> Mapping[str, tuple[str, ...]]:
-        """Tell what is news.
+        """Report what has changed.
 
-        The answer is which devices of which claim (namespace and name) are sick now.
+        Returns which devices of which claim (namespace and name) are unhealthy now.
         """
         sick: dict[str, tuple[str, ...]] = {}
         told_pods: set[tuple[PodUid, str, str]] = set()
@@ -67,7 +67,7 @@ class DeviceHealthReports:
         return sick
 
     def _notes_of(self, entry: ClaimEntry, earlier: Mapping[str, HealthNote]) -> dict[str, HealthNote]:
-        """Judge the devices of a claim; what it only looks at (admin access) is nobody's loss."""
+        """Judge a claim's devices, without those with only admin access, which no pod loses."""
         now = in_whole_seconds(self._clock.now())
         names = sorted({device.device for device in entry.devices if not device.is_shared})
         judged = {

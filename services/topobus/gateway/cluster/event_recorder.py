@@ -1,9 +1,9 @@
-"""Writes Kubernetes events about pods and claims, few of them: one for each thing that is said, its
+"""Writes few Kubernetes events about pods and claims: one for each different message, with its
 repeats counted in it, and never more than an object's share.
 
-Flows in: what is to be said, of whom. Flows out: v1 Events. Nobody waits for one: what cannot be
-written is logged and dropped, because nothing depends on it. The event's name follows from what it
-says, so that a gateway that is started again makes no second one.
+No caller waits for an event. One that cannot be written is logged and dropped, because nothing
+depends on it. The event's name is derived from its content, so that a gateway that is started again
+creates no duplicate.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["EventRecorder", "Involved", "claim_object", "pod_object"]
 
-# An API server cuts nothing: longer messages are refused (core/v1 event validation).
+# An API server does not truncate longer messages, it refuses them (core/v1 event validation).
 _MAX_MESSAGE = 1024
-# How often an event that is said again is counted up, in seconds; kubelet and client-go do it at
-# each repeat, and it is their most frequent write.
+# Seconds between two updates of a repeated event's count. kubelet and client-go update it at each
+# repeat, which is their most frequent write.
 _COUNT_S = 60.0
-# Different things that are said of one object at once, and how soon one more may be said, in
-# seconds. client-go: 25 and 300.
+# Different events for one object at once, and the seconds until it may have one more. client-go: 25
+# and 300.
 _BURST, _REFILL_S = 10, 60.0
-# What waits to be written, in all: beyond it the newest is dropped, for the server is away.
+# Events that wait to be written, in all. Beyond this number the newest is dropped, because the
+# server is away.
 _WAITING = 500
-# What is remembered of what was said, in all; the oldest is forgotten, and would be said once more.
+# Events that are remembered, in all. The oldest is forgotten, and a repeat of it would be written
+# as a new event.
 _REMEMBERED = 5000
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
 class Involved(Struct, frozen=True, kw_only=True):
-    """Whom an event is about."""
+    """The object that an event is about."""
 
     api_version: str
     kind: str
@@ -50,7 +52,7 @@ class Involved(Struct, frozen=True, kw_only=True):
 
 
 class _Series:
-    """One thing that was said, and how often."""
+    """One event, and how often it has occurred."""
 
     def __init__(self, now: str) -> None:
         self.name = ""
@@ -63,7 +65,7 @@ class _Series:
 
 
 class _Share:
-    """How much may still be said of one object."""
+    """How many more events one object may have."""
 
     def __init__(self, now_s: float) -> None:
         self.left = float(_BURST)
@@ -71,7 +73,7 @@ class _Share:
 
 
 class EventRecorder:
-    """Events of one node's pods and claims."""
+    """Writes events of one node's pods and claims."""
 
     def __init__(self, cluster: Cluster, clock: Clock, node: str) -> None:
         self._cluster = cluster
@@ -84,7 +86,7 @@ class EventRecorder:
         self._changed = Broadcast()
 
     def note(self, involved: Involved, reason: str, message: str, *, is_warning: bool) -> None:
-        """Say something of an object; said again, it is counted."""
+        """Queue an event about an object. A repeat is counted."""
         key = (involved, reason, shortened(message, _MAX_MESSAGE), is_warning)
         series = self._series.get(key)
         now = in_whole_seconds(self._clock.now())
@@ -102,7 +104,7 @@ class EventRecorder:
         self._changed.announce()
 
     async def run(self) -> None:
-        """Write what is said, for ever, one event after the other."""
+        """Write one event after the other until cancelled."""
         while True:
             ticket = self._changed.ticket()
             now_s = self._clock.monotonic()
@@ -124,7 +126,7 @@ class EventRecorder:
     def _has_share(self, uid: str) -> bool:
         now_s = self._clock.monotonic()
         if len(self._shares) >= _REMEMBERED:
-            # Whoever has said nothing for so long has its whole share again.
+            # An object without an event for this long has its whole share again.
             self._shares = {
                 other: share for other, share in self._shares.items() if now_s - share.at_s < _BURST * _REFILL_S
             }
@@ -149,7 +151,7 @@ class EventRecorder:
         self._trouble = trouble
 
     async def _try_to_write(self, key: tuple[Involved, str, str, bool], series: _Series) -> str:
-        """Make the event, or count it up; empty when it is there, else why not."""
+        """Create the event or update its count. Returns the error, empty when it is written."""
         involved = key[0]
         count = series.count
         if series.written:
@@ -162,7 +164,7 @@ class EventRecorder:
         series.name = event["metadata"]["name"]
         rejected = await self._cluster.create_event(involved.namespace, event)
         series.written = count
-        # Conflict: it is there already, told by the process before this one.
+        # Conflict: it exists already, created by the previous process.
         return rejected.message if rejected is not None and rejected.code != _CONFLICT else ""
 
     def _event(self, key: tuple[Involved, str, str, bool], series: _Series) -> dict[str, Any]:
@@ -192,12 +194,12 @@ class EventRecorder:
 
 
 def pod_object(namespace: str, name: str, uid: str) -> Involved:
-    """Name a pod."""
+    """Return the reference to a pod."""
     return Involved(api_version="v1", kind="Pod", namespace=namespace, name=name, uid=uid)
 
 
 def claim_object(claim: Owner) -> Involved:
-    """Name a claim."""
+    """Return the reference to a claim."""
     return Involved(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",

@@ -1,9 +1,9 @@
-"""Implements `Cluster` on an API server: objects in the shape of resource.k8s.io/v1, whichever
+"""Implements `Cluster` on an API server: objects in the shape of resource.k8s.io/v1, whatever
 version the server has, and watches that reconnect.
 
-Flows in: settings. Flows out: a Cluster. Connection and requests are `topobus.kubernetes`, which
-the controller uses, too. The server is asked which version of resource.k8s.io it has; the rest of
-the gateway sees v1 only. This module is imported only when a cluster is configured.
+Connection and requests are in `topobus.kubernetes`, which the controller uses as well. The version
+of resource.k8s.io is read from the server, and the rest of the gateway sees only v1. This module is
+imported only when a cluster is configured.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from topobus.values.errors import ContractError, PeerUnavailable
 __all__ = ["KubernetesCluster"]
 
 _PAGE = 250
-# What a disruption budget answers, too.
+# Also the answer of a disruption budget that refuses an eviction.
 _TOO_MANY_REQUESTS = 429
 _RIGHTS = "check the gateway's rights in the cluster"
 
 
 class KubernetesCluster:
-    """One API server."""
+    """A client of one API server."""
 
     def __init__(self, settings: ClusterSettings, client: KubernetesClient) -> None:
         self._settings = settings
@@ -59,10 +59,10 @@ class KubernetesCluster:
 
     @classmethod
     def open(cls, settings: ClusterSettings) -> KubernetesCluster:
-        """Read the configuration; nothing is asked yet.
+        """Read the configuration without sending a request.
 
-        Errors: raises ConfigError when there is no configuration where the
-        settings say, or it cannot be used.
+        Errors: raises ConfigError when the settings name no configuration or one that cannot be
+        used.
         """
         access = AccessSettings(
             kubeconfig="" if settings.mode == "in-cluster" else settings.kubeconfig,
@@ -75,7 +75,7 @@ class KubernetesCluster:
 
     @property
     def server(self) -> str:
-        """Where it is."""
+        """The server's address."""
         return self._client.server
 
     async def close(self) -> None:
@@ -83,7 +83,10 @@ class KubernetesCluster:
         await self._client.close()
 
     async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
-        """Read an object; None when there is none."""
+        """Read an object. None: it does not exist.
+
+        Errors: raises PeerUnavailable.
+        """
         version = await self._version_of(kind)
         answer = await self._ask("GET", _path(kind, version, namespace, name))
         if isinstance(answer, Rejected):
@@ -93,7 +96,7 @@ class KubernetesCluster:
         return _object(kind, version, answer)
 
     async def create(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
-        """Make an object."""
+        """Create an object."""
         return await self._write("POST", kind, "", api_object)
 
     async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
@@ -113,8 +116,9 @@ class KubernetesCluster:
     async def annotate(
         self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
     ) -> Rejected | None:
-        """Set annotations of exactly this object, whatever else has changed of it."""
-        # A uid in a patch is a precondition: another object of the name is refused as a conflict.
+        """Set annotations of exactly this object, even when its other fields have changed."""
+        # A uid in a patch is a precondition: another object with the same name is refused as a
+        # conflict.
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         answer = await self._ask("PATCH", _path(kind, await self._version_of(kind), namespace, name), body=body)
         return answer if isinstance(answer, Rejected) else None
@@ -122,21 +126,21 @@ class KubernetesCluster:
     async def apply_device_status(
         self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
-        """Apply what a driver says of a claim's devices, under the driver's name: what it said
-        before and says no more goes, what others say stays.
+        """Apply a driver's entries for a claim's devices, under the driver's name. Its earlier
+        entries that are not in the list are removed. Entries of other drivers stay.
         """
         version = await self._version_of(CLAIMS)
-        # Without a list for none: what this manager applied before goes all the same.
+        # No list instead of an empty one: what this manager applied before is removed either way.
         status = {"devices": list(devices)} if devices else {}
-        # An uid in what is applied is a precondition: another claim of the
-        # name is refused as a conflict.
+        # A uid in the applied object is a precondition: another claim with the same name is refused
+        # as a conflict.
         body = {
             "apiVersion": f"{GROUP}/{version}",
             "kind": CLAIMS.kind,
             "metadata": {"name": name, "namespace": namespace, "uid": uid},
             "status": status,
         }
-        # Nobody but the driver says anything of its devices, so a contested field is its own.
+        # Only the driver writes entries of its devices, so it may take over a contested field.
         params = {"fieldManager": driver, "force": "true"}
         path = _path(CLAIMS, version, namespace, name, part="status")
         answer = await self._ask("PATCH", path, params=params, body=body, is_applied=True)
@@ -151,18 +155,19 @@ class KubernetesCluster:
             message = "the server keeps no status.devices: its feature DRAResourceClaimDeviceStatus is off"
             return Rejected(code=NOT_KEPT, reason="NotKept", message=message)
         if _keys(replaced_statuses(shown, driver, devices)) != _keys(shown):
-            # Written in another way before, and therefore not taken away by this one.
+            # The entries were written by another method before, so this apply does not remove them.
             return await self._replace_device_status(name, namespace, uid, driver, devices)
         return None
 
     async def _replace_device_status(
         self, name: str, namespace: str, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
-        """Write the list as a whole, for claims that cannot be applied to.
+        """Write the list as a whole, for claims to which nothing can be applied.
 
-        Server-side apply sorts the keys of opaque parameters, every patch writes them without
-        spaces, and the server takes either for a change of the allocation, byte by byte (seen on
-        1.36; kubectl sorts keys and leaves out spaces, Python's and JavaScript's clients do not).
+        Server-side apply sorts the keys of opaque parameters, and every patch writes them without
+        spaces. The server compares the allocation byte by byte and takes either for a change (seen
+        on 1.36; kubectl sorts keys and leaves out spaces, Python's and JavaScript's clients do
+        not).
         """
         path = _path(CLAIMS, await self._version_of(CLAIMS), namespace, name)
         claim = await self._ask("GET", path)
@@ -179,7 +184,7 @@ class KubernetesCluster:
         )
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
-            # What another driver wrote since is not overwritten.
+            # Entries that another driver has written since are not overwritten.
             {
                 "op": "test",
                 "path": "/metadata/resourceVersion",
@@ -193,7 +198,7 @@ class KubernetesCluster:
         if _is_about_bytes(answer):
             return await self._put_device_status(name, namespace, uid, driver, devices, answer)
         if answer.code == INVALID and answer.message.startswith("the server rejected our request"):
-            # How a server says that one of the tests failed.
+            # This is how a server reports that one of the tests failed.
             return Rejected(code=CONFLICT, reason="Conflict", message=answer.message)
         return answer
 
@@ -202,7 +207,7 @@ class KubernetesCluster:
     ) -> Rejected | None:
         """Write the same in protobuf, in which opaque parameters keep their spaces.
 
-        A server that speaks none has refused it already.
+        A server that does not support protobuf has refused it already.
         """
         version = await self._version_of(CLAIMS)
         body = await self._client.fetch_bytes(_path(CLAIMS, version, namespace, name), PROTOBUF)
@@ -216,13 +221,14 @@ class KubernetesCluster:
             content = with_device_statuses(body, driver, devices)
         except ContractError:
             return refused
-        # The resource version that was read is in it: whoever was faster makes this a conflict.
+        # It contains the resource version that was read, so a write by another client in between is
+        # a conflict.
         return await self._client.put_bytes(
             _path(CLAIMS, version, namespace, name, part="status"), PROTOBUF, content, params={"fieldManager": driver}
         )
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
-        """Make a v1 Event."""
+        """Create a v1 Event."""
         answer = await self._ask("POST", object_path("v1", "events", namespace=namespace), body=dict(event))
         return answer if isinstance(answer, Rejected) else None
 
@@ -234,7 +240,7 @@ class KubernetesCluster:
         return answer if isinstance(answer, Rejected) else None
 
     async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:
-        """Ask for a pod's eviction; the no of a disruption budget is a value, too."""
+        """Request a pod's eviction. A refusal by a disruption budget is a value as well."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -252,7 +258,7 @@ class KubernetesCluster:
         return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
 
     async def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
-        """Follow objects for ever; the trouble of a lasting outage is logged once."""
+        """Follow objects until cancelled. A lasting outage is logged once."""
         version = ""
         is_troubled = False
         failures = lost = 0
@@ -271,14 +277,14 @@ class KubernetesCluster:
                         if change is not None:
                             yield change
                 if not is_alive:
-                    # Nothing changed, as a rule. A server that ends every watch at once must not
-                    # be asked as fast as it answers.
+                    # Usually nothing has changed. A server that ends every watch at once must not
+                    # be requested in a hot loop.
                     await asyncio.sleep(full_jitter(0, least_s=self._settings.retry_s))
             except HistoryLost:
                 get_logger().info("cluster.history-lost", kind=kind.kind, resource_version=version)
                 version = ""
-                # Once is ordinary. A server that loses every version at once must not
-                # be asked as fast as it answers.
+                # Once is ordinary. A server that loses every version at once must not be requested
+                # in a hot loop.
                 if lost:
                     await asyncio.sleep(full_jitter(lost - 1, least_s=self._settings.retry_s, most_s=BACKOFF_LIMIT_S))
                 lost += 1
@@ -286,7 +292,7 @@ class KubernetesCluster:
                 if not is_troubled:
                     get_logger().warning("cluster.watch-lost", kind=kind.kind, error=str(err))
                 is_troubled = True
-                # It may come back as another version of itself.
+                # It may come back with another version.
                 self._version = ""
                 pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=BACKOFF_LIMIT_S)
                 await asyncio.sleep(max(pause_s, min(err.retry_after_s, BACKOFF_LIMIT_S)))
@@ -302,7 +308,7 @@ class KubernetesCluster:
                 if answer.code == GONE:
                     raise HistoryLost
                 raise PeerUnavailable(f"API server: list of {kind.plural}: {answer.message}", next_step=_RIGHTS)
-            # No items are null on the wire.
+            # An empty list of items is null on the wire.
             items, metadata = answer.get("items") or [], answer.get("metadata")
             if not isinstance(items, list) or not isinstance(metadata, dict) or not metadata.get("resourceVersion"):
                 raise PeerUnavailable(f"API server {self.server}: list of {kind.plural}: the answer is no list")
@@ -314,9 +320,7 @@ class KubernetesCluster:
     async def _stream(
         self, kind: ResourceKind, fields: str, version: str
     ) -> AsyncGenerator[tuple[ClusterChange | None, str], None]:
-        """Read one watch to its end: changes (None for a bookmark) with the version that they
-        bring.
-        """
+        """Read one watch to its end: changes (None for a bookmark) with their version."""
         served = await self._version_of(kind)
         async with aclosing(
             self._client.watch(_path(kind, served), version, params={"fieldSelector": fields})
@@ -337,9 +341,10 @@ class KubernetesCluster:
         return answer if isinstance(answer, Rejected) else _object(kind, version, answer)
 
     async def _version_of(self, kind: ResourceKind) -> str:
-        """Find the newest version of resource.k8s.io that the server has and we know.
+        """Return the newest version of resource.k8s.io that the server has and we know.
 
         Empty for kinds of other groups.
+        Errors: raises PeerUnavailable.
         """
         if not kind.api_version.startswith(f"{GROUP}/"):
             return ""
@@ -350,8 +355,8 @@ class KubernetesCluster:
                 except NotServed:
                     continue
                 if isinstance(answer, Rejected) and answer.code != NOT_FOUND:
-                    # Discovery is closed to us: the present version is the best guess, and
-                    # a wrong one answers for itself.
+                    # Discovery is forbidden to us. The present version is the best guess, and a
+                    # request to a wrong one fails with a clear error.
                     self._version = VERSIONS[0]
                     break
                 names = (
@@ -384,13 +389,13 @@ class KubernetesCluster:
         try:
             return await self._client.ask(method, path, params=params, body=body, is_applied=is_applied)
         except NotServed:
-            # It may have been upgraded since we asked which versions it has.
+            # The server may have been upgraded since its versions were read.
             self._version = ""
             raise
 
 
 def _keys(devices: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
-    """Name entries by driver, pool, device and share."""
+    """Return the keys of entries: driver, pool, device and share."""
     return {
         (
             str(device.get("driver")),
@@ -403,15 +408,15 @@ def _keys(devices: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, str, str]
 
 
 def _is_about_bytes(rejected: Rejected) -> bool:
-    """Say whether a write of `status.devices` was refused for the allocation, which it does not
-    touch: see `claim_wire`.
+    """Return whether a write of `status.devices` was refused because of the allocation, which it
+    does not change: see `claim_wire`.
     """
     return rejected.code == INVALID and "status.allocation" in rejected.message
 
 
 def _path(kind: ResourceKind, version: str, namespace: str = "", name: str = "", *, part: str = "") -> str:
-    """Path of a kind, an object or its part; `version` of resource.k8s.io, empty for kinds of other
-    groups.
+    """Return the path of a kind, an object or its part. `version` is that of resource.k8s.io, empty
+    for kinds of other groups.
     """
     api_version = f"{GROUP}/{version}" if version else kind.api_version
     return object_path(
@@ -422,14 +427,14 @@ def _path(kind: ResourceKind, version: str, namespace: str = "", name: str = "",
 def _object(kind: ResourceKind, version: str, plain: object) -> ApiObject:
     """Read an object in the shape of v1.
 
-    Errors: raises PeerUnavailable for what is no object.
+    Errors: raises PeerUnavailable for a value that is not an object.
     """
     if not isinstance(plain, dict) or not all(
         isinstance(plain.get(part) or {}, dict) for part in ("metadata", "spec", "status")
     ):
         raise PeerUnavailable(f"API server: something that is no {kind.kind}: {str(plain)[:80]!r}")
     seen = from_served(kind.kind, plain, version)
-    # The items of a list carry neither kind nor version.
+    # The items of a list have neither kind nor version.
     return ApiObject(
         api_version=kind.api_version,
         kind=kind.kind,

@@ -1,9 +1,8 @@
 """The protocol through which the gateway uses a Kubernetes API server.
 
-No other module of the gateway knows the client library.
-
-Flows in: objects in Kubernetes' wire shape. Flows out: objects, changes, and the server's refusals
-as values (`Rejected`). A server that does not answer raises PeerUnavailable.
+No other module of the gateway imports the client library. Objects are in Kubernetes' wire shape,
+and the server's refusals are values (`Rejected`). A server that does not answer raises
+PeerUnavailable.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ NODES = ResourceKind(api_version="v1", kind="Node", plural="nodes")
 
 
 class ClusterChangeKind(StrEnum):
-    """What a watch tells."""
+    """The kinds of changes in a watch."""
 
     SNAPSHOT = "snapshot"
     """All objects that there are; what was known before is void."""
@@ -72,71 +71,68 @@ class ClusterChange(Struct, frozen=True, kw_only=True):
 
     @property
     def object(self) -> ApiObject:
-        """The object of a change that is about one."""
+        """The object of a change with exactly one."""
         return self.objects[0]
 
 
 class Cluster(Protocol):
     """An API server.
 
-    All methods raise PeerUnavailable when it does not answer, or asks to come back later.
+    All methods raise PeerUnavailable when it does not answer, or asks the client to retry later.
     """
 
     async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
-        """Read an object; None when there is none."""
+        """Read an object. None: it does not exist."""
         ...
 
     async def create(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
-        """Make an object; the answer is what the server stored."""
+        """Create an object. Returns what the server stored."""
         ...
 
     async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
-        """Replace an object of the resource version that it carries."""
+        """Replace an object with the resource version that it carries."""
         ...
 
     async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
-        """Delete an object if it is still this one; one that is gone already is done."""
+        """Delete an object if it is still this one. None: it is deleted, or was gone already."""
         ...
 
     async def annotate(
         self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
     ) -> Rejected | None:
-        """Set annotations of an object if it is still this one; None is done."""
+        """Set annotations of an object if it is still this one. None: it is done."""
         ...
 
     async def apply_device_status(
         self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
-        """Make these all that a driver says in `status.devices` of a claim, if it is still this
-        one.
+        """Replace a driver's entries in a claim's `status.devices`, if it is still this claim.
 
-        None is done.
+        None: it is done.
 
-        Shapes: devices — in the wire shape; none: whatever the driver said before goes.
+        Shapes: devices — in the wire shape; empty: all entries of the driver are removed.
         """
         ...
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
-        """Make a v1 Event; None is done."""
+        """Create a v1 Event. None: it is done."""
         ...
 
     async def patch_event(self, namespace: str, name: str, changes: Mapping[str, Any]) -> Rejected | None:
-        """Change a v1 Event; None is done."""
+        """Change a v1 Event. None: it is done."""
         ...
 
     async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:
-        """Ask for the eviction of a pod if it is still this one; None is done, or it is gone."""
+        """Request a pod's eviction if it is still this one. None: accepted, or the pod is gone."""
         ...
 
     def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
-        """Follow objects for ever: a snapshot, then changes, and a snapshot again whenever history
-        was lost.
-        """
+        """Follow objects until cancelled: a snapshot, changes, a snapshot after lost history."""
         ...
 
 
 class ClusterClaims:
-    """Claims of a cluster, for the preparation; whoever reads them compares the uid."""
+    """Reads claims of a cluster for the preparation. The caller compares the uid."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

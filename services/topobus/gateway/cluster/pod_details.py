@@ -1,9 +1,9 @@
-"""Knows of a pod what the container runtime does not tell: its host ports, read from the API server
-while the runtime waits for the sandbox.
+"""Reads a pod's host ports and rates, which the container runtime does not give, from the API
+server while the runtime waits for the sandbox.
 
-Flows in: a sandbox. Flows out: the same with the pod's ports and rates, or with the reason why they
-are not known: then only what needs them is refused. A pod that was read once is remembered, for its
-ports never change: while the API server is away, its sandbox can be made anew.
+When they cannot be read, the sandbox carries the reason, and only devices that need them are
+refused. A pod that was read once is remembered, because its ports never change. So its sandbox can
+be created again while the API server is away.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from topobus.values.sandbox import HostPort, Sandbox
 
 __all__ = ["ClusterPodDetails"]
 
-# The runtime starts nothing else on the node meanwhile, and
-# disconnects its plugin after two seconds.
+# The runtime starts nothing else on the node meanwhile, and disconnects its plugin after two
+# seconds.
 _LIMIT_S = 0.5
-# More pods than a node runs; the oldest is forgotten.
+# More pods than a node runs. The oldest is forgotten.
 _REMEMBERED = 500
 
 
@@ -35,12 +35,13 @@ class ClusterPodDetails:
         self._remembered: dict[str, tuple[tuple[HostPort, ...], dict[str, str]]] = {}
 
     async def of(self, sandbox: Sandbox) -> Sandbox:
-        """Give the sandbox with the pod's ports and rates, within half a second; raises nothing.
+        """Return the sandbox with the pod's ports and rates, within half a second.
 
-        Shapes: what the runtime says of a rate counts: it is what the sandbox was made with.
+        A rate that the runtime gives has precedence, because the sandbox was created with it.
+        Errors: raises nothing.
         """
         if not sandbox.network_namespace:
-            # In the host's own network its ports are there already.
+            # In the host's own network its ports are already open.
             return sandbox
         details = await self._read(sandbox)
         if isinstance(details, str):
@@ -55,7 +56,7 @@ class ClusterPodDetails:
         )
 
     async def _read(self, sandbox: Sandbox) -> tuple[tuple[HostPort, ...], dict[str, str]] | str:
-        """Read the pod; the text is why not."""
+        """Read the pod. A text is the reason why it could not be read."""
         try:
             async with self._clock.timeout(_LIMIT_S):
                 pod = await self._cluster.get(PODS, sandbox.name, sandbox.namespace)

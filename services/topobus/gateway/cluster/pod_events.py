@@ -1,8 +1,7 @@
-"""Tells pods and claims by Kubernetes events what becomes of their devices on this node, so that
+"""Creates Kubernetes events on pods and claims about their devices on this node, so that
 `kubectl describe` shows the reason, its code and what to do.
 
-Flows in: failures of preparations with who has the devices, and what happens in sandboxes. Flows
-out: sentences to `event_recorder`, on the pod and on the claim. No call waits.
+`event_recorder` writes them. No call waits.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _WHO_ELSE = (
 )
 _OF_CPUS = ("cpu-", "shared-pool-")
 _MESSAGE_LIMIT = 1000
-# What becomes of a pod whose device is sick. The cluster's own eviction does not look at the claim
-# that stands for a pod's resources.
+# What happens to a pod whose device is unhealthy. The cluster's own eviction ignores the claim made
+# for a pod's resources.
 _BY_CLAIM = "`topobus health` says what is known; the cluster evicts pods whose claims do not tolerate it"
 _BY_RESOURCE = (
     "`topobus health` says what is known; make the pod anew for another device (the gateway's setting "
@@ -48,7 +47,7 @@ _MAX_ADDRESSES = 4
 
 
 class PodEvents:
-    """Tells events of one node's pods."""
+    """Creates events for one node's pods."""
 
     def __init__(self, recorder: EventRecorder, node: str) -> None:
         self._recorder = recorder
@@ -58,23 +57,25 @@ class PodEvents:
         that try ended."""
 
     def keep(self, uids: Collection[PodUid | ClaimUid]) -> None:
-        """Forget what is gone."""
+        """Keep these uids and forget all others."""
         self._published = {uid: event for uid, event in self._published.items() if uid in uids}
 
     def not_prepared(self, pod: NodePod, claim: Owner, failure: Failure, users: Mapping[str, Owner]) -> None:
-        """Tell both why a claim is not prepared; `users` are the pods that have a device of it, as
-        far as they are known.
+        """Report on the pod and the claim why the claim is not prepared.
 
-        Called again and again while the pod waits: each try is told once. Kubelet lists a pod a
-        moment after it has its devices, so the same error is told once more when its users
-        become known, and not when they go.
+        It is called repeatedly while the pod waits, and each try is reported once. Kubelet lists a
+        pod a moment after it has its devices, so the same error is reported once more when its
+        users become known, and not when they disappear.
+
+        Shapes: users — the pods that have a device of the claim, as far as they are known.
         """
         who = "".join(f" ({user} uses {name})" for name, user in sorted(users.items()))
         reason = _CPUS_REFUSED if failure.code.startswith(_OF_CPUS) else _NOT_PREPARED
         for involved in (pod_object(pod.namespace, pod.name, pod.uid), claim_object(claim)):
             earlier_error, earlier_who, earlier_s = self._published.get(involved.uid, ("", "", 0.0))
             is_same = failure.error == earlier_error
-            # Whoever had the devices a moment ago is still named: a repeat is the same event.
+            # The pods that had the devices a moment ago are still named, so that a repeat is the
+            # same event.
             here = who or (earlier_who if is_same else "")
             if is_same and here == earlier_who and failure.at_s <= earlier_s:
                 continue
@@ -82,7 +83,7 @@ class PodEvents:
             self._warn([involved], reason, f"{failure.error}{_code(failure.code)}{here}", next_step(failure.code))
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
-        """Tell both that the devices are in the pod, and as what."""
+        """Report on the pod and the claim that the devices are in the pod, and in which form."""
         names = entry.to_attach or tuple(sorted({device.device for device in entry.devices}))
         shown = ", ".join(_shown(name, interfaces.get(name)) for name in names)
         message = f"node {self._node}: claim {entry.namespace}/{entry.name}: pod {sandbox} has {shown}"
@@ -90,8 +91,8 @@ class PodEvents:
             self._recorder.note(involved, _ATTACHED, message, is_warning=False)
 
     def cpus_differed(self, difference: CpuDifference) -> None:
-        """Tell the container's pod, and the claims and pods whose CPUs it had, that a promise did
-        not hold for a while.
+        """Report to the container's pod, and to the claims and pods whose CPUs it had, that a
+        promise was not kept for a while.
         """
         pods = {sandbox.uid: sandbox for sandbox in (difference.sandbox, *difference.sandboxes) if sandbox.uid}
         concerned = [pod_object(sandbox.namespace, sandbox.name, sandbox.uid) for sandbox in pods.values()]
@@ -99,30 +100,30 @@ class PodEvents:
         self._warn(concerned, _CPUS_SHARED if difference.claims else _CPUS_DIFFERED, str(difference), _WHO_ELSE)
 
     def attach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Tell both why the pod does not get them.
+        """Report on the pod and the claim why the pod does not get the devices.
 
-        Kubelet makes the sandbox anew, and the repeats are counted.
+        Kubelet creates the sandbox again, and the repeats are counted.
         """
         self._refused(entry, sandbox, _NOT_ATTACHED, "not attached to pod", refusal)
 
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Tell both why they could not be taken back as they were.
+        """Report on the pod and the claim why the devices could not be taken out unchanged.
 
-        Nobody else gets them before that is mended.
+        No other pod gets them before that is repaired.
         """
         self._refused(entry, sandbox, _NOT_DETACHED, "not taken back from pod", refusal)
 
     def device_health(
         self, entry: ClaimEntry, pods: Iterable[NodePod], device: str, note: HealthNote, *, is_of_claim: bool = True
     ) -> None:
-        """Tell a claim (unless only pods are to hear it) and its pods that a device fails, or is
-        well again.
+        """Report to a claim's pods, and with `is_of_claim` to the claim itself, that a device fails
+        or is healthy again.
         """
         claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
         where = f"claim {claim.namespace}/{claim.name}: {device}"
         step = _BY_CLAIM
         for pod in pods:
-            # A claim that stands for a pod's resources is that pod's alone.
+            # A claim made for a pod's resources belongs to that pod alone.
             step = _BY_RESOURCE if pod.resource_claim == entry.name else _BY_CLAIM
             self._tell_health(pod_object(pod.namespace, pod.name, pod.uid), where, note, step)
         if is_of_claim:
@@ -140,7 +141,7 @@ class PodEvents:
         self._warn(_both(entry, sandbox), reason, message, next_step(code))
 
     def _warn(self, involved: Iterable[Involved], reason: str, message: str, step: str) -> None:
-        """What to do comes last and is never cut off."""
+        """Queue a warning for each object. The next step comes last and is never truncated."""
         shown = shortened(f"node {self._node}: {message}", _MESSAGE_LIMIT - len(step))
         for each_involved in involved:
             self._recorder.note(each_involved, reason, f"{shown}; {step}", is_warning=True)

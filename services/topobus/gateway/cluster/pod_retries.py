@@ -1,13 +1,12 @@
 """Follows the pods of this node that have claims: reserves devices for those that wait, and makes
 kubelet retry as soon as the obstacle is gone.
 
-Flows in: the node's pods and their claims from the API server, the ledger, inventories, results of
-preparations. Flows out: devices that the device plugins must not offer meanwhile, an annotation on
-a pod, events on pod and claim (also when a device of theirs fails), and an eviction where the
-settings say so. The annotation matters because kubelet retries a failed preparation only after 60
-to 90 s, but looks at a pod at once when its annotations change. A field selector restricts the
-watch to pods bound to this node, so that a thousand gateways do not read all claims. Without the
-API server, or without the right, nothing is reserved or annotated; everything else goes on.
+It withholds devices from the device plugins, annotates pods, creates events on pod and claim (also
+when a device fails), and evicts pods where the settings allow it. The annotation matters because
+kubelet retries a failed preparation only after 60 to 90 s, but processes a pod at once when its
+annotations change. A field selector restricts the watch to pods bound to this node, so that a
+thousand gateways do not read all claims. Without the API server, or without the right, nothing is
+reserved or annotated. Everything else continues.
 """
 
 from __future__ import annotations
@@ -57,21 +56,22 @@ ANNOTATION = "topobus.dev/prepare-again"
 """On a pod: when kubelet was last asked to look at it again. Nobody reads it; a change of it is
 what counts."""
 
-# Between two changes of pods, in seconds: a service that comes back may
-# have kept a hundred pods waiting.
+# Seconds between two changes of pods: after a service comes back, a hundred pods may have been
+# waiting.
 _BETWEEN_S = 0.05
-# Between two requests for the eviction of one pod; a disruption budget may refuse it for long.
+# Seconds between two requests for the eviction of one pod. A disruption budget may refuse it for
+# long.
 _EVICT_AGAIN_S = 10.0
-# How often what cannot be waited for by an event is looked at, while a pod waits: an API server
-# that did not answer, a try that becomes due.
+# Seconds between two checks, while a pod waits, of conditions without an event: an API server that
+# did not answer, a try that becomes due.
 _LOOK_S = 0.5
-# How often a claim is read again that had no allocation when its pod was bound, or was not there:
-# whoever bound the pod did not wait for it.
+# Seconds before a claim is read again that had no allocation when its pod was bound, or did not
+# exist: the pod was bound without waiting for it.
 _READ_AGAIN_S = 10.0
-# How long a gateway that starts waits for the list of pods before claims alone are told of their
-# devices' health: it may lack the right.
+# Seconds that a starting gateway waits for the list of pods before it reports device health to
+# claims alone. It may lack the right to list pods.
 _PODS_S = 10.0
-# What calls can fail for that belong to no pod.
+# Calls that can fail for reasons that concern no single pod.
 _COMMON_CALLS = frozenset({"claims", "annotate", "evict"})
 
 
@@ -113,7 +113,7 @@ class PodRetries:
         self._failed_calls: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_pods())
             for source in (self._state.changed, self._state.ledger_changed, self._attempts.changed):
@@ -146,7 +146,7 @@ class PodRetries:
                     uid = PodUid(str(change.object.metadata.get("uid", "")))
                     pod = pod_of(change.object) if change.kind is ClusterChangeKind.PUT else None
                     if pod == self._pods.get(uid):
-                        # Most changes are of a status that is nothing to us.
+                        # Most changes only concern parts of the status that do not matter here.
                         continue
                     if pod is None:
                         self._pods.pop(uid, None)
@@ -172,7 +172,7 @@ class PodRetries:
     async def _read_claims(self) -> None:
         """Read the claims that are not known yet.
 
-        One that was allocated before its pod was bound does not change any more.
+        A claim that was allocated before its pod was bound does not change any more.
         """
         for pod in tuple(self._pods.values()):
             for name in pod.claims:
@@ -221,7 +221,7 @@ class PodRetries:
             }
             try:
                 await self._check_pod(pod, claims)
-            except Exception as err:  # noqa: BLE001 - boundary: one pod; the node's other pods are looked at
+            except Exception as err:  # noqa: BLE001 - boundary: one pod, the node's other pods are checked
                 self._log_failure(pod.uid, f"pod {pod.namespace}/{pod.name}: {type(err).__name__}: {err}")
         self._state.wait_for(frozenset(awaited))
         return is_waiting
@@ -236,8 +236,8 @@ class PodRetries:
                 self._events.not_prepared(pod, claim.owner, failure, self._users_of(claim))
         obstacle = next((text for claim in claims if (text := self._obstacle_of(claim))), "")
         if not obstacle and self._obstacles.get(pod.uid):
-            # What stood in the way is over: the next try is the first one again, and at once where
-            # the gateway that kubelet asked before was another one.
+            # The obstacle is gone: the next try counts as the first one. It comes at once if
+            # kubelet had asked another gateway before.
             wait = structs.replace(wait, nudged_s=None, tries=0, since_s=-math.inf)
         self._obstacles[pod.uid] = obstacle
         if obstacle:
@@ -254,14 +254,15 @@ class PodRetries:
             await self._evict(pod, obstacle, self._blocked_since[pod.uid], now_s)
 
     async def _check_health(self) -> bool:
-        """Tell of sick devices, and evict pods that lose theirs and that the cluster does not
+        """Report unhealthy devices, and evict pods that lose a device and that the cluster does not
         evict.
 
-        True: one is to be evicted later.
+        True: a pod is to be evicted later.
         """
         now_s = self._clock.monotonic()
         if not self._has_seen_pods and now_s - self._since_s < _PODS_S:
-            # What is news for a claim is told to its pods with it, so they are waited for.
+            # A change of a claim's health is reported to its pods together with it, so wait for the
+            # pods.
             return True
         sick_claims = self._health.tell(tuple(self._pods.values()))
         whys = {uid: why for uid, pod in self._pods.items() if (why := lost_claim(pod, sick_claims))}
@@ -284,14 +285,12 @@ class PodRetries:
         return {device_class: self._whole_holders(claim, device_class) for device_class in claim.held}
 
     def _whole_holders(self, claim: WaitingClaim, device_class: str) -> dict[str, Owner]:
-        """Say who holds what stands in a claim's way: others with a share do not stand in the way
-        of a share.
-        """
+        """Return the holders that block a claim. Holders of a share do not block a share."""
         beside = set(claim.by_share.get(device_class, ())) & self._state.sharers(device_class).keys()
         return {name: owner for name, owner in self._state.holders(device_class).items() if name not in beside}
 
     def _users_of(self, claim: WaitingClaim) -> dict[str, Owner]:
-        """Find the pods behind device plugin allocations that are in a claim's way, by device."""
+        """Find the pods whose device plugin allocations block a claim, by device."""
         ledger = self._state.ledger
         allocations = ledger.allocations if ledger is not None else {}
         found_allocations = {
@@ -304,7 +303,7 @@ class PodRetries:
         }
 
     async def _annotate(self, pod: NodePod) -> None:
-        """Have kubelet look at a pod."""
+        """Make kubelet process a pod."""
         try:
             annotations = {ANNOTATION: rfc3339(self._clock.now())}
             rejected = await self._cluster.annotate(PODS, pod.name, pod.namespace, uid=pod.uid, annotations=annotations)
@@ -317,9 +316,7 @@ class PodRetries:
         await self._clock.sleep(_BETWEEN_S)
 
     async def _evict(self, pod: NodePod, why: str, since_s: float, now_s: float) -> None:
-        """Evict a pod that has been without what it needs for long enough, where something makes it
-        anew.
-        """
+        """Evict a pod that has waited long enough for a device, if a controller recreates it."""
         after_s = self._settings.evict_after_s
         if not after_s or not pod.has_controller or now_s - since_s < after_s:
             return
@@ -335,7 +332,7 @@ class PodRetries:
             get_logger().warning("pod.evicted", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, why=why)
 
     def _is_refused(self, pod: NodePod, what: str, rejected: Rejected | None) -> bool:
-        # A pod that is gone or another one by now is no trouble.
+        # A pod that is gone or was replaced is no failure.
         if rejected is not None and rejected.code not in (404, 409):
             self._log_failure(what, f"{what} pod {pod.namespace}/{pod.name}: {rejected.message}")
         elif rejected is None:
@@ -343,7 +340,7 @@ class PodRetries:
         return rejected is not None
 
     def _log_failure(self, what: str, why: str) -> None:
-        """Say once what cannot be done; it is tried again."""
+        """Log a failing call once. It is tried again."""
         if self._failed_calls.get(what) != why:
             self._failed_calls[what] = why
             get_logger().warning(

@@ -1,10 +1,9 @@
-"""Keeps on disk what is to stand in the status of claims, before it is written there: a gateway
-that was killed in between writes it, or takes it away, after its start.
+"""Keeps the wanted status of claims on disk before it is written to them. A gateway that was killed
+in between writes or removes it after its start.
 
-Flows in: reports by claim and class. Flows out: a versioned JSON file, replaced as a whole and
-synced. A file that cannot be read is set aside with a warning and counts as empty: then entries
-of claims that were undone meanwhile may stay in their status until the claims are deallocated,
-and no container depends on that.
+The file is versioned JSON, replaced as a whole and synced. A file that cannot be read is set aside
+with a warning and counts as empty. Entries of claims that were undone meanwhile may then stay in
+their status until the claims are deallocated. No container depends on that.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ReportRecord:
     """Reports by claim and class, as they are on disk."""
 
     def __init__(self, path: Path, reports: Mapping[str, ClaimReport]) -> None:
-        """Take the file, and what it has."""
+        """`reports` is the present content of the file."""
         self.reports = dict(reports)
         self._path = path
         self._disk = DiskWork()
@@ -45,8 +44,8 @@ class ReportRecord:
     def open(cls, path: Path) -> ReportRecord:
         """Read the file.
 
-        Blocks, and is only for the gateway that has the turn, since what a
-        killed one left half written goes.
+        It blocks, and removes files that a killed gateway left half written. So only the gateway
+        that holds the node lock may call it.
         """
         try:
             remove_leftovers(path.parent, path.name)
@@ -68,9 +67,9 @@ class ReportRecord:
         return cls(path, {report.key: report for report in file.reports})
 
     async def save(self, reports: Mapping[str, ClaimReport]) -> None:
-        """Make these the reports of the file; they are on disk when this returns.
+        """Replace the reports of the file. They are on disk when this returns.
 
-        Nothing is written when they are already.
+        Nothing is written when they are there already.
 
         Errors: raises OSError when the disk refuses.
         """
@@ -78,7 +77,7 @@ class ReportRecord:
         await self._disk.do(lambda: self._save(wanted))
 
     async def finish(self) -> None:
-        """Wait until nothing is being written: then the file may be another process's."""
+        """Wait until all writes have ended. Another process may then use the file."""
         await self._disk.finish()
 
     async def _save(self, reports: dict[str, ClaimReport]) -> None:

@@ -1,9 +1,8 @@
-"""Knows which resources claims serve on this node: follows the DeviceClasses of the API server and
-asks the pure rule.
+"""Tracks which resources claims serve on this node: follows the DeviceClasses of the API server and
+applies the pure rule.
 
-Flows in: classes, the node's inventories, the setting `resources_by`. Flows out: one answer a
-resource, and a wake-up when it changes. Until the API server has answered, and where it never does,
-the device plugins serve as they would without a cluster.
+A change of a resource's answer wakes the device plugins. Until the API server has answered, and
+where it never does, the device plugins serve as they would without a cluster.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ServedByClaims"]
 
-# An API server answers within some hundredths of a second; one that does not must not keep kubelet
-# waiting (a node is registered within three seconds).
+# In seconds. An API server answers within some hundredths of a second. One that does not must not
+# delay kubelet (a node is registered within three seconds).
 _FIRST_ANSWER_S = 2.0
 
 
 class ServedByClaims:
-    """Says of each resource whether claims serve it."""
+    """Decides for each resource whether claims serve it."""
 
     def __init__(self, cluster: Cluster, state: NodeState, settings: GatewaySettings) -> None:
         self._cluster = cluster
@@ -42,7 +41,7 @@ class ServedByClaims:
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Follow the classes, for ever."""
+        """Follow the classes until cancelled."""
         if self._settings.resources_by != "auto":
             return
         async for change in self._cluster.watch(DEVICE_CLASSES, fields=""):
@@ -60,7 +59,7 @@ class ServedByClaims:
             self._state.changed.announce()
 
     async def wait(self) -> None:
-        """Wait for the first answer of the API server, and not long."""
+        """Wait a short time for the first answer of the API server."""
         if self._settings.resources_by != "auto":
             return
         try:
@@ -74,15 +73,15 @@ class ServedByClaims:
             )
 
     def serves(self, offer: Offer) -> bool:
-        """Say whether claims serve a resource."""
+        """Return whether claims serve a resource."""
         why = self._obstacle(offer)
         if self._said.get(offer.resource) != why:
             self._said[offer.resource] = why
             is_named = class_of_resource(offer.resource, (self._classes or {}).values()) is not None
             facts = {"resource": offer.resource, "by": "device-plugin" if why else "claims", "why": why}
             if why and is_named and self._settings.resources_by == "auto":
-                # kube-scheduler makes claims by the class all the same where kubelet counts too
-                # few, and kubelet starts no such pod.
+                # kube-scheduler makes claims by the class even where kubelet lists too few devices,
+                # and kubelet then starts no such pod.
                 get_logger().warning(
                     "resource.served",
                     **facts,
@@ -93,10 +92,10 @@ class ServedByClaims:
         return not why
 
     async def is_known_to_kubelet(self, resource: str) -> bool:
-        """Say whether kubelet counts devices of a resource, as its Node says: those of an earlier
-        gateway process.
+        """Return whether kubelet still counts devices of a resource from an earlier gateway
+        process, according to its Node.
 
-        True where nobody can tell.
+        True when the Node cannot be read.
         """
         try:
             status = await self._node_status()
@@ -127,8 +126,8 @@ class ServedByClaims:
             if device.name in listed or (device.sharing is not None and device.pool == offer.pool)
         }
         if not offered:
-            # Nothing to compare: what was said before goes on, for nothing but
-            # devices that are away has changed.
+            # There is nothing to compare. The previous answer stays, because only devices that are
+            # away have changed.
             return self._said.get(offer.resource, "it has no device")
         others = [
             shown for device in devices if device.name not in offered and (shown := settings.shown(device)) is not None

@@ -1,4 +1,4 @@
-"""What the gateway counts of its ResourceSlices, for Prometheus; in a cluster alone."""
+"""The metrics of ResourceSlices, for Prometheus. They exist only in a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLICE_FIELDS_DROPPED = GaugeDescriptor(
 
 
 class SliceMetrics:
-    """What the publisher of slices does."""
+    """The metrics of the publisher of slices."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.slices = SLICES.register(registry)

@@ -1,10 +1,10 @@
 """Keeps this node's ResourceSlices equal to the inventories: writes what differs, and writes again
-what somebody deleted.
+what was deleted.
 
-Flows in: inventories and ledger from the node's state, slices from a watch. Flows out: writes, as
-the pure plan (`core.slices`) decides. Kubelet deletes a node's slices when it starts, and a
-driver's when the driver stays away; the watch reports that, and the slices are back within a
-second. While the API server is unreachable the published slices grow old and nothing else suffers.
+It writes what the pure plan (`cluster.rules.slices`) decides. Kubelet deletes a node's slices when
+it starts, and a driver's when the driver stays away. The watch reports that, and the slices are
+back within a second. While the API server is unreachable, the published slices become outdated and
+nothing else is affected.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class SlicePublisher:
         self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
 
     def dropped(self) -> tuple[str, ...]:
-        """List the fields that the API server does not keep, as far as any was sent."""
+        """List the fields that the API server is known not to keep."""
         return tuple(sorted(self._dropped))
 
     async def run(self) -> None:
-        """Publish for ever."""
+        """Publish until cancelled."""
         self._readiness.set(_PART, is_ready=False, why="waiting for the API server")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_slices())
@@ -116,13 +116,13 @@ class SlicePublisher:
         async for change in self._cluster.watch(SLICES, fields=f"spec.nodeName={self._state.node}"):
             if change.kind is ClusterChangeKind.SNAPSHOT:
                 self._present = {_name(api_object): api_object for api_object in change.objects}
-                # After a pause it may be another server, and another node object, too.
+                # After a pause it may be another server, with another Node object as well.
                 self._node_uid = ""
                 self._dropped.clear()
             elif change.kind is ClusterChangeKind.DELETE:
                 self._take(change.object, is_gone=True)
-                # It may have been the garbage collector, because the node is another one now; an
-                # old owner would bring it back for ever.
+                # The garbage collector may have deleted it because the Node was replaced. With the
+                # old Node as its owner it would be deleted again each time.
                 self._node_uid = ""
             else:
                 self._take(change.object)
@@ -153,9 +153,9 @@ class SlicePublisher:
                 await asyncio.sleep(self._settings.publish_delay_s)
 
     async def _sync(self) -> bool:
-        """Write what differs; False when something is left for another try.
+        """Write what differs. False when something has to be tried again.
 
-        One class's trouble is none of the others'.
+        A failure of one class does not affect the others.
         """
         inventories = self._state.inventories()
         classes = {name for name in inventories if self._offers(name)} | {
@@ -180,7 +180,7 @@ class SlicePublisher:
         return is_done
 
     async def _sync_class(self, device_class: str) -> str:
-        """Bring one pool up to date; the text is what went wrong."""
+        """Bring one pool up to date. Returns the error, empty when there is none."""
         driver, node = driver_name(device_class), self._state.node
         present = self._of(device_class)
         inventory = self._state.inventories().get(device_class)
@@ -188,7 +188,7 @@ class SlicePublisher:
         if not self._offers(device_class):
             plan = SlicePlan(generation=0, deletes=tuple(map(_as_deletion, present)))
         elif inventory is None:
-            # Silence of a device service is no word about its devices.
+            # The silence of a device service proves nothing about its devices.
             return ""
         else:
             node_uid = await self._uid_of_node()
@@ -196,7 +196,7 @@ class SlicePublisher:
             counter_sets = self._shown[device_class][2].counter_sets
             state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
             if self._settled.get(device_class) == state:
-                # Most news is of other classes, or of holders who change nothing here.
+                # Most changes concern other classes, or holders that make no difference here.
                 return ""
             plan = slice_plan(
                 driver,
@@ -233,14 +233,14 @@ class SlicePublisher:
     def _devices(
         self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]
     ) -> tuple[SliceDevice, ...]:
-        """Show what a server takes.
+        """Return the slice devices that a server accepts.
 
-        A device that breaks a limit is left out and told once, for it would
-        cost its neighbours their slice.
+        A device that exceeds a limit is left out and logged once, because its whole slice would be
+        refused.
         """
         cached, is_counted = self._shown.get(device_class), keeps_counters(self._dropped)
         if cached is None or cached[0] is not inventory or cached[1] is not is_counted:
-            # Devices of a pool that is not offered here are left out, too.
+            # Devices of a pool that is not offered here are left out as well.
             kept = structs.replace(
                 inventory, devices=tuple(shown for shown in map(self._shows, inventory.devices) if shown is not None)
             )
@@ -256,7 +256,7 @@ class SlicePublisher:
             cached = self._shown[device_class] = (inventory, is_counted, kept, good)
         since = self._state.silent_since(device_class)
         silence: Taint | None = None
-        # Freshly started we know of no silence yet, and must not open what was closed.
+        # Just after the start no silence is known yet, so taints of silence must stay.
         if since or (not self._is_judged(device_class) and shows_silence(present)):
             silence = silence_taint(since, self._settings.silence_effect, present)
         return pool_devices(
@@ -268,7 +268,7 @@ class SlicePublisher:
         )
 
     def _read(self, api_object: ApiObject) -> SliceSpec | None:
-        """Read a slice once, as long as it is the same object."""
+        """Read a slice, and cache the result as long as it is the same object."""
         name = _name(api_object)
         cached = self._specs.get(name)
         if cached is None or cached[0] is not api_object:
@@ -298,8 +298,8 @@ class SlicePublisher:
                 was_counted = keeps_counters(self._dropped)
                 self._notice_dropped(dropped_fields(api_object, stored))
                 if was_counted and not keeps_counters(self._dropped):
-                    # Before the pool is whole: its partitions would be offered as if
-                    # they took nothing from each other.
+                    # Detected before the pool is complete. Otherwise its partitions would be
+                    # offered as if they used nothing in common.
                     return _UNCOUNTED
         return ""
 
@@ -308,22 +308,22 @@ class SlicePublisher:
             self._present.pop(_name(api_object), None)
             self._wake.announce()
         if answer.code == _INVALID and has_lists(api_object) and not self._dropped.issuperset(LIST_FIELDS):
-            # A server that does not know lists sees an attribute without a value,
-            # and refuses the slice as a whole.
+            # A server that does not support lists sees an attribute without a value, and refuses
+            # the slice as a whole.
             self._notice_dropped(LIST_FIELDS)
             return _WITHOUT_LISTS
         return _OVERTAKEN if answer.code in (_GONE, _CONFLICT) else answer.message
 
     def _notice_dropped(self, fields: Sequence[str]) -> None:
-        """Remember what this server does not keep, and say it once."""
+        """Remember what this server does not keep, and log it once."""
         if not set(fields) <= self._dropped:
             self._dropped.update(fields)
             self._wake.announce()
         news = sorted(set(fields) - self._reported)
         if news:
             self._reported.update(news)
-            # An alpha feature, off on an ordinary server: `topobus doctor` names it, and it is
-            # nothing to warn of at each start.
+            # An alpha feature that is off on an ordinary server: `topobus doctor` reports it, so it
+            # is no warning at each start.
             log = get_logger().info if set(news) <= set(LIST_FIELDS) else get_logger().warning
             log("slice-fields.dropped", fields=news, why="the API server is older, or a feature gate is off")
 
@@ -347,9 +347,9 @@ class SlicePublisher:
         )
 
     def _take(self, api_object: ApiObject, *, is_gone: bool = False) -> None:
-        """Take a slice as stored or deleted.
+        """Store a slice as written or deleted.
 
-        What is older than what we know is late news of our own writes.
+        A version older than the known one is a late event of our own writes.
         """
         if self._present is None:
             return
@@ -371,9 +371,9 @@ class SlicePublisher:
         ).inc()
 
     def _report_readiness(self) -> None:
-        """Keep the readiness part: ready once everything was published.
+        """Update the readiness part: ready once everything was published.
 
-        Trouble afterwards is a remark, for the node plane goes on.
+        A later failure is only a remark, because the node keeps working.
         """
         for field in self._reported:
             self._metrics.dropped.labels(field).set(field in self._dropped)
@@ -393,8 +393,8 @@ def _name(api_object: ApiObject) -> str:
 
 
 def _version(api_object: ApiObject) -> int:
-    # Since Kubernetes 1.35 versions of one kind may be compared as numbers;
-    # before, they were numbers as well.
+    # Since Kubernetes 1.35 versions of one kind may be compared as numbers. Before, they were
+    # numbers as well.
     text = str(api_object.metadata.get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 

@@ -1,10 +1,8 @@
 """Chooses the version of resource.k8s.io that a server offers, and converts objects between it and
 v1.
 
-Flows in: objects in the shape of v1, and objects as an older server gives them. Flows out: the same
-objects in the other version's shape. v1beta2 differs from v1 in its name only; v1beta1 wraps
-everything of a device except its name. Claims are only read, and the part that is read
-(status.allocation) is equal in all.
+v1beta2 differs from v1 only in its name. v1beta1 wraps everything of a device except its name.
+Claims are only read, and the part that is read (status.allocation) is equal in all versions.
 Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.37.
 """
 
@@ -23,7 +21,7 @@ _WRAPPED = "v1beta1"
 
 
 def to_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Show an object of v1 as a version wants it.
+    """Convert an object of v1 to a version's shape.
 
     >>> to_served("ResourceSlice", {"apiVersion": "resource.k8s.io/v1", "spec": {"devices": [{"name": "a", "taints": []}]}}, "v1beta1")
     {'apiVersion': 'resource.k8s.io/v1beta1', 'spec': {'devices': [{'name': 'a', 'basic': {'taints': []}}]}}
@@ -35,7 +33,7 @@ def to_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, Any
 
 
 def from_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Read an object as a version gives it, in the shape of v1.
+    """Convert an object from a version's shape to v1.
 
     >>> from_served("ResourceSlice", {"spec": {"devices": [{"name": "a", "basic": {"taints": []}}]}}, "v1beta1")["spec"]
     {'devices': [{'name': 'a', 'taints': []}]}

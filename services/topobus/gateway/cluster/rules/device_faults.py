@@ -1,10 +1,8 @@
-"""Decides what there is to tell of the health of devices that claims have: which of them fail,
-which are well again, and which pods lose their place by it.
+"""Decides what to report about the health of claims' devices: which of them fail, which are healthy
+again, and which pods have to be evicted.
 
-Flows in: devices of inventories, what was told before, pods and times in seconds of one
-monotonic clock. Flows out: faults by device, the condition of a device in a claim's status, and
-pods to evict. Between sick and well (Unknown, Recovering) nothing is told: a device that comes
-and goes would fill a pod's events.
+Times are in seconds of one monotonic clock. In the states between healthy and unhealthy (Unknown,
+Recovering) nothing is reported, because a device that comes and goes would fill a pod's events.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ __all__ = ["HealthNote", "health_note", "lost_claim"]
 
 
 class HealthNote(Struct, frozen=True, kw_only=True):
-    """What is told of one device's health."""
+    """The reported health of one device."""
 
     is_healthy: bool
     code: str = ""
@@ -32,10 +30,10 @@ class HealthNote(Struct, frozen=True, kw_only=True):
 
 
 def health_note(device: Device | None, earlier: HealthNote | None, now: str) -> HealthNote | None:
-    """Give what is to be told of a device now; `earlier` when that is what was told, None while
-    nothing was ever wrong with it.
+    """Return what to report of a device now: `earlier` when that has not changed, None while it was
+    never unhealthy.
 
-    Shapes: device — None: it is not in the inventory, of which nothing follows.
+    Shapes: device — None: it is not in the inventory, which proves nothing.
     """
     if device is None:
         return earlier
@@ -51,13 +49,13 @@ def health_note(device: Device | None, earlier: HealthNote | None, now: str) -> 
 
 
 def lost_claim(pod: NodePod, sick_claims: Mapping[str, Iterable[str]]) -> str:
-    """Say what makes a pod's eviction due that no taint of the cluster evicts.
+    """Return the reason why a pod must be evicted that no taint of the cluster evicts.
 
-    Empty when nothing does. Kubernetes' device taint eviction looks at claims of
-    `spec.resourceClaims` alone (pkg/controller/devicetainteviction, 1.36), not at the one that the
-    scheduler made of a pod's resources.
+    Empty when there is none. Kubernetes' device taint eviction handles only claims of
+    `spec.resourceClaims` (pkg/controller/devicetainteviction, 1.36), and not the one that the
+    scheduler made for a pod's resources.
 
-    Shapes: sick_claims — namespace and name of a claim to its sick devices.
+    Shapes: sick_claims — namespace and name of a claim to its unhealthy devices.
     """
     devices = sorted(sick_claims.get(f"{pod.namespace}/{pod.resource_claim}", ())) if pod.resource_claim else []
     return f"unhealthy: {', '.join(devices)} of claim {pod.namespace}/{pod.resource_claim}" if devices else ""

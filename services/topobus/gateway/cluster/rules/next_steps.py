@@ -1,8 +1,7 @@
-"""What somebody can do about a refusal on the node, by its reason code: the last words of an event
-on a pod or a claim.
+"""What an operator or user can do about a refusal on the node, by its reason code: the last words
+of an event on a pod or a claim.
 
-Flows in: a reason code. Flows out: a sentence. A code without an own sentence gets
-that of what goes on by itself.
+A code without its own sentence gets the one for a condition that ends without intervention.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _LOOK = "look into the log of the class's device service on the node"
 
 _RIGHTS = "give the class's device service the rights that attaching needs (docs/reference/rights.md)"
 
-# By the code's beginning; the longest that fits.
+# By the code's prefix. The longest matching prefix counts.
 _STEPS = {
     "address-in-use": "ask for another address, or find the machine that answers for this one",
     "attach-unsupported": _RIGHTS,
@@ -69,7 +68,7 @@ _STEPS = {
 
 
 def next_step(code: str) -> str:
-    """Say what to do about a refusal.
+    """Return what to do about a refusal.
 
     >>> next_step("shared-pool-empty"), next_step("device-sick"), next_step("cni-plugin-timeout")[:8]
     ('ask for fewer CPUs: the other containers need one', 'tried again as soon as that is over', 'look int')

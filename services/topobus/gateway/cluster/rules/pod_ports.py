@@ -1,8 +1,6 @@
-"""Reads of a pod what the container runtime does not tell its plugins: host ports, and rates that
-its author wrote.
+"""Reads from a pod what the container runtime does not give its plugins: host ports, as the
+scheduler counts them, and rates that its author wrote.
 
-Flows in: a pod in Kubernetes' wire shape. Flows out: its host ports as the scheduler counts them,
-and the few annotations that anybody here reads.
 Source: k8s.io/kubernetes pkg/scheduler/util GetHostPorts, 1.36: containers, and those init
 containers that run as long as the pod (restartPolicy Always).
 """
@@ -23,7 +21,7 @@ __all__ = ["bandwidth_of", "host_ports_of"]
 def host_ports_of(pod: ApiObject) -> tuple[HostPort, ...]:
     """List the ports of the host that lead to a pod's containers, each once.
 
-    None for a pod in the host's own network, whose ports are there already.
+    Empty for a pod in the host's own network, whose ports are open already.
 
     >>> port = {"hostPort": 8080, "containerPort": 80}
     >>> [str(port.host_port) for port in host_ports_of(ApiObject(api_version="v1", kind="Pod", metadata={}, spec={"containers": [{"ports": [port, port]}]}))]
@@ -56,9 +54,9 @@ def _lasting_containers(pod: ApiObject) -> Iterator[Mapping[str, Any]]:
 
 
 def _host_port(port: Mapping[str, Any]) -> HostPort:
-    """Read a port that an API server has let pass.
+    """Read a port that an API server has accepted.
 
-    Errors: raises msgspec.ValidationError for one that it could not have.
+    Errors: raises msgspec.ValidationError for a port that it would not accept.
     """
     plain = {
         "host_port": port.get("hostPort"),

@@ -1,9 +1,8 @@
-"""Shared devices of which pods have replicas, as a ResourceSlice shows them: with less capacity, so
-that a scheduler counts on no more than is left.
+"""Reduces the capacity that a ResourceSlice shows of a shared device by what pods have of it, so
+that a scheduler does not count on more than is left.
 
-Flows in: a slice's device, what pods have of it. Flows out: the device with less, or None when
-not even the smallest share is left. A scheduler knows what claims have; what kubelet gave by
-its device plugins it does not.
+A scheduler knows what claims have, and does not know what kubelet's device plugins gave to pods. A
+device without even the smallest share left is not shown.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["amounts_of_pods", "beside_pods"]
 
 
 def amounts_of_pods(sharers: Iterable[tuple[Owner, HeldShare]]) -> dict[str, int]:
-    """Add up what others than claims have of a device: capacity to amount."""
+    """Add up what holders other than claims have of a device, by capacity."""
     sums: dict[str, int] = {}
     for owner, share in sharers:
         for name, amount in share.amounts.items() if owner.kind is not OwnerKind.CLAIM else ():
@@ -30,9 +29,9 @@ def amounts_of_pods(sharers: Iterable[tuple[Owner, HeldShare]]) -> dict[str, int
 
 
 def beside_pods(device: SliceDevice, taken: Mapping[str, int]) -> SliceDevice | None:
-    """Show what is left of a device beside pods.
+    """Return a device with the capacity that pods leave.
 
-    None when a claim that names no amount would find too little.
+    None when a claim that names no amount would not get enough.
     """
     capacity = dict(device.capacity)
     for name, amount in taken.items():
@@ -43,6 +42,6 @@ def beside_pods(device: SliceDevice, taken: Mapping[str, int]) -> SliceDevice | 
         default = whole.request_policy.default if whole.request_policy is not None else None
         if left < 0 or (default is not None and left < Quantity.parse(default).nano // 10**9):
             return None
-        # Read and written once more, it stands as the API server would give it back.
+        # Parsed and written again, it has the form in which the API server returns it.
         capacity[name] = structs.replace(whole, value=str(Quantity.parse(str(Quantity.of(left, QuantityForm.BINARY)))))
     return structs.replace(device, capacity=capacity)

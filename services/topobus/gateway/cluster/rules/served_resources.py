@@ -1,10 +1,9 @@
 """Decides whether claims serve the pods that ask for a resource by its name, so that no device
-plugin offers it beside them.
+plugin offers it as well.
 
-Flows in: the DeviceClasses as the API server keeps them, the devices of a resource, and the
-others of its class. Flows out: what stands in the way; empty where kube-scheduler makes claims of
-such requests. An API server that does not know `extendedResourceName` drops it, so a class that
-has it is the server's own word.
+The result is the obstacle, empty where kube-scheduler makes claims for such requests. An API server
+that does not support `extendedResourceName` drops the field, so a class that has it proves that the
+server supports it.
 Source: KEP-5004; k8s.io/dynamic-resource-allocation deviceclass/extendedresourcecache, 1.36.
 """
 
@@ -21,16 +20,16 @@ from topobus.values.device import Device, driver_name
 __all__ = ["class_of_resource", "is_too_old", "obstacle"]
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
-# The first kubelet that prepares such claims without a feature gate (DRAExtendedResource, beta); an
+# The first kubelet that prepares such claims without a feature gate (DRAExtendedResource, beta). An
 # older one starts the container without its devices.
 _FIRST_KUBELET = (1, 36)
 
 
 def class_of_resource(resource: str, classes: Iterable[ApiObject]) -> ApiObject | None:
-    """Find the class that kube-scheduler takes for a resource: of several the newest, then the
+    """Return the class that kube-scheduler takes for a resource: of several the newest, then the
     first by name.
 
-    None where none names it.
+    None when no class names it.
     """
     named = [api_object for api_object in classes if api_object.spec.get("extendedResourceName") == resource]
     by_name = sorted(named, key=lambda api_object: str(api_object.metadata.get("name", "")))
@@ -38,9 +37,9 @@ def class_of_resource(resource: str, classes: Iterable[ApiObject]) -> ApiObject 
 
 
 def is_too_old(kubelet_version: str) -> bool:
-    """Say whether a kubelet cannot prepare such claims.
+    """Return whether a kubelet cannot prepare such claims.
 
-    One that does not tell its version is believed.
+    One that reports no version is assumed to be new enough.
 
     >>> [is_too_old(version) for version in ("v1.35.4", "v1.36.2", "v2.0.0", "")]
     [True, False, False, False]
@@ -56,10 +55,10 @@ def obstacle(
     classes: Iterable[ApiObject],
     compiler: SelectorCompiler,
 ) -> str:
-    """Say why claims cannot serve a resource; empty where they do.
+    """Return why claims cannot serve a resource. Empty where they do.
 
     What a pod gets by a name must not depend on how it is served, so the class has to select the
-    resource's devices and none besides.
+    resource's devices and no others.
     Shapes: offered — name to the device as claims see it, None for one that they may not have;
     others — the class's further devices, as claims see them.
     """

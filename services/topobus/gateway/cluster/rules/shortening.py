@@ -1,4 +1,4 @@
-"""Shortens texts to what an API takes, in bytes and never within a character."""
+"""Shortens texts to the length that an API accepts, in bytes and never within a character."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["shortened"]
 
 
 def shortened(text: str, limit_bytes: int) -> str:
-    """Cut a text that is longer, and mark it as cut.
+    """Truncate a text that is too long, and mark it as truncated.
 
     >>> shortened("interface", 8), shortened("short", 8), shortened("äääää", 8)
     ('inter...', 'short', 'ää...')

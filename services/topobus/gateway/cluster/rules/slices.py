@@ -1,10 +1,9 @@
 """Plans the writes that make the API server show this node's devices: one pool for each class, cut
 into slices, written only where something differs.
 
-Flows in: an inventory, who holds what, and the slices that exist. Flows out: deletes, updates
-and creates, in that order. The pool's generation follows the helper library of Kubernetes: it
-stays while a single update is enough, else all slices get the next one, so that a scheduler
-never mixes two states of a pool.
+The plan is deletes, updates and creates, in that order. The pool's generation follows Kubernetes'
+helper library: it stays while a single update is enough, else all slices get the next one, so that
+a scheduler never mixes two states of a pool.
 Source: k8s.io/dynamic-resource-allocation resourceslice controller (syncPool), 1.37.
 """
 
@@ -83,7 +82,7 @@ class Deletion(Struct, frozen=True, kw_only=True):
 
 
 class SlicePlan(Struct, frozen=True, kw_only=True):
-    """What is to be written, in this order."""
+    """What has to be written, in this order."""
 
     generation: int
     deletes: tuple[Deletion, ...] = ()
@@ -96,12 +95,12 @@ class SlicePlan(Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Say whether there is nothing to write."""
+        """Return whether there is nothing to write."""
         return not (self.deletes or self.updates or self.creates)
 
 
 def class_of_slice(resource_slice: ApiObject, node: str) -> str:
-    """Class of a slice of ours for this node; empty for anybody else's."""
+    """Return the class of a slice of ours for this node. Empty for any other slice."""
     suffix = driver_name("")
     driver = str(resource_slice.spec.get("driver", ""))
     return (
@@ -117,15 +116,16 @@ def pool_devices(
     shown: Iterable[SliceDevice] | None = None,
     sharers: ShareHolders = MappingProxyType({}),
 ) -> tuple[SliceDevice, ...]:
-    """Show an inventory's devices.
+    """Return the slice devices of an inventory.
 
-    One that a pod holds outside of DRA is tainted, and so is what does not fit beside it; while
-    their service is silent (`silence`) so are all. Evidence of a fault outlives the voice that
-    told it: an unhealthy device keeps its own taint, and so does an operator's word. What an
-    operator excludes is shown as long as somebody holds it. Of a shared device (`sharers`) what
-    pods have is taken off its capacity, as long as a share is left. `shown` is what
-    `slice_device` gives for the inventory's devices, for who knows it already: it is the dear
-    part, and holders change far more often.
+    A device that a pod holds outside of DRA is tainted, and so are devices that do not fit beside
+    it. While the device service is silent (`silence`), all devices are tainted. An unhealthy device
+    keeps its own taint even when its service is silent, and so does one under maintenance. A device
+    that an operator excludes is shown as long as it is held. What pods have of a shared device
+    (`sharers`) is subtracted from its capacity, as long as a share is left.
+
+    Shapes: shown — what `slice_device` returns for the inventory's devices, for a caller that has
+    it already: it is the expensive part, and holders change far more often.
     """
     sick = (
         {device.name for device in inventory.devices if device.health.state is HealthState.UNHEALTHY}
@@ -134,8 +134,8 @@ def pool_devices(
     )
     devices = []
     occupied = {name: holder for name, holder in holders.items() if holder.kind is not OwnerKind.CLAIM}
-    # The scheduler counts what claims hold; what others hold takes from the same
-    # counters, and it does not know.
+    # The scheduler counts what claims hold. What other owners hold uses the same counters, which
+    # the scheduler does not know.
     blocked = Partitions(inventory.devices, inventory.counter_sets).blocked(occupied) if inventory.counter_sets else {}
     excluded = {device.name for device in inventory.devices if device.is_excluded and device.name not in holders}
     for device in map(slice_device, slice_order(inventory.devices)) if shown is None else shown:
@@ -161,10 +161,10 @@ def pool_devices(
 
 
 def silence_taint(since: str, effect: str, present: Iterable[ApiObject]) -> Taint | None:
-    """Make the taint of a silent service's devices; None without an effect.
+    """Return the taint of a silent service's devices. None without an effect.
 
-    The time of one that is there already stays, whoever noticed the silence anew: a toleration
-    that ends must not begin again.
+    The time of a taint that is already there is kept, because a toleration with a limit must not
+    begin again when the silence is noticed again.
     """
     if effect not in ("NoSchedule", "NoExecute"):
         return None
@@ -174,7 +174,7 @@ def silence_taint(since: str, effect: str, present: Iterable[ApiObject]) -> Tain
 
 
 def shows_silence(present: Iterable[ApiObject]) -> bool:
-    """Say whether slices have the taint of a silent service."""
+    """Return whether slices have the taint of a silent service."""
     return any(_is_silence(taint) for taint in _taints_of(present))
 
 
@@ -190,23 +190,23 @@ def slice_plan(
     last_generation: int = 0,
     read: Callable[[ApiObject], SliceSpec | None] | None = None,
 ) -> SlicePlan:
-    """Decide what to write so that the pool of a driver on a node shows these devices.
+    """Plan the writes after which the pool of a driver on a node shows these devices.
 
     Shapes: present — the slices of this driver and node; counter_sets — what the devices consume
-    from, in slices of their own, as the API wants it since 1.35;
-    dropped — fields that the server does not keep, so their absence is no difference;
-    last_generation — of what was written before, for the case that somebody has deleted all of it;
-    read — gives what `read_slice` gives, perhaps from memory.
+    from, in slices of their own, as the API requires it since 1.35; dropped — fields that the
+    server does not keep, so their absence is no difference; last_generation — of what was written
+    before, in case all of it was deleted; read — returns what `read_slice` returns, possibly from
+    memory.
     Order: deletes, updates, creates, counters before devices, so that a server which does not keep
-    counters shows it before the pool is whole; a pool without devices keeps one empty slice, which
-    says that there is nothing (no slice says nothing).
+    counters is detected before the pool is complete. A pool without devices keeps one empty slice,
+    which shows that there are none; without a slice this would be unknown.
     """
     fields = tuple(dropped)
     layout = pool_slices(driver, node, devices, counter_sets)
     api_objects = sorted(present, key=lambda api_object: str(api_object.metadata.get("name", "")))
     specs = {str(api_object.metadata.get("name", "")): (read or read_slice)(api_object) for api_object in api_objects}
-    # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and
-    # its generation is none of ours.
+    # A slice's pool cannot be renamed. A slice of another pool can only be replaced, and its
+    # generation does not count.
     specs = {name: spec if spec is not None and spec.pool.name == node else None for name, spec in specs.items()}
     counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
     generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
@@ -267,17 +267,17 @@ def _is_beyond(spec: SliceSpec | None) -> bool:
 
 
 def read_slice(resource_slice: ApiObject) -> SliceSpec | None:
-    """Read a slice's spec; None when it cannot be read."""
+    """Read a slice's spec. None when it cannot be read."""
     try:
         return read_as(resource_slice.spec, SliceSpec, where="slice")
     except ContractError:
-        # Not readable, so not ours as it should be: it is replaced.
+        # An unreadable slice is not what we want to have there, so it is replaced.
         return None
 
 
 def dropped_fields(sent: ApiObject, stored: ApiObject) -> tuple[str, ...]:
-    """Find fields that were sent and not stored: an older server leaves out what it does not know,
-    and tells nobody.
+    """Return the fields that were sent and not stored: an older server drops what it does not know
+    without an error.
 
     >>> base = ApiObject(api_version="v1", kind="X", metadata={}, spec={"devices": [{"name": "a"}]})
     >>> dropped_fields(ApiObject(api_version="v1", kind="X", metadata={}, spec={"devices": [{"name": "a", "taints": [1]}]}), base)
@@ -287,7 +287,7 @@ def dropped_fields(sent: ApiObject, stored: ApiObject) -> tuple[str, ...]:
 
 
 def has_lists(api_object: ApiObject) -> bool:
-    """Say whether an attribute of a slice has a list as its value."""
+    """Return whether an attribute of a slice has a list as its value."""
     lists = {path.rpartition(".")[2] for path in LIST_FIELDS}
     return any(
         lists & value.keys()
@@ -297,9 +297,9 @@ def has_lists(api_object: ApiObject) -> bool:
 
 
 def without_fields(spec: SliceSpec, fields: Iterable[str]) -> SliceSpec:
-    """Leave out fields, given as paths with `*` for every element.
+    """Remove fields, given as paths with `*` for every element.
 
-    An attribute that loses its value goes as a whole.
+    An attribute that loses its value is removed as a whole.
     """
     paths = tuple(fields)
     if not paths:
@@ -321,7 +321,7 @@ def _taints_of(present: Iterable[ApiObject]) -> Iterator[Taint]:
 
 
 def _is_silence(taint: Taint) -> bool:
-    """Say whether a taint means a silent service."""
+    """Return whether a taint means a silent service."""
     return (taint.key, taint.value) == (HEALTH_TAINT, SERVICE_SILENT)
 
 
@@ -331,7 +331,7 @@ def _index_of(api_object: ApiObject) -> int:
 
 
 def _with_times(devices: Sequence[SliceDevice], present: Sequence[SliceDevice]) -> tuple[SliceDevice, ...]:
-    """Keep the time that the server gave to a taint for which we know none."""
+    """Keep the time that the server gave to a taint for which we have none."""
     times = {
         (device.name, taint.key, taint.value, taint.effect): taint.time_added
         for device in present
@@ -377,7 +377,7 @@ def _missing(sent: Any, stored: Any, path: str) -> Iterable[str]:
         for key, value in sent.items():
             place = f"{path}.{'*' if is_map else key}"
             if value in (None, [], {}, ()):
-                # Nothing is nothing, with or without its name.
+                # An empty value is the same with or without its name.
                 continue
             if key not in stored:
                 yield place

@@ -1,10 +1,8 @@
-"""What is offered where the API server keeps no counters: no device that another one could be
-handed out beside.
+"""Selects what is offered where the API server keeps no counters: no device that could be allocated
+in addition to another one that uses the same resources.
 
-Flows in: an inventory, and the fields that the server does not keep. Flows out: the part of the
-inventory that is safe without counting, and why each of the others is withheld. A whole card
-comes before its partitions. Shares need nothing: a device of which the server does not keep that
-several may hold it is held by one.
+A whole card has precedence over its partitions. Shares need nothing: when the server does not store
+that several claims may hold a device, one claim holds it.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ COUNTER_FIELDS = frozenset({"spec.sharedCounters", "spec.devices.*.consumesCount
 
 
 def keeps_counters(dropped: Collection[str]) -> bool:
-    """Say whether a server that does not keep these fields keeps counters."""
+    """Return whether a server that does not keep these fields keeps counters."""
     return COUNTER_FIELDS.isdisjoint(dropped)
 
 
 def countable(inventory: Inventory, dropped: Collection[str]) -> tuple[Inventory, dict[str, str]]:
-    """Leave out what would be wrong without its counters.
+    """Leave out the devices that would be wrong without counters.
 
-    Shapes: result — the inventory as it may be shown, and name to why for what it lacks; both as
-    given where the server keeps counters.
+    Shapes: result — the inventory as it may be shown, and the reason for each device left out, by
+    name; where the server keeps counters, the unchanged inventory and no reasons.
     """
     if keeps_counters(dropped) or not inventory.counter_sets:
         return inventory, {}

@@ -1,9 +1,7 @@
-"""Decides about pods of this node that wait for claims: which devices to reserve for them, what the
-obstacle is, and when kubelet should retry.
+"""Decides about pods of this node that wait for claims: which devices to withhold for them, what
+the obstacle is, and when kubelet should retry.
 
-Flows in: pods and claims in Kubernetes' wire shape, who holds what, inventories, times in seconds
-of one monotonic clock. Flows out: devices that device plugins must not offer, the obstacle of a
-claim as a sentence, and the moment of the next retry.
+Pods and claims are in Kubernetes' wire shape. Times are in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -33,19 +31,19 @@ __all__ = [
 ]
 
 _OVER = ("Succeeded", "Failed")
-# kubelet asks within moments of the binding; a pod for which it has not after this long (it asked a
-# gateway that is gone) is looked at again, in seconds.
+# In seconds. kubelet prepares a pod's claims within moments of the binding. A pod for which it has
+# not after this time (it called a gateway that is gone) is annotated.
 _UNASKED_S = 1.5
-# Between a failure whose cause is not seen from here (a driver's own) and the next try, and how
-# many of these before they become rarer, in seconds.
+# Seconds between the next tries after a failure whose cause is not visible here (a driver's own),
+# and how many of them there are before they become rarer.
 _STEADY_S, _STEADY_TRIES = 2.0, 10
 _LONGEST_S = 30.0
-# kubelet has to write down its own failure first.
+# In seconds: kubelet has to record its own failure first.
 _AFTER_FAILURE_S = 0.2
 
 
 class NodePod(Struct, frozen=True, kw_only=True):
-    """One pod that is bound to this node and not over."""
+    """One pod that is bound to this node and has not ended."""
 
     namespace: str
     name: str
@@ -78,7 +76,7 @@ class WaitingClaim(Struct, frozen=True, kw_only=True):
 
 
 class PodWait(Struct, frozen=True, kw_only=True):
-    """How a pod's waiting has gone so far, in seconds of one clock."""
+    """How long a pod has waited and what was tried, in seconds of one clock."""
 
     since_s: float
     """When it was seen first, or when this gateway could first have served it."""
@@ -90,7 +88,7 @@ class PodWait(Struct, frozen=True, kw_only=True):
 
 
 def pod_of(pod: ApiObject) -> NodePod | None:
-    """Read a pod; None when it has ended, is being deleted, or has no claim."""
+    """Read a pod. None when it has ended, is being deleted, or has no claim."""
     metadata, status = pod.metadata, pod.status
     if status.get("phase") in _OVER or metadata.get("deletionTimestamp"):
         return None
@@ -118,9 +116,9 @@ def pod_of(pod: ApiObject) -> NodePod | None:
 
 
 def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
-    """Read what a claim is about to have of this node's devices.
+    """Read which devices of this node a claim is about to have.
 
-    None when that is nothing of ours, or cannot be read (its prepare will say why).
+    None when there are none of ours, or the claim cannot be read (its preparation will report why).
     """
     if claim is None:
         return None
@@ -147,7 +145,7 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
 def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owner]]:
     """List what claims are about to hold: class to device to claim.
 
-    Of two claims with one device the first by key.
+    When two claims want a device, the first by key gets it.
     """
     owners: dict[str, dict[str, Owner]] = {}
     for claim in sorted(claims, key=lambda claim: claim.owner.key):
@@ -158,7 +156,7 @@ def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owne
 
 
 def in_the_way(claim: WaitingClaim, holders: Mapping[str, Mapping[str, Owner]]) -> dict[str, Owner]:
-    """List the devices of a claim that somebody else holds, sorted, with the owner.
+    """List the devices of a claim that another owner holds, sorted, with the owner.
 
     Shapes: holders — class to device to owner.
     """
@@ -184,9 +182,9 @@ def obstacle_of(
     silent: Collection[str],
     is_connected: bool,
 ) -> str:
-    """Say what stands in the way of a claim's preparation, as far as it is known here.
+    """Return what prevents a claim's preparation, as far as it is known here.
 
-    Empty when nothing does.
+    Empty when there is no obstacle.
 
     Shapes: holders — class to device to owner; silent — classes whose service does not answer.
     """
@@ -212,11 +210,11 @@ def obstacle_of(
 
 
 def due_at(wait: PodWait) -> float:
-    """Say when kubelet should look at a pod again that nothing stands in the way of, in seconds of
-    the same clock.
+    """Return when kubelet should process a pod without an obstacle again, in seconds of the same
+    clock.
 
-    Soon after the first failure, then in steady steps: a driver's own trouble is not seen from here
-    when it ends. A pod that goes on failing is looked at ever less often.
+    Soon after the first failure, then at regular intervals, because the end of a driver's own
+    problem is not visible here. A pod that keeps failing is tried at growing intervals.
     """
     if wait.nudged_s is None:
         return wait.since_s + _UNASKED_S if wait.failed_s is None else wait.failed_s + _AFTER_FAILURE_S
