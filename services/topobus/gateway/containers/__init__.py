@@ -1,3 +1,3 @@
-"""The container runtime's plugin interface (NRI): what the gateway sees of sandboxes and
+"""The container runtime's plugin interface (NRI): what the gateway reads about sandboxes and
 containers, and what it changes in them.
 """

@@ -1,9 +1,8 @@
-"""One connection to a container runtime's NRI socket: the runtime calls us and we call it, at the
-same time.
+"""One connection to a container runtime's NRI socket, with calls in both directions at the same
+time.
 
-Flows in: a connected socket, a function that answers calls. Flows out: answers, and the results of
-our own calls. When the connection ends, so does every call that waits on it. Only calls with one
-request and one answer exist in NRI; a deadline that the caller sends is kept.
+When the connection ends, every waiting call ends as well. Only calls with one request and one
+answer exist in NRI. A deadline that the caller sends is obeyed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class StatusCode:
 
 
 class CallFailed(Exception):
-    """Raised by a function that answers calls: the caller gets the code and the message."""
+    """Raised by a function that answers calls. The caller gets the code and the message."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -48,10 +47,10 @@ answer that is an error."""
 
 
 class RuntimeConnection:
-    """Speaks ttrpc in both directions over one socket."""
+    """Exchanges ttrpc calls in both directions over one socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answerer) -> None:
-        """Take a connected socket; nothing is read before `run`."""
+        """Use a connected socket. Nothing is read before `run`."""
         self._reader = reader
         self._writer = writer
         self._answer = answer
@@ -82,8 +81,8 @@ class RuntimeConnection:
     async def call(self, service: str, method: str, request: bytes, timeout_s: float) -> bytes:
         """Call the runtime.
 
-        Errors: raises PeerUnavailable when the connection ends or no answer comes in time: then it
-        may have been done; ContractError when the runtime answers with an error.
+        Errors: raises PeerUnavailable when the connection ends or no answer comes in time. The
+        outcome is then unknown. Raises ContractError when the runtime answers with an error.
         """
         if self._is_over:
             raise PeerUnavailable(f"NRI: {method}: the connection to the container runtime has ended")
@@ -107,7 +106,7 @@ class RuntimeConnection:
 
     def _take_response(self, message: Message) -> None:
         response = self._waiting.get(message.stream_id)
-        # Else nobody waits for it any more.
+        # Otherwise no call waits for it any more.
         if response is None or response.done():
             return
         try:
@@ -126,11 +125,11 @@ class RuntimeConnection:
         except CallFailed as err:
             answer = _failed(err.code, str(err))
         except TimeoutError:
-            # The caller has gone on by now.
+            # The caller has given up by now.
             answer = _failed(StatusCode.UNAVAILABLE, "not answered in time")
         except Exception as err:  # noqa: BLE001
-            # boundary: one call. Our own bug must not end the connection, and with it every
-            # promise to the other containers.
+            # boundary: one call. An internal error must not end the connection, because that would
+            # break the CPU promises to all other containers.
             get_logger().exception("nri-call.crashed")
             answer = _failed(StatusCode.INTERNAL, f"topobus gateway: a bug: {type(err).__name__}: {err}")
         with suppress(ConnectionError):
@@ -139,7 +138,8 @@ class RuntimeConnection:
             )
 
     async def _send(self, message: Message) -> None:
-        # One write a message: pieces of two messages of one channel must not be mixed.
+        # One write for each message, because pieces of two messages of one channel must not be
+        # mixed.
         try:
             self._writer.write(frames_of(message))
             await self._writer.drain()

@@ -1,8 +1,8 @@
-"""Asks the device services what a new container gets of its devices, while the container runtime
+"""Collects from the device services the edits for a new container, while the container runtime
 waits.
 
-Flows in: a container that the runtime is about to make, the claims whose guard it has. Flows out:
-edits that the runtime can still make, or why the container cannot be made yet.
+The claims are those whose guard the container has. The result is edits that the runtime can still
+apply, or a refusal with the reason why the container cannot be created yet.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from topobus.values.sandbox import ContainerName, Sandbox
 
 __all__ = ["ContainerAdjustments"]
 
-# What the runtime waits for all of one event (2 s), less what it takes to answer it.
+# Seconds that the runtime waits for one event (2 s), less the time to answer it.
 _EVENT_S = 1.9
 
 
 class ContainerAdjustments:
-    """Gives new containers what their device services say."""
+    """Returns the device services' edits for new containers."""
 
     def __init__(
         self, asks: NodeAsks, entry: Callable[[ClaimUid, str], ClaimEntry | None], clock: Clock, limit_s: float
     ) -> None:
-        """Ask within a limit; `entry` finds claims by uid and class."""
+        """`entry` finds claims by uid and class. `limit_s` bounds all requests for a container."""
         self._asks = asks
         self._entry = entry
         self._clock = clock
         self._limit_s = limit_s
 
     async def adjust(self, sandbox: Sandbox, container: RunningContainer, since_s: float) -> ContainerEdits | Refusal:
-        """Join what all services say of a container.
+        """Join the edits of all services for a container.
 
         Shapes: since_s — when the runtime began to wait, by the clock.
         """
@@ -105,9 +105,9 @@ class ContainerAdjustments:
 
 
 def _joined(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
-    """Join edits of one container.
+    """Join the edits of one container.
 
-    Two values of one name, or two mounts on one place, contradict each other.
+    Two values of one variable, or two mounts at one path, contradict each other.
     """
     env: dict[str, str] = {}
     annotations: dict[str, str] = {}

@@ -1,19 +1,16 @@
 """Gives containers their CPUs through the container runtime, and all others the shared pool.
 
-The pool shrinks while a claim is being prepared, before any container of its pod exists, and
-kubelet gets its answer only when the runtime has changed every container that runs: a CPU is nobody
-else's by then. It grows as soon as the claim is unprepared. What is wanted is worked out anew from
-checkpoint, ledger and inventory each time and compared with what each container was given, so a
-restart of the gateway or of the runtime begins with the same answer.
+The pool shrinks while a claim is being prepared, before any container of its pod exists. Kubelet
+gets its answer only when the runtime has changed every running container, so that no other
+container has a CPU of the claim by then. The pool grows as soon as the claim is unprepared. The
+wanted state is computed from checkpoint, ledger and inventory each time and compared with what each
+container was given. So a restart of the gateway or of the runtime begins with the same result.
 
-What a container has is what was confirmed last. A runtime changes nothing but its own notes of
-a container that is being started, so such a container is changed when it runs, and a claim
-waits for it; after an error or no answer a container may have what it had, or what was sent,
-until an update of it is confirmed. And the kernel is asked every few seconds: what differs
-there is put right, told and counted.
-
-Flows in: events of the runtime, prepared claims, the ledger, the cpu inventory, the kernel's
-cpusets. Flows out: cpusets of new containers, updates of those that run, differences.
+A container counts as having what was confirmed last. For a container that is being started, a
+runtime changes only its own records. Such a container is changed when it runs, and a claim waits
+for it. After an error or a missing answer, a container may have either its previous CPUs or those
+that were sent, until an update is confirmed. The kernel's cpusets are read every few seconds. A
+difference there is corrected, reported and counted.
 """
 
 from __future__ import annotations
@@ -52,29 +49,30 @@ from topobus.values.sandbox import Sandbox
 
 __all__ = ["CpuPinning", "CpuReports"]
 
-# Of a container that could not be changed, doubled each time: an update that hangs keeps containerd
-# from making any container meanwhile.
+# Seconds before a container that could not be changed is tried again, doubled each time: an update
+# that hangs prevents containerd from creating any container meanwhile.
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 10.0
-# A container is made and started within a second; of one that cannot be started the runtime
-# tells nothing before it is removed.
+# In seconds. A container is created and started within a second. For one that cannot be started the
+# runtime sends no event before it is removed.
 _START_S = 20.0
-# The runtime answers within milliseconds; kubelet's unprepare must not wait for one that hangs.
+# In seconds. The runtime answers within milliseconds. kubelet's unprepare must not wait for one
+# that hangs.
 _GROWTH_S = 0.5
-# Of a call for all containers, and of one for a container alone, to find the one that hangs.
-# The runtime makes no container meanwhile: alone as long as containerd lets all wait for a
-# plugin (plugin_request_timeout, 2 s as shipped), together what a hundred containers need at
-# some tens of milliseconds each.
+# Timeouts in seconds of a call for all containers, and of a call for a single one, which finds the
+# container that hangs. The runtime creates no container meanwhile. A single one gets the time that
+# containerd waits for a plugin (plugin_request_timeout, 2 s as shipped). Together, a hundred
+# containers need some tens of milliseconds each.
 _TOGETHER_S, _ALONE_S = 5.0, 2.0
-# After so many without an answer it is the runtime that hangs.
+# After this many calls without an answer, the runtime itself counts as hanging.
 _MOST_SILENT = 3
-# Between two looks at the kernel; and until a difference is believed, for kubelet's updates are
-# heard of before the runtime has done them.
+# Seconds between two reads of the kernel's cpusets, and until a difference is read a second time
+# before it counts: the gateway gets kubelet's updates before the runtime has applied them.
 _LOOK_S, _SECOND_LOOK_S = 3.0, 0.5
 _NONE = CpuSet()
 
 
 class _Pinned(Struct, kw_only=True):
-    """A container that is there."""
+    """A container that exists."""
 
     container: RunningContainer
     sandbox: Sandbox
@@ -99,22 +97,22 @@ class _Pinned(Struct, kw_only=True):
     next_try_s: float = 0.0
 
     def confirm(self, cpus: CpuSet) -> None:
-        """Note what it has."""
+        """Note that the runtime has confirmed these CPUs."""
         self.applied, self.sent, self.is_confirmed = cpus, CpuSet(), True
         self.trouble, self.pause_s, self.next_try_s = "", 0.0, 0.0
 
     def doubt(self, cpus: CpuSet) -> None:
-        """Note that it may have other CPUs soon."""
+        """Note that it may have these CPUs as well from now on."""
         self.sent |= cpus
         self.is_confirmed = False
 
     def put_off(self, now_s: float) -> None:
-        """Have it wait for its next try."""
+        """Double its pause before the next try."""
         self.pause_s = min(2 * self.pause_s or _RETRY_S, _LONGEST_RETRY_S)
         self.next_try_s = now_s + self.pause_s
 
     def may_have(self, online: CpuSet) -> CpuSet:
-        """List the CPUs that it may run on."""
+        """Return the CPUs that it may run on."""
         return (online if self.applied is None else self.applied) | self.sent
 
     def __str__(self) -> str:
@@ -122,38 +120,38 @@ class _Pinned(Struct, kw_only=True):
 
 
 class CpuReports(Protocol):
-    """Hears of containers that were found on wrong CPUs."""
+    """Receives reports of containers that were found on wrong CPUs."""
 
     def cpus_differed(self, difference: CpuDifference) -> None:
-        """Tell it to whom it concerns; no call waits."""
+        """Report a difference to the pods and claims concerned. No call waits."""
         ...
 
 
 class RunningContainers(Protocol):
-    """Changes containers that exist, when the runtime is there."""
+    """Changes existing containers when the runtime is connected."""
 
     @property
     def is_ready(self) -> bool:
-        """Say whether every container that starts is shown to us first."""
+        """Return whether the runtime reports every container before it starts."""
         ...
 
     @property
     def why_not(self) -> str:
-        """Say why no call can be made; empty while one can."""
+        """Return why no call can be made. Empty while one can."""
         ...
 
     async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
-        """Change containers; gives the ids of those that could not be changed.
+        """Change containers. Returns the ids of those that could not be changed.
 
-        Errors: raises PeerUnavailable when there is no connection, or no answer,
-        ContractError for a refusal: all or a part of it may have been done. Must not be
-        called from a handler of events.
+        Errors: raises PeerUnavailable when there is no connection or no answer, ContractError for a
+        refusal. In each case all or a part of it may have been done. Must not be called from a
+        handler of events.
         """
         ...
 
 
 class CpuPinning:
-    """Keeps the cpusets of all containers right."""
+    """Keeps the cpusets of all containers as they should be."""
 
     def __init__(
         self,
@@ -168,10 +166,10 @@ class CpuPinning:
         metrics: CpusetMetrics,
         tell_unseen: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take the runtime, the CPUs that may be given (None: all), where claims stand that are
-        prepared, who tells what kubelet's CPU manager may give, and what the kernel says.
-
-        `tell_unseen` hears why the kernel cannot be asked; nothing when it can.
+        """`owned` are the CPUs that may be given (None: all), `entries` returns the claims'
+        checkpoint entries, and `kubelet_cpus` what kubelet's CPU manager may give. `tell_unseen` is
+        called with the reason why the kernel's cpusets cannot be read, or with an empty text when
+        they can.
         """
         self._kernel = kernel
         self._reports = reports
@@ -201,13 +199,14 @@ class CpuPinning:
         """Why the runtime did not take the last update, as it was said."""
 
     async def run(self) -> None:
-        """Keep the sets right, for ever."""
+        """Keep the cpusets as they should be, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_state())
             group.create_task(self._keep_looking())
             while True:
                 self._changed.clear()
-                # Else `synchronize` begins anew with what is wanted then.
+                # Without a connection nothing is done: `synchronize` begins with what is wanted
+                # then.
                 pause_s = await self._catch_up() if self._runtime.is_ready else None
                 self._settled.announce()
                 try:
@@ -217,7 +216,7 @@ class CpuPinning:
                     continue
 
     async def _catch_up(self) -> float | None:
-        """Put right what is different; gives when to try again, None: when something changes."""
+        """Correct what differs. Returns the seconds until the next try, None: wait for a change."""
         error = ""
         try:
             await self._apply()
@@ -236,13 +235,14 @@ class CpuPinning:
 
     @asynccontextmanager
     async def promising(self, entry: ClaimEntry) -> AsyncIterator[Refusal | None]:
-        """Take a claim's CPUs from all containers that run, and hold them until the checkpoint has
+        """Take a claim's CPUs from all running containers, and hold them until the checkpoint has
         the claim.
 
-        None of the runtime's doing for a claim without CPUs.
+        For a claim without CPUs the runtime is not called.
 
-        Errors: raises PeerUnavailable when the runtime cannot be told: a claim that needs it must
-        wait or fail; ContractError when a container may run on these CPUs still, by name.
+        Errors: raises PeerUnavailable when the runtime cannot be reached, so that a claim that
+        needs it must wait or fail. Raises ContractError when a container may still run on these
+        CPUs, with its name.
         """
         brought = _brought(entry)
         refusal: Refusal | None = None
@@ -269,12 +269,12 @@ class CpuPinning:
             self._changed.set()
 
     def pins(self, entry: ClaimEntry) -> bool:
-        """Say whether a claim brings CPUs for its containers alone."""
+        """Return whether a claim has exclusive CPUs for its containers."""
         return bool(_brought(entry))
 
     async def released(self) -> None:
-        """Hear that a claim was unprepared, and have the runtime give its CPUs to everybody before
-        kubelet has its answer, unless that takes long: then a moment later.
+        """Have the runtime give an unprepared claim's CPUs to all containers before kubelet has its
+        answer. If that takes long, it continues in the background.
         """
         self._changed.set()
         if not self._runtime.is_ready:
@@ -287,11 +287,11 @@ class CpuPinning:
                         return
                     await ticket.wait()
         except TimeoutError:
-            # The call goes on, and nothing is wrong: nobody is promised more than that it comes.
+            # The call continues, and this is no failure: it is only promised that the CPUs return.
             get_logger().debug("cpusets.growing", waited_s=_GROWTH_S)
 
     async def _take(self, cpus: CpuSet) -> None:
-        """Have no other container run on CPUs that were promised.
+        """Move all other containers away from CPUs that were promised.
 
         Errors: as `promising`.
         """
@@ -321,12 +321,12 @@ class CpuPinning:
                 return
 
     async def _wait_for_starts(self, cpus: CpuSet) -> bool:
-        """Wait until containers run that are being made or started with CPUs that were promised
+        """Wait until containers run whose creation or start began with CPUs that have been promised
         since.
 
-        False: there was none. One whose start does not end is not waited for any
-        longer: it may have failed, of which the runtime tells nothing. Should it run
-        after all, it is changed then.
+        False: there was none. A start that does not end in time is not waited for any longer: it
+        may have failed, which the runtime does not report. If the container runs after all, it is
+        changed then.
         """
         has_waited = False
         while True:
@@ -356,7 +356,7 @@ class CpuPinning:
                 continue
 
     def _others_on(self, cpus: CpuSet) -> list[_Pinned]:
-        """List containers that may run on CPUs that are not for them, by their ids."""
+        """Return the containers that may run on CPUs that are not for them, by id."""
         ownership = self._ownership()
         others: list[_Pinned] = []
         for _, pinned in sorted(self._containers.items()):
@@ -366,12 +366,12 @@ class CpuPinning:
                 others.append(pinned)
         return others
 
-    # What the runtime tells.
+    # Called for the runtime's events.
 
     def synchronize(
         self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]
     ) -> Sequence[CpusetUpdate]:
-        """Begin anew with what is there."""
+        """Replace what is known by the containers that exist."""
         former_containers, by_id = self._containers, {sandbox.id: sandbox for sandbox in sandboxes}
         self._containers = {}
         for container in containers:
@@ -386,23 +386,23 @@ class CpuPinning:
                 made_s=self._clock.monotonic(),
             )
             if not container.is_started:
-                # What its start has read may be older than what is shown.
+                # Its start may have read older CPUs than the runtime shows.
                 pinned.applied, pinned.is_confirmed, pinned.is_started = None, False, False
             self._containers[container.id] = pinned
         self._started.announce()
         updates = self._updates()
         for update in updates:
             pinned = self._containers[update.container_id]
-            # What started while nobody was here has all CPUs, a claim's, too.
+            # A container that started while no gateway ran has all CPUs, including those of claims.
             self._note_difference(pinned, pinned.may_have(self._ownership().online), only_shared=True)
-            # The runtime says nothing of those that fail, so each is sent once more.
+            # The runtime does not report updates of this answer that fail, so each is sent again.
             pinned.doubt(update.cpus)
         self._changed.set()
         self._look_now.set()
         return updates
 
     def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerCpuset | None:
-        """Give a new container its CPUs."""
+        """Return the CPUs of a new container."""
         ownership = self._ownership()
         cpuset = cpuset_of(container.cdi_devices, container.cpus, ownership)
         if (
@@ -410,11 +410,11 @@ class CpuPinning:
             and not cpuset.is_exclusive
             and cpuset.cpus == (ownership.online if container.cpus is None else container.cpus)
         ):
-            # As it would be without us.
+            # It gets what it would have without us.
             cpuset = None
         applied = cpuset.cpus if cpuset is not None else container.cpus
         for former_id, former in tuple(self._containers.items()):
-            # Kubelet makes a container anew when it has ended, or could not be started.
+            # Kubelet creates a container again when it has ended or could not be started.
             if not former.is_started and (former.sandbox.id, former.container.name) == (sandbox.id, container.name):
                 self.container_ended(former_id)
         self._containers[container.id] = _Pinned(
@@ -436,9 +436,7 @@ class CpuPinning:
         return cpuset
 
     def container_started(self, container: RunningContainer) -> None:
-        """Update it from now on: what changed while it was being made
-        and started is made up for.
-        """
+        """Update it from now on. Changes since its creation began are made now."""
         pinned = self._containers.get(container.id)
         if pinned is None:
             return
@@ -452,7 +450,7 @@ class CpuPinning:
         self._started.announce()
 
     def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
-        """Keep a container's CPUs when kubelet changes something of it."""
+        """Keep a container's CPUs when kubelet updates it."""
         pinned = self._containers.get(container.id)
         if pinned is None:
             return None
@@ -460,25 +458,23 @@ class CpuPinning:
             pinned.given = asked
         cpuset = cpuset_of(container.cdi_devices, pinned.given, self._ownership())
         if cpuset is not None:
-            # Nobody says what became of it, so it is sent once more.
+            # The runtime does not report whether this worked, so it is sent again.
             pinned.doubt(cpuset.cpus)
             self._changed.set()
         return cpuset
 
     def container_ended(self, container_id: str) -> None:
-        """Forget it."""
+        """Forget a container."""
         self._containers.pop(container_id, None)
         self._started.announce()
 
     def sandbox_stopped(self, sandbox_id: str) -> None:
-        """Forget all that was in it: of a container that could not be started nothing else is told
-        for long.
-        """
+        """Forget a sandbox's containers, because one that never started has no end event."""
         for container_id, pinned in tuple(self._containers.items()):
             if pinned.sandbox.id == sandbox_id:
                 self.container_ended(container_id)
 
-    # What is wanted, and how it comes about.
+    # The wanted state, and how it is reached.
 
     def _ownership(self, *, without: str = "") -> CpuOwnership:
         inventory = self._state.inventories().get(CPU_RESOURCE)
@@ -510,7 +506,8 @@ class CpuPinning:
         )
 
     def _of_kubelet(self, container: RunningContainer) -> CpuSet | None:
-        """Say what kubelet's CPU manager gave to a container that was there before us.
+        """Return the CPUs that kubelet's CPU manager gave to a container that existed before the
+        gateway.
 
         None when it had its CPUs from the shared pool.
         """
@@ -519,7 +516,7 @@ class CpuPinning:
         return None
 
     def _updates(self) -> tuple[CpusetUpdate, ...]:
-        """List the containers that have other CPUs than they should, or may have."""
+        """Return updates for the containers that have other CPUs than they should, or may have."""
         ownership = self._ownership()
         updates: list[CpusetUpdate] = []
         for container_id, pinned in sorted(self._containers.items()):
@@ -531,8 +528,8 @@ class CpuPinning:
         return tuple(updates)
 
     def _due(self, urgent: CpuSet = _NONE) -> tuple[CpusetUpdate, ...]:
-        """List those whose time has come: one that could not be changed waits, unless it may be on
-        CPUs that are wanted now.
+        """Return the updates that are due. A container that could not be changed waits, unless it
+        may run on CPUs that are needed now.
         """
         now_s, online = self._clock.monotonic(), self._ownership().online
         return tuple(
@@ -543,7 +540,7 @@ class CpuPinning:
         )
 
     async def _apply(self, urgent: CpuSet = _NONE) -> None:
-        """Have the runtime change what is different.
+        """Have the runtime change what differs.
 
         Errors: raises PeerUnavailable when it does not answer, ContractError that names each
         container that still runs and could not be changed.
@@ -568,7 +565,7 @@ class CpuPinning:
     async def _send(self, updates: Sequence[CpusetUpdate]) -> dict[str, str]:
         """Have containers changed, together and, where that fails, one by one.
 
-        Gives why not, by container.
+        Returns the reason of each failure, by container.
 
         Errors: raises PeerUnavailable when the connection ends.
         """
@@ -617,11 +614,11 @@ class CpuPinning:
                 by_id[container_id].put_off(self._clock.monotonic())
         return failed
 
-    # What the kernel says.
+    # Reading the kernel's cpusets.
 
     async def _keep_looking(self) -> None:
-        """Compare what was promised with what the kernel says, for ever: every few seconds, and at
-        once when one side has begun anew.
+        """Compare the promised CPUs with the kernel's cpusets until cancelled: every few seconds,
+        and at once after either side was restarted.
         """
         while True:
             try:
@@ -634,11 +631,12 @@ class CpuPinning:
                 await self._look()
 
     async def _look(self) -> None:
-        """Look once.
+        """Compare once.
 
-        What differs counts as what the kernel says from then on, so that it is put right.
+        From then on a differing container counts as having the kernel's CPUs, so that it is
+        corrected.
         """
-        # No update of ours is on its way meanwhile.
+        # The lock ensures that no update is running meanwhile.
         async with self._turn:
             suspects = await self._differing(self._containers)
             if suspects:
@@ -650,9 +648,9 @@ class CpuPinning:
                 self._changed.set()
 
     async def _differing(self, containers: Iterable[str]) -> dict[str, CpuSet]:
-        """Ask the kernel for containers that run and were promised something.
+        """Read from the kernel the CPUs of running containers that were promised some.
 
-        Gives what those have that have something else.
+        Returns, by container, the CPUs of those that have others.
         """
         groups = {
             container_id: pinned.container.control_group
@@ -673,8 +671,8 @@ class CpuPinning:
             pinned = self._containers.get(container_id)
             if pinned is None or not pinned.is_confirmed:
                 continue
-            # What the machine has besides is nobody's business here, nor how a
-            # parent narrows what was never set.
+            # CPUs outside the inventory do not matter, nor does a parent that narrows a cpuset that
+            # was never set.
             here = cpus & ownership.online
             if pinned.applied is not None and here != pinned.may_have(ownership.online) & ownership.online:
                 differing[container_id] = here
@@ -693,7 +691,7 @@ class CpuPinning:
         self._tell_unseen(why)
 
     def _note_difference(self, pinned: _Pinned, has: CpuSet, *, only_shared: bool = False) -> None:
-        """Remember that a container has other CPUs than it should, until that was put right."""
+        """Remember that a container has other CPUs than it should, until a correction was tried."""
         ownership = self._ownership()
         wanted = cpuset_of(pinned.container.cdi_devices, pinned.given, ownership)
         if wanted is None:
@@ -741,9 +739,7 @@ class CpuPinning:
         self._reports.cpus_differed(difference)
 
     def _troubled(self, why: str) -> None:
-        """Say once why containers have not the CPUs that they should have, until it is over or
-        something else.
-        """
+        """Log once why containers lack their CPUs, until the failure ends or changes."""
         if why != self._trouble:
             self._trouble = why
             get_logger().warning(
@@ -753,7 +749,7 @@ class CpuPinning:
             )
 
     async def _follow_state(self) -> None:
-        """Look again whenever inventory or ledger has changed: a CPU went offline, or kubelet's
+        """Check again whenever inventory or ledger has changed: a CPU went offline, or kubelet's
         manager gave one away.
         """
         while True:
@@ -768,14 +764,14 @@ class CpuPinning:
 
 
 def _nobodys(sandbox_id: str) -> Sandbox:
-    """Stand for a sandbox that the runtime did not show."""
+    """Return a stand-in for a sandbox that the runtime did not list."""
     return Sandbox(id=sandbox_id, uid="", namespace="?", name=sandbox_id[:12])
 
 
 def _brought(entry: ClaimEntry) -> Mapping[str, Cpuset]:
-    """Name what a claim brings for itself by CDI device.
+    """Return a claim's exclusive CPUs, by CDI device.
 
-    What it only looks at (admin access) it does not take from anybody.
+    Devices with admin access are left out, because they take no CPUs from other containers.
     """
     if entry.cdi is None:
         return {}

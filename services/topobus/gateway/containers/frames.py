@@ -1,10 +1,10 @@
 """Frames of the NRI connection: bytes into ttrpc messages of two channels, and back.
 
-Holds no socket. One Unix socket carries two byte streams, for the runtime calls the plugin and
-the plugin calls the runtime. Each piece of a stream has a header of 8 bytes (channel, length);
-within a stream each ttrpc message has a header of 10 bytes (length, stream id, type, flags). A
-message may be cut into pieces anywhere. Source: containerd/nri pkg/net/multiplex,
-containerd/ttrpc PROTOCOL.md version 1.2.
+Holds no socket. One Unix socket carries two byte streams, because the runtime calls the plugin and
+the plugin calls the runtime. Each piece of a stream has a header of 8 bytes (channel, length).
+Within a stream each ttrpc message has a header of 10 bytes (length, stream id, type, flags). A
+message may be cut into pieces anywhere. Source: containerd/nri pkg/net/multiplex, containerd/ttrpc
+PROTOCOL.md version 1.2.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 _PIECE = struct.Struct(">II")
 _HEADER = struct.Struct(">IIBB")
-# containerd reads a message's first bytes into a buffer of this size (bufio's default) and breaks
-# the connection off when a piece is longer; what follows it reads to its place at once.
+# containerd reads a message's first bytes into a buffer of this size (bufio's default) and closes
+# the connection when a piece is longer. The pieces after it are read directly to their destination.
 _FIRST_PIECE_BYTES = 4096
 
 
 class Channel(IntEnum):
-    """Who calls whom."""
+    """The direction of a call."""
 
     PLUGIN = 1
     """The runtime calls the plugin."""
@@ -38,7 +38,7 @@ class Channel(IntEnum):
 
 
 class MessageType(IntEnum):
-    """What a message is; streaming has a third type, which NRI does not use."""
+    """The type of a message. Streaming has a third type, which NRI does not use."""
 
     REQUEST = 1
     RESPONSE = 2
@@ -55,9 +55,9 @@ class Message(NamedTuple):
 
 
 def frames_of(message: Message) -> bytes:
-    """Write a message as it goes over the socket.
+    """Encode a message for the socket.
 
-    Errors: raises ContractError when it is too long to be read.
+    Errors: raises ContractError when the message is longer than a peer accepts.
 
     >>> frames_of(Message(Channel.RUNTIME, 1, MessageType.REQUEST, b"ab")).hex(" ", 4)
     '00000002 0000000c 00000002 00000001 01006162'
@@ -70,19 +70,19 @@ def frames_of(message: Message) -> bytes:
 
 
 class Demultiplexer:
-    """Puts the messages of all channels together again."""
+    """Reassembles the messages of all channels."""
 
     def __init__(self) -> None:
         self._socket_bytes = bytearray()
         self._streams: dict[int, bytearray] = {}
 
     def feed(self, received: bytes) -> Iterator[Message]:
-        """Take what came from the socket.
+        """Add bytes that came from the socket.
 
-        Gives each message that is whole by now, in the order of their last bytes.
+        Yields each message that is now complete, in the order of their last bytes.
 
-        Errors: raises ContractError for a length that no peer may send; the
-        connection is of no use afterwards.
+        Errors: raises ContractError for a length that no peer may send. The connection cannot be
+        used afterwards.
         Cost: O(bytes), each byte is copied twice.
         """
         self._socket_bytes += received
@@ -103,7 +103,10 @@ class Demultiplexer:
 
 
 def _messages(channel: int, stream: bytearray) -> Iterator[Message]:
-    """Take the whole messages off the beginning of a stream."""
+    """Remove the complete messages from the beginning of a stream.
+
+    Errors: raises ContractError for a length that no peer may send.
+    """
     while len(stream) >= _HEADER.size:
         length, stream_id, message_type, _flags = _HEADER.unpack_from(stream)
         if length > MAX_MESSAGE_BYTES:

@@ -1,10 +1,9 @@
 """Reads from the kernel which CPUs containers have: their control groups' cpusets, of version 1 and
 2, below the configured root.
 
-Flows in: control groups as the container runtime names them (`cgroups_path` of the OCI
-specification, in either of its two forms). Flows out: sets of CPUs. Nothing is
-written: the container runtime alone writes cpusets. Source: runc,
-libcontainer/cgroups/systemd (ExpandSlice, getUnitName).
+Control groups are named as the container runtime writes them (`cgroups_path` of the OCI
+specification, in either of its two forms). Nothing is written, because only the container runtime
+writes cpusets. Source: runc, libcontainer/cgroups/systemd (ExpandSlice, getUnitName).
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from topobus.values.idset import CpuSet
 
 __all__ = ["KernelCpusets", "control_group_folder"]
 
-# Each hierarchy with its files, the first that says something: version 2 leaves the first one
-# empty where the parent's set holds.
+# Each hierarchy with its files, of which the first non-empty one counts: in version 2 the first
+# file is empty where the parent's set applies.
 _FILES = (
     ("sys/fs/cgroup/cpuset", ("cpuset.cpus", "cpuset.effective_cpus")),
     ("sys/fs/cgroup", ("cpuset.cpus", "cpuset.cpus.effective")),
@@ -34,11 +33,11 @@ class KernelCpusets:
 
     @property
     def where(self) -> str:
-        """Say where control groups are looked for."""
+        """The folder below which control groups are read."""
         return str(self._tree.root / "sys/fs/cgroup")
 
     async def read(self, groups: Mapping[str, str]) -> dict[str, CpuSet]:
-        """Read control groups by container; one that is not there is left out."""
+        """Read control groups by container. A missing one is left out."""
         return await asyncio.to_thread(self._read_all, groups)
 
     def _read_all(self, groups: Mapping[str, str]) -> dict[str, CpuSet]:
@@ -58,7 +57,7 @@ class KernelCpusets:
 
 
 def control_group_folder(path: str) -> str:
-    """Say in which folder a control group is; empty when the path says none.
+    """Return the folder of a control group. Empty when the path names none.
 
     >>> control_group_folder("/kubepods/besteffort/pod1/c0ffee")
     'kubepods/besteffort/pod1/c0ffee'

@@ -1,14 +1,13 @@
-"""The containers that exist on the node, as the container runtime tells them: no device is given on
-while a container that has it has not ended.
+"""Tracks the containers that exist on the node, as the container runtime reports them (NRI), so
+that a device is given to another owner only after every container that has it has ended.
 
-kubelet's word is not enough for that. It forgets the devices of a pod that was deleted by
-force at once, and has its claims undone within a minute, though a container of it runs on
-(kubernetes issue 141471): one whose process waits in the kernel, one whose shim hangs, one
-that ignores TERM, for two seconds.
-Flows in: containers as the runtime tells of them (NRI). Flows out: which of them have a
-claim's devices, or belong to a pod. When the connection ends, what was known stays:
-silence ends no container. Where no runtime tells anything, nobody is known here, and
-kubelet's word is all there is.
+kubelet's list is not enough for that. kubelet forgets the devices of a pod that was deleted by
+force at once, and has its claims undone within a minute, although a container of it still runs
+(kubernetes issue 141471): one whose process waits in the kernel, one whose shim hangs, or, for two
+seconds, one that ignores TERM.
+When the connection ends, the known containers stay, because silence does not mean that a container
+has ended. Where no runtime reports, no container is known here, and kubelet's list is the only
+source.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from topobus.values.request import OwnerKind
 
 __all__ = ["LiveContainer", "LiveContainers", "StillRuns", "nodes_of", "open_nodes", "why_lingering", "with_processes"]
 
-# Between two looks at a container that the runtime does not list any more and that has processes.
+# Seconds between two checks of a container that the runtime no longer lists and that has processes.
 _LOOK_S = 0.5
-# A container's id stands in the names of its control groups, with or
-# without the runtime's name around it.
+# A container's id is part of its control groups' names, with or without the runtime's name around
+# it.
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class StillRuns(PeerUnavailable):
-    """Raised when a claim cannot be undone, since a container has its devices: kubelet is told that
-    it is undone, and it is when the container has ended.
+    """Raised when a claim cannot be undone because a container has its devices. kubelet is answered
+    that it is undone, and it is undone when the container has ended.
     """
 
     def __init__(self, message: str, *, nodes: Collection[str]) -> None:
-        """Say which container has what; `nodes` are the host's device nodes of it."""
+        """`message` names the container, `nodes` are the host's device nodes of the claim."""
         super().__init__(message)
         self.nodes = nodes
 
 
 class LiveContainer(Struct, frozen=True, kw_only=True):
-    """A container that was made and has not ended."""
+    """A container that was created and has not ended."""
 
     id: str
     name: str
@@ -68,10 +67,10 @@ class LiveContainer(Struct, frozen=True, kw_only=True):
 
 
 class LiveContainers:
-    """Keeps what the runtime tells."""
+    """The containers that the runtime has reported."""
 
     def __init__(self) -> None:
-        """Begin with nobody."""
+        """Begin without containers."""
         self.tree = LIVE
         """Where the machine's processes are seen, as far as they may be."""
         self.changed = Broadcast()
@@ -83,29 +82,31 @@ class LiveContainers:
         """Known of before, not listed by the runtime any more, and looked at from the outside."""
 
     def expect(self, why_absent: Callable[[bool], str]) -> None:
-        """Expect a runtime to tell; `why_absent` says why it has not yet, empty when it is waited
-        for no longer, which with True is never.
+        """Set how to find out why no runtime has reported yet.
+
+        Shapes: why_absent — called with whether the answer is needed in any case; empty when no
+        runtime is waited for any longer, which is never the case with True.
         """
         self._why_absent = why_absent
 
     async def openers_of(self, paths: Collection[str]) -> str:
-        """Tell which processes have device nodes of the host open, as the end of a sentence.
+        """Describe which processes have device nodes of the host open, as the end of a sentence.
 
-        Nothing where none has, or none may be seen.
+        Empty where none has, or none is visible.
         """
         return await open_nodes(paths, self.tree)
 
     async def run(self) -> None:
-        """Look after containers that a runtime that was started again does not list, for ever: one
-        whose shim does not answer is left out although it runs.
+        """Check until cancelled the containers that a restarted runtime does not list. A container
+        whose shim does not answer is missing in its list although it runs.
         """
         while True:
             ticket = self.changed.ticket()
             if not self._unlisted:
                 await ticket.wait()
                 continue
-            # Those that the runtime leaves out during the look were not looked
-            # at, and have not ended by that.
+            # Containers that disappear from the list during the check were not checked, and have
+            # not necessarily ended.
             looked_at = frozenset(self._unlisted)
             ended = looked_at - await asyncio.to_thread(with_processes, looked_at, self.tree)
             for container_id in ended:
@@ -114,10 +115,10 @@ class LiveContainers:
                 self.changed.announce()
             await asyncio.sleep(_LOOK_S)
 
-    # What the runtime tells.
+    # Called for the runtime's events.
 
     def synchronize(self, containers: Iterable[LiveContainer]) -> None:
-        """Begin anew with what is there."""
+        """Replace what is known by the containers that exist."""
         earlier = {**self._unlisted, **self._containers}
         self._containers = {container.id: container for container in containers}
         self._unlisted = {
@@ -129,37 +130,37 @@ class LiveContainers:
         self.changed.announce()
 
     def made(self, container: LiveContainer) -> None:
-        """Hear of one that is about to be made."""
+        """Add a container that is about to be created."""
         self._containers[container.id] = container
 
     def ended(self, container_id: str) -> None:
-        """Hear that one has ended, or was not made after all."""
+        """Remove a container that has ended or was not created after all."""
         if self._containers.pop(container_id, None) is not None or self._unlisted.pop(container_id, None) is not None:
             self.changed.announce()
 
     def sandbox_stopped(self, sandbox_id: str) -> None:
-        """Hear that a sandbox has ended, which it does after all that ran in it.
+        """Remove all containers of a sandbox, which ends after everything that ran in it.
 
-        Of a container that could not be started nothing else is told before its removal.
+        For a container that could not be started, no other event comes before its removal.
         """
         ended = [container.id for container in self._all() if container.sandbox_id == sandbox_id]
         for container_id in ended:
             self.ended(container_id)
 
-    # Who has what.
+    # Which container has which devices.
 
     def why_untold(self, *, is_needed: bool = False) -> str:
-        """Say why nobody knows yet which containers there are.
+        """Return why it is not known yet which containers exist.
 
-        Empty: the runtime has told, or none does.
+        Empty: the runtime has reported, or no runtime does.
 
-        Shapes: is_needed — the gateway before this one knew of a container that has the devices.
+        Shapes: is_needed — the previous gateway knew of a container that has the devices.
         """
         return "" if self.is_told else self._why_absent(is_needed)
 
     def of_claim(self, entry: ClaimEntry) -> tuple[LiveContainer, ...]:
-        """Find the containers that have a claim's devices: by CDI name, and where the runtime tells
-        no names by the claim's pods.
+        """Return the containers that have a claim's devices: by CDI name or, where the runtime
+        reports no names, by the claim's pods.
         """
         names = {cdi_device_name(entry.uid, device.device) for device in entry.devices}
         return tuple(
@@ -169,9 +170,7 @@ class LiveContainers:
         )
 
     def of_unknown_claim(self, uid: str) -> tuple[LiveContainer, ...]:
-        """Find the containers that have devices of a claim of which no
-        more than its uid is known.
-        """
+        """Return the containers that have devices of a claim of which only the uid is known."""
         return tuple(
             container
             for container in self._all()
@@ -179,7 +178,7 @@ class LiveContainers:
         )
 
     def of_pod(self, namespace: str, pod: str) -> tuple[LiveContainer, ...]:
-        """Find the containers of pods of a name; one of the same name may have come since."""
+        """Return the containers of the pods with a name, a later pod of that name included."""
         return tuple(container for container in self._all() if (container.namespace, container.pod) == (namespace, pod))
 
     def _all(self) -> list[LiveContainer]:
@@ -187,11 +186,11 @@ class LiveContainers:
 
 
 def why_lingering(allocation: Allocation, containers: LiveContainers) -> str:
-    """Say why devices that kubelet allocated to a pod may be in use, whatever kubelet says of the
-    pod.
+    """Return why devices that kubelet allocated to a pod may still be in use, whatever kubelet
+    reports of the pod.
 
-    Empty when nothing speaks for it. Without the pod's name, which kubelet tells a moment after it
-    has allocated, there is nothing to compare.
+    Empty when there is no evidence. Without the pod's name, which kubelet lists a moment after the
+    allocation, there is nothing to compare.
     """
     if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN or allocation.user is None:
         return ""
@@ -208,37 +207,38 @@ def why_lingering(allocation: Allocation, containers: LiveContainers) -> str:
 
 
 def with_processes(container_ids: Collection[str], tree: Tree = LIVE) -> frozenset[str]:
-    """Say which containers have processes on this machine, by the control groups.
+    """Return which containers have processes on this machine, by the control groups.
 
-    None where this process sees its own container alone.
+    Empty where this process sees only its own container.
 
-    Cost: a file for each process of the machine.
+    Cost: one file read for each process of the machine.
     """
     wanted = frozenset(container_ids)
     containers: set[str] = set()
-    # A tree that remembers what it listed would keep each process for ever.
+    # A new tree each time: one that caches what it listed would keep an entry for each process that
+    # ever ran.
     tree = Tree(tree.settings)
     for process in tree.names("proc"):
         if process.isdecimal():
             try:
                 groups = tree.read(f"proc/{process}/cgroup") or ""
             except HardwareError:
-                # It has ended, or is not ours to look at.
+                # It has ended, or may not be read.
                 continue
             containers |= wanted & {*_ID.findall(groups)}
     return frozenset(containers)
 
 
 def nodes_of(entry: ClaimEntry) -> tuple[str, ...]:
-    """List the host's device nodes that a claim's containers get."""
+    """Return the host's device nodes that a claim's containers get."""
     edits = [device.edits for device in entry.cdi.devices] if entry.cdi is not None else []
     return tuple(node.host_path or node.path for each in edits for node in each.device_nodes)
 
 
 async def open_nodes(paths: Collection[str], tree: Tree = LIVE) -> str:
-    """Tell which processes have device nodes of the host open, as the end of a sentence.
+    """Describe which processes have device nodes of the host open, as the end of a sentence.
 
-    Nothing where none has, or none may be seen.
+    Empty where none has, or none is visible.
     """
     nodes = {path.removeprefix("/dev/") for path in paths if path.startswith("/dev/")}
     try:

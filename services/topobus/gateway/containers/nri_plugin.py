@@ -1,15 +1,15 @@
-"""The gateway as a plugin of the container runtime (NRI): connects, registers, is told of every
-sandbox and container, and is connected again when either side restarts.
+"""The gateway as a plugin of the container runtime (NRI): connects, registers, receives the events
+of every sandbox and container, and reconnects when either side restarts.
 
-The runtime starts nothing while it waits for an answer to an event, at most 2 s by default; a
-plugin that takes longer is disconnected, and the runtime goes on without it. So an event's
-handler never waits for another process longer than that, and never calls the runtime: it holds
-its lock until the event is answered. Changes of containers that exist go with the answer or, of
-our own accord, through `update`.
+The runtime starts nothing while it waits for an answer to an event, at most 2 s by default. A
+plugin that takes longer is disconnected, and the runtime continues without it. So an event's
+handler never waits for another process longer than that. It also never calls the runtime, which
+holds its lock until the event is answered. Changes of existing containers are part of the answer
+or, at other times, made by `update`.
 
-Flows in: the runtime's socket. Flows out: calls of a handler, in the order of the events. Runtimes
-before NRI 0.11 send most events as StateChange, newer ones as methods of their own; both are
-served. Source: containerd/nri pkg/api/api.proto, pkg/adaptation.
+A handler is called in the order of the events. Runtimes before NRI 0.11 send most events as
+StateChange, newer ones as methods of their own. Both are served. Source: containerd/nri
+pkg/api/api.proto, pkg/adaptation.
 """
 
 from __future__ import annotations
@@ -64,72 +64,69 @@ _EVENTS = (
     nri.REMOVE_CONTAINER,
 )
 _EVENT_MASK = sum(1 << (event - 1) for event in _EVENTS)
-# The runtime's own limit of a registration.
+# In seconds: the runtime's own limit for a registration.
 _REGISTER_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class RuntimeEvents(Protocol):
-    """Hears what happens in the runtime.
+    """Receives the runtime's events.
 
-    Calls come one after the other, and each is awaited by the runtime.
+    Calls come one after the other, and the runtime waits for each.
     """
 
     def synchronize(
         self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]
     ) -> Sequence[CpusetUpdate]:
-        """Take over all that is there, after each connection; gives what must change in it."""
+        """Take over all existing containers after each connection. Returns their changes."""
         ...
 
     async def sandbox_started(self, sandbox: Sandbox) -> None:
-        """Hear of a new sandbox before any container is in it.
+        """Handle a new sandbox before any container is in it.
 
-        None is refused: some runtimes do not clean up after that; its containers can be.
+        It cannot be refused, because some runtimes do not clean up after that. Its containers can.
         """
         ...
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
-        """Hear that a sandbox ends; its namespaces are still there."""
+        """Handle the end of a sandbox. Its namespaces still exist."""
         ...
 
     def sandbox_removed(self, sandbox: Sandbox) -> None:
-        """Hear that a sandbox is gone."""
+        """Handle the removal of a sandbox."""
         ...
 
     async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer | Refusal:
-        """Say what a container gets before it is made. A Refusal keeps it from being made.
+        """Return what a container gets before it is created. A Refusal prevents its creation.
 
-        Kubelet asks again.
+        Kubelet then tries again.
         """
         ...
 
     def container_started(self, container: RunningContainer) -> None:
-        """Hear that it runs: from now on an update changes it, and not only what its start no
-        longer reads.
-        """
+        """Handle the start of a container. Only from now on does an update take effect."""
         ...
 
     def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
-        """Say what a container must have that kubelet updates, perhaps with CPUs that it asks for.
+        """Return what a container must have that kubelet updates, perhaps with CPUs that it
+        requests.
 
         None: nothing of ours.
         """
         ...
 
     def container_ended(self, container_id: str) -> None:
-        """Hear that a container has stopped or is gone."""
+        """Handle a container that has stopped or is gone."""
         ...
 
 
 class NriPlugin:
-    """One plugin, connected for as long as the runtime is there."""
+    """One plugin, connected while the runtime is running."""
 
     def __init__(
         self, socket: str, events: RuntimeEvents, clock: Clock, report: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Take the runtime's socket; `report` hears why there is no connection, and nothing when
-        there is one.
-        """
+        """`report` gets why there is no connection, or an empty text when there is one."""
         self.socket = socket
         self._events = events
         self._clock = clock
@@ -147,8 +144,8 @@ class NriPlugin:
             "UpdateContainer": self._update_container,
             "StopContainer": self._stop_container,
             "Shutdown": self._shutdown,
-            # All other events, as runtimes before NRI 0.11 send them;
-            # newer ones have a method for each.
+            # All other events, as runtimes before NRI 0.11 send them. Newer ones have a method for
+            # each.
             "StateChange": self._state_change,
             "RunPodSandbox": partial(self._pod_event, nri.RUN_POD_SANDBOX),
             "StopPodSandbox": partial(self._pod_event, nri.STOP_POD_SANDBOX),
@@ -159,16 +156,16 @@ class NriPlugin:
 
     @property
     def is_ready(self) -> bool:
-        """Say whether every container that starts is shown to us first."""
+        """Return whether the runtime reports every container before it starts."""
         return not self.why_not
 
     @property
     def is_connected(self) -> bool:
-        """Say whether there is a connection, ready or not."""
+        """Return whether there is a connection, ready or not."""
         return self._connection is not None
 
     async def run(self) -> None:
-        """Stay connected, for ever."""
+        """Stay connected until cancelled."""
         attempt = 0
         while True:
             try:
@@ -182,14 +179,14 @@ class NriPlugin:
             attempt += 1
 
     async def update(self, updates: Sequence[CpusetUpdate], within_s: float) -> tuple[str, ...]:
-        """Change containers that exist; gives the ids of those that the runtime could not change.
+        """Change existing containers. Returns the ids of those that the runtime could not change.
 
-        One that is gone by now is no failure.
+        A container that is gone by now is no failure.
 
-        Errors: raises PeerUnavailable when there is no connection, or it ends, or nobody answers in
-        time; ContractError when the runtime refuses, or answers nonsense. After each of these it
-        may have been done, or a part of it: containerd refuses a call of which it has done all but
-        one container. Must not be called from a handler of events.
+        Errors: raises PeerUnavailable when there is no connection, when it ends, or without an
+        answer in time. Raises ContractError when the runtime refuses or its answer cannot be read.
+        In each case all or a part of it may have been done: containerd refuses a call of which it
+        has done all but one container. Must not be called from a handler of events.
         """
         connection = self._connection
         if connection is None or not self.is_ready:
@@ -202,7 +199,7 @@ class NriPlugin:
             raise ContractError(f"NRI: UpdateContainers: the container runtime's answer is none: {err}") from err
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Be a plugin until the connection ends; True when the runtime had shown what it has."""
+        """Serve until the connection ends. True when the runtime had reported its containers."""
         connection = self._connection = RuntimeConnection(reader, writer, self._answer)
         was_ready, was_refused, self._refused = False, self._refused, ""
         try:
@@ -210,8 +207,8 @@ class NriPlugin:
                 serving = group.create_task(connection.run())
                 request = nri.RegisterPluginRequest(plugin_name=PLUGIN_NAME, plugin_idx=PLUGIN_INDEX)
                 with suppress(PeerUnavailable):
-                    # No answer: the connection has ended, and `run`
-                    # with it, or the runtime ends it.
+                    # Without an answer the connection has ended, and `run` with it, or the runtime
+                    # ends it.
                     await connection.call(_RUNTIME, "RegisterPlugin", request.SerializeToString(), _REGISTER_S)
                 await serving
         except* ContractError as errors:
@@ -266,9 +263,9 @@ class NriPlugin:
         return nri.SynchronizeResponse(update=update_of(updates))
 
     def _readable(self, containers: Iterable[nri.Container]) -> list[RunningContainer]:
-        """Read containers, but for those that have ended.
+        """Read containers, except those that have ended.
 
-        One that nobody can read is named, and the others go on.
+        One that cannot be read is logged by name, and the others are still read.
         """
         readable: list[RunningContainer] = []
         for container in containers:
@@ -354,9 +351,7 @@ def _refused(sandbox: Sandbox, container: str, refusal: Refusal) -> CallFailed:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Find what went wrong within groups of groups: tasks of a
-    connection have tasks of their own.
-    """
+    """Find the original error within nested groups, because tasks have tasks of their own."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

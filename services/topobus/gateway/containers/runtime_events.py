@@ -1,9 +1,9 @@
-"""The gateway's one plugin of the container runtime, and who of the gateway hears which event: CPUs
-(`cpu_pinning`), sandboxes (`dra.sandbox_attachments`), containers (`live_containers`).
+"""The gateway's one plugin of the container runtime, which passes each event to the parts that need
+it: CPUs (`cpu_pinning`), sandboxes (`claims.sandbox_attachments`), containers (`live_containers`).
 
-Flows in: events of the runtime. Flows out: to each duty what it needs to know, and to the runtime
-one answer of all. A container that has the guard of a claim (`core.container_guard`) is let pass
-only when the claim is prepared here and every duty has done its part for this very container.
+The runtime gets one answer from all parts. A container with the guard of a claim
+(`container_guard`) may start only when the claim is prepared here and every part has done its work
+for this container.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from topobus.values.sandbox import Sandbox
 
 __all__ = ["RuntimeDoor"]
 
-# A gateway that starts is told within a second; a runtime that is started with it needs longer.
+# In seconds. A gateway that starts gets the runtime's list within a second. A runtime that is
+# started with it needs longer.
 _STARTING_S = 60.0
-# A container whose sandbox the runtime does not list: it is known by its devices' CDI names alone.
+# For a container whose sandbox the runtime does not list: it is known only by its devices' CDI
+# names.
 _UNTOLD = Sandbox(id="", uid="", namespace="", name="")
 
 
 class RuntimeDoor:
-    """The connection to the runtime, and its events passed on."""
+    """The connection to the runtime, which passes its events on."""
 
     def __init__(
         self,
@@ -54,8 +56,8 @@ class RuntimeDoor:
         clock: Clock,
         report: Callable[[str], None],
     ) -> None:
-        """Take the runtime's socket, who finds prepared claims by uid and class, who keeps what
-        containers there are, and who hears why there is no connection (nothing: there is one).
+        """`entry` returns a prepared claim by uid and class. `report` is called with the reason why
+        there is no connection, or with an empty text when there is one.
         """
         self._containers = containers
         containers.expect(self._why_absent)
@@ -81,8 +83,9 @@ class RuntimeDoor:
         metrics: CpusetMetrics,
         tell_unseen: Callable[[str], None],
     ) -> RuntimeDoor:
-        """Make the door that the settings ask for, with pinned CPUs where they name some;
-        `tell_unseen` hears why the kernel's cpusets cannot be read.
+        """Build the connection for the settings, with pinned CPUs where they name some.
+
+        `tell_unseen` is called with the reason why the kernel's cpusets cannot be read.
         """
         door = cls(settings.runtime.socket, checkpoint.ready, state.containers, clock, report)
         owned = owned_cpus(settings.cpus)
@@ -102,16 +105,16 @@ class RuntimeDoor:
         return door
 
     def serve(self, attachments: SandboxAttachments, asks: NodeAsks, adjust_s: float) -> None:
-        """Tell of sandboxes from now on, and let claims be prepared that need that.
+        """Pass on sandboxes from now on, so that claims that need this can be prepared.
 
-        Before `run`.
+        Call it before `run`.
         """
         self.attachments = attachments
         self._adjustments = ContainerAdjustments(asks, self._entry, self._clock, adjust_s)
         attachments.why_no_runtime = lambda: self.plugin.why_not
 
     def connection(self) -> RuntimeConnection:
-        """Say whether the container runtime is there."""
+        """Return the state of the connection to the container runtime."""
         unseen = self.pinning.unseen if self.pinning is not None else ""
         pins_cpus = self.pinning is not None
         return RuntimeConnection(
@@ -119,16 +122,17 @@ class RuntimeDoor:
         )
 
     def _why_absent(self, is_needed: bool) -> str:
-        """Say why the runtime has not told of containers.
+        """Return why the runtime has not reported its containers.
 
-        One that is connected tells for certain: containerd waits with it while it cannot stop a
-        container. One that is not, and whose socket is there, is waited for after a start.
+        A connected runtime will certainly report them: containerd delays it while it cannot stop a
+        container. A runtime that is not connected, but whose socket exists, is waited for after a
+        start.
         """
         is_starting = self._clock.monotonic() - self._begun_s < _STARTING_S and Path(self.plugin.socket).exists()
         return self.plugin.why_not if is_needed or self.plugin.is_connected or is_starting else ""
 
     async def run(self) -> None:
-        """Stay connected and do all duties, for ever."""
+        """Stay connected and run all parts, until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self.attachments is not None:
                 group.create_task(self.attachments.run())
@@ -137,12 +141,12 @@ class RuntimeDoor:
             if self.pinning is not None:
                 group.create_task(self.pinning.run())
 
-    # What the runtime tells.
+    # The runtime's events.
 
     def synchronize(
         self, sandboxes: Sequence[Sandbox], containers: Sequence[RunningContainer]
     ) -> Sequence[CpusetUpdate]:
-        """Begin anew with what is there."""
+        """Replace what is known by the sandboxes and containers that exist."""
         pods = {sandbox.id: sandbox for sandbox in sandboxes}
         self._containers.synchronize(
             _live(pods.get(container.sandbox_id, _UNTOLD), container)
@@ -154,12 +158,12 @@ class RuntimeDoor:
         return self.pinning.synchronize(sandboxes, containers) if self.pinning is not None else ()
 
     async def sandbox_started(self, sandbox: Sandbox) -> None:
-        """Bring the devices of the pod's claims into it, before any container is there."""
+        """Bring the devices of the pod's claims into it, before it has any container."""
         if self.attachments is not None:
             await self.attachments.sandbox_started(sandbox)
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
-        """Take them out while its namespaces are still there."""
+        """Take the devices out while the sandbox's namespaces still exist."""
         if self.pinning is not None:
             self.pinning.sandbox_stopped(sandbox.id)
         self._containers.sandbox_stopped(sandbox.id)
@@ -167,12 +171,12 @@ class RuntimeDoor:
             await self.attachments.sandbox_stopped(sandbox)
 
     def sandbox_removed(self, sandbox: Sandbox) -> None:
-        """Hear that it is gone."""
+        """Handle the removal of a sandbox."""
         if self.attachments is not None:
             self.attachments.sandbox_removed(sandbox)
 
     async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer | Refusal:
-        """Give a new container what its claims promise, or keep it from being made."""
+        """Return what a container gets from its claims, or a refusal to create it."""
         since_s = self._clock.monotonic()
         for uid, device_class in container.guards:
             if self._entry(uid, device_class) is None:
@@ -192,16 +196,16 @@ class RuntimeDoor:
         return ContainerAnswer(cpuset=cpuset, passed=container.guards, edits=edits)
 
     def container_started(self, container: RunningContainer) -> None:
-        """Hear that it runs."""
+        """Handle the start of a container."""
         if self.pinning is not None:
             self.pinning.container_started(container)
 
     def update_container(self, container: RunningContainer, asked: CpuSet | None) -> ContainerCpuset | None:
-        """Keep a container's CPUs when kubelet changes something of it."""
+        """Keep a container's CPUs when kubelet updates it."""
         return self.pinning.update_container(container, asked) if self.pinning is not None else None
 
     def container_ended(self, container_id: str) -> None:
-        """Forget it; what waits for its end goes on."""
+        """Forget a container. What waits for its end continues."""
         if self.pinning is not None:
             self.pinning.container_ended(container_id)
         self._containers.ended(container_id)

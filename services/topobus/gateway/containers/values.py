@@ -1,9 +1,8 @@
-"""What the gateway knows of the container runtime's sandboxes and containers, and the changes that
-it asks for, as values.
+"""The container runtime's sandboxes and containers, and the changes that the gateway requests, as
+frozen values converted from and to NRI messages.
 
-Flows in: messages of the runtime. Flows out: frozen values, and messages made of
-ours. What a container's own configuration says (its variables, its annotations) is a
-user's text and proves nothing.
+A container's own configuration (its variables, its annotations) is a user's text and proves
+nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NO_QUOTA = -1
 
 
 class RunningContainer(Struct, frozen=True, kw_only=True):
-    """A container that is created or runs."""
+    """A container that was created or runs."""
 
     id: str
     sandbox_id: str
@@ -72,7 +71,7 @@ class ContainerAnswer(Struct, frozen=True, kw_only=True):
 
 
 class CpusetUpdate(Struct, frozen=True, kw_only=True):
-    """CPUs and memory nodes that a container is to have from now on."""
+    """CPUs and memory nodes that a container should have from now on."""
 
     container_id: str
     cpus: CpuSet
@@ -97,11 +96,12 @@ def sandbox_of(pod: nri.PodSandbox) -> Sandbox:
 def container_of(container: nri.Container) -> RunningContainer:
     """Read a container.
 
-    Errors: raises ContractError when its sets are none.
+    Errors: raises ContractError when its CPUs are no list.
     """
     named = [device.name.rpartition("=")[2] for device in container.CDI_devices]
-    # What runtimes before NRI 0.10 leave out stands in our variables. A user may write one, too, as
-    # well as a CDI name into an annotation: the name has the claim's uid in it.
+    # Runtimes before NRI 0.10 do not report CDI names, so they are read from our variables. A user
+    # may set such a variable, as well as a CDI name in an annotation, but the name contains the
+    # claim's uid.
     named += [
         value
         for variable, _, value in (text.partition("=") for text in container.env)
@@ -121,7 +121,7 @@ def container_of(container: nri.Container) -> RunningContainer:
 
 
 def cpus_of(resources: nri.LinuxResources, container_id: str) -> CpuSet | None:
-    """Read the CPUs of a container; None when nothing is said of them.
+    """Read the CPUs of a container. None when they are not set.
 
     Errors: raises ContractError when they are no list.
     """
@@ -132,10 +132,10 @@ def cpus_of(resources: nri.LinuxResources, container_id: str) -> CpuSet | None:
 
 
 def resources_of(cpus: CpuSet, mems: NodeSet, *, is_unlimited: bool = False) -> nri.LinuxResources:
-    """Write CPUs and memory nodes; what is not named stays as it is.
+    """Convert CPUs and memory nodes. What is empty stays unchanged.
 
-    Shapes: is_unlimited — without a quota of CPU time: on CPUs of its own it
-    would only stand still in between.
+    Shapes: is_unlimited — without a quota of CPU time, which on exclusive CPUs would only cause
+    idle periods.
     """
     cpu = nri.LinuxCPU(cpus=str(cpus), mems=str(mems))
     if is_unlimited:
@@ -144,9 +144,9 @@ def resources_of(cpus: CpuSet, mems: NodeSet, *, is_unlimited: bool = False) -> 
 
 
 def adjustment_of(answer: ContainerAnswer) -> nri.ContainerAdjustment:
-    """Write what a new container gets.
+    """Convert the answer for a new container.
 
-    A mount is taken out by its destination behind a minus sign.
+    A mount is removed by its destination with a minus sign as prefix.
     """
     adjustment = nri.ContainerAdjustment(
         mounts=[
@@ -168,7 +168,7 @@ def adjustment_of(answer: ContainerAnswer) -> nri.ContainerAdjustment:
 
 
 def update_of(updates: Iterable[CpusetUpdate]) -> list[nri.ContainerUpdate]:
-    """Write updates of containers that exist."""
+    """Convert updates of existing containers."""
     return [
         nri.ContainerUpdate(
             container_id=update.container_id,

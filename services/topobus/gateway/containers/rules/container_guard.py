@@ -1,12 +1,11 @@
 """The guard of a claim's containers: a mount that no runtime can make, so that no container starts
-that the gateway has not let pass.
+without the gateway's consent.
 
-A container runtime goes on without its plugins: while the gateway is away nobody pins a container's
-CPUs or looks whether its interface is in the pod. So the CDI file of a claim that needs this names
-one mount more, of a host path that nobody can create. The gateway takes the mount out when the
-runtime shows it a new container (NRI CreateContainer), and only then can that start.
-Flows in: a claim's CDI file, a container's mounts. Flows out: the file with the guard,
-and whose guards a container has.
+A container runtime continues without its plugins. While the gateway is away, no component pins a
+container's CPUs or checks whether its interface is in the pod. So the CDI file of a claim that
+needs this has one more mount, of a host path that cannot be created. The gateway removes the mount
+when the runtime shows it a new container (NRI CreateContainer), and only then can the container
+start.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["guard_mount", "guarded", "guarded_claims"]
 
 
 def guard_mount(uid: ClaimUid, device_class: str) -> Mount:
-    """Make the mount that keeps containers of a claim from starting.
+    """Return the mount that prevents containers of a claim from starting.
 
     A runtime's error shows both of its paths.
 
@@ -35,7 +34,7 @@ def guard_mount(uid: ClaimUid, device_class: str) -> Mount:
 
 
 def guarded(spec: CdiSpec, uid: ClaimUid, device_class: str) -> CdiSpec:
-    """Add the guard to all that a container can name: there is no way past it."""
+    """Add the guard to all parts that a container can name, so that it cannot be avoided."""
     mount = guard_mount(uid, device_class)
     return replace(
         spec,
@@ -47,10 +46,10 @@ def guarded(spec: CdiSpec, uid: ClaimUid, device_class: str) -> CdiSpec:
 
 
 def guarded_claims(mounts: Iterable[tuple[str, str]]) -> tuple[tuple[ClaimUid, str], ...]:
-    """Name the claims whose guard a container has, each by uid and class.
+    """Return the claims whose guard a container has, each by uid and class.
 
-    Shapes: mounts — source and destination of each; a mount of another source on
-    such a place is somebody else's.
+    Shapes: mounts — source and destination of each. A mount from another source at such a path is
+    not a guard.
 
     >>> guarded_claims([("/proc/topobus-gateway-has-not-seen-this-container", "/run/topobus/guard/nic/3cec"), ("/etc", "/run/topobus/guard/nic/77")])
     (('3cec', 'nic'),)

@@ -1,10 +1,9 @@
-"""Decides which CPUs each container of the node has: those of its claims for itself, and all others
-the shared pool.
+"""Decides which CPUs each container of the node has: those of its claims exclusively, and for all
+others the shared pool.
 
-A CPU that a claim brings is exclusive from the moment in which the claim is being prepared, before
-any container of its pod exists, until it is unprepared. Containers that kubelet's own CPU manager
-pinned keep what it gave them. Flows in: what claims bring, what kubelet's manager gave, the CPUs
-that are online, the containers that run. Flows out: cpusets and updates.
+A claim's CPU is exclusive from the moment in which the claim is being prepared, before any
+container of its pod exists, until it is unprepared. Containers that kubelet's own CPU manager
+pinned keep what it gave them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["ContainerCpuset", "CpuDifference", "CpuOwnership", "cpuset_of", "ref
 
 
 class CpuOwnership(Struct, frozen=True, kw_only=True):
-    """Who has which CPUs of the node."""
+    """The assignment of the node's CPUs."""
 
     online: CpuSet
     """All that the node has now."""
@@ -41,7 +40,7 @@ class CpuOwnership(Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive(self) -> CpuSet:
-        """All CPUs that claims bring."""
+        """All exclusive CPUs of claims."""
         exclusive = CpuSet()
         for cpuset in self.claims.values():
             exclusive |= cpuset.cpus
@@ -49,7 +48,7 @@ class CpuOwnership(Struct, frozen=True, kw_only=True):
 
     @property
     def shared(self) -> CpuSet:
-        """The pool of all containers that have none of their own."""
+        """The pool of all containers that have no CPUs of their own."""
         return self.online - self.exclusive - self.kubelet
 
 
@@ -63,9 +62,7 @@ class ContainerCpuset(Struct, frozen=True, kw_only=True):
 
 
 class CpuDifference(Struct, frozen=True, kw_only=True):
-    """A container that was found on other CPUs than it was promised, or than were promised to
-    others.
-    """
+    """A container that was found on CPUs other than its own, or on CPUs promised to others."""
 
     sandbox: Sandbox
     container: str
@@ -93,10 +90,11 @@ class CpuDifference(Struct, frozen=True, kw_only=True):
 
 
 def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnership) -> ContainerCpuset | None:
-    """Say which CPUs a container has; None when there is nothing to say: then it keeps what it has.
+    """Return the CPUs of a container. None when they are not decided here: it then keeps what it
+    has.
 
-    Shapes: names — its CDI devices; given — what kubelet asked for when it made the container,
-    None when it asked for nothing.
+    Shapes: names — its CDI devices; given — what kubelet requested when it created the container,
+    None when it requested nothing.
 
     >>> ownership = CpuOwnership(online=CpuSet(0, 1, 2), claims={"claim-u-cpu-2": Cpuset(cpus=CpuSet(2), mems=NodeSet(0))})
     >>> cpuset_of(["claim-u-cpu-2"], None, ownership).cpus, cpuset_of([], None, ownership).cpus
@@ -110,14 +108,14 @@ def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnershi
         if cpuset.with_shared:
             return ContainerCpuset(cpus=cpuset.cpus | ownership.shared, is_exclusive=True)
         return ContainerCpuset(cpus=cpuset.cpus, mems=cpuset.mems, is_exclusive=True)
-    # kubelet's manager decides for the containers that it pins, as long as
-    # nobody else's CPU is among them.
+    # kubelet's manager decides for the containers that it pins, as long as their CPUs are not
+    # exclusive to a claim.
     shared = ownership.shared if given is None else given - ownership.exclusive
     return ContainerCpuset(cpus=shared) if shared else None
 
 
 def refuse_demand(brought: Iterable[Cpuset], ownership: CpuOwnership) -> Refusal | None:
-    """Refuse CPUs that a claim cannot have for itself; None is all well.
+    """Refuse CPUs that a claim cannot have exclusively. None: it can have them.
 
     Shapes: ownership — without the claim. Errors: raises nothing; Refusal codes cpu-offline,
     cpu-not-ours, cpu-of-claim, cpu-of-kubelet, shared-pool-empty.

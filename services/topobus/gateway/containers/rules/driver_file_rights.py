@@ -1,8 +1,9 @@
-"""Which files of the host belong to a GPU's driver, as far as a container may have them: the part
+"""Lists the files of the host that belong to a GPU's driver and that a container may have: the part
 of class gpu's rights that names files one by one.
 
-Folders of libraries are public on every host, and a mount of one is one library (`lib*.so*`); of
-other folders only what is named here. Drivers lie below one of a few roots.
+Folders of libraries are public on every host, and a mount from one is a single library
+(`lib*.so*`). Of other folders only what is listed here may be mounted. Drivers lie below one of a
+few roots.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LIBRARY_NAME = re.compile(r"(lib[A-Za-z0-9_+-]+|nvidia_drv)\.so(\.[0-9]+)*")
 _ROOTS = ("", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/usr/local/nvidia", "/run/opengl-driver")
 _PROGRAMS = ("smi", "debugdump", "persistenced", "cuda-mps-control", "cuda-mps-server", "imex", "imex-ctl", "xconfig")
 _PROGRAM_FOLDERS = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin")
-# Firmware, what Debian's alternatives lead to, and what graphics and OpenCL read.
+# Firmware, the targets of Debian's alternatives, and what graphics and OpenCL read.
 _FOLDERS = (
     "lib/firmware/nvidia",
     "lib/firmware/updates/nvidia",
@@ -43,7 +44,7 @@ _FOLDERS = (
 DRIVER_FILES = (
     *(f"{root}/{folder}/nvidia-{program}" for root in _ROOTS for folder in _PROGRAM_FOLDERS for program in _PROGRAMS),
     *(f"{root}/{folder}" for root in _ROOTS for folder in _FOLDERS),
-    # Everybody may read all of it on every NixOS, and nothing secret may be there.
+    # On every NixOS all users may read all of it, and nothing secret may be there.
     "/nix/store",
 )
 DRIVER_LIBRARIES = tuple(f"{root}/{folder}" for root in _ROOTS for folder in ("usr/lib64", "usr/lib", "lib64", "lib"))

@@ -1,9 +1,8 @@
-"""Checks what a device service wants to bring into a container against an allow-list for its class.
+"""Checks the container edits that a device service requests against an allow-list for its class.
 
-Flows in: edits that came over the bus, the rights of their class, where their host paths lead.
-Flows out: None, or a Refusal that names class, device, edit and what would be allowed. The check is
-repeated here because kubelet and the container runtime act on the edits as root, and whoever may
-publish on the bus could have written them.
+The result is None, or a Refusal that names class, device, edit and what would be allowed. The check
+is repeated here because kubelet and the container runtime apply the edits as root, and every client
+that may publish on the bus could have written them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ __all__ = [
 class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What devices of one class may bring into a container.
 
-    Prefixes are text: `/dev/nvidia` covers `/dev/nvidia0`; folders cover what is below them.
+    Prefixes are compared as text: `/dev/nvidia` covers `/dev/nvidia0`. Folders cover what is below
+    them.
     """
 
     device_nodes: tuple[str, ...] = ()
@@ -102,28 +102,29 @@ class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kubelet checks nothing of a plugin that registers with it."""
 
 
-# The longest string of an environment (MAX_ARG_STRLEN, 32 pages), a path with its zero (PATH_MAX),
-# both execve(2) and Linux' limits.h.
+# The longest string of an environment (MAX_ARG_STRLEN, 32 pages), and a path with its zero
+# (PATH_MAX), both from execve(2) and Linux' limits.h.
 _ENTRY_BYTES = 32 * 4096 - 1
 _PATH_BYTES = 4095
-# Of one device, or of what is common: far more than any driver needs, and far less than
-# would hurt kubelet or a runtime.
+# For one device, or for the common edits: far more than any driver needs, and far less than would
+# hurt kubelet or a runtime.
 _EDITS_LIMIT = 512
-# Of all edits of one answer: kubelet takes answers of 4 MiB from a device plugin (gRPC's default).
+# For all edits of one answer: kubelet accepts answers of 4 MiB from a device plugin (gRPC's
+# default).
 _TOTAL_BYTES = 4 * 1024 * 1024
-# An error stays readable, and fits into a status.
+# Keeps an error readable and short enough for a status.
 _REASONS_LIMIT = 8
 _SHOWN_CHARACTERS = 80
 
-# Where MPS daemons have their pipes: who may have them for writing may have the
-# host's shared memory with them.
+# Folders of the pipes of MPS daemons. A container that may write them may also have the host's
+# shared memory.
 _MPS_PIPES = ("/tmp/nvidia-mps", "/run/topobus/mps")
 _SHARED_MEMORY = "/dev/shm"
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Where NVIDIA's container toolkit, its operator and GKE put the two
-# programs that its CDI files name.
+# Where NVIDIA's container toolkit, its operator and GKE install the two programs that its CDI files
+# name.
 NVIDIA_HOOKS = tuple(
     f"{folder}/{program}"
     for folder in ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/toolkit", "/home/kubernetes/bin/nvidia/toolkit")
@@ -133,10 +134,10 @@ NVIDIA_HOOKS = tuple(
 NO_RIGHTS = EditRights()
 SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
     {
-        # NVIDIA's, AMD's and Intel's nodes and their groups; the files of NVIDIA's driver, and
-        # the program by which a container's loader finds them. An MPS client needs the
-        # daemon's pipes and its files in shared memory (CUDA MPS guide); the host's own,
-        # /dev/shm, comes only along with pipes.
+        # NVIDIA's, AMD's and Intel's nodes and their groups, the files of NVIDIA's driver, and the
+        # program by which a container's loader finds them. An MPS client needs the daemon's pipes
+        # and its files in shared memory (CUDA MPS guide). The host's own /dev/shm is allowed only
+        # together with pipes.
         "gpu": EditRights(
             device_nodes=("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/gdrdrv"),
             mounts=DRIVER_FILES,
@@ -147,8 +148,8 @@ SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
             gids=True,
         ),
         "nic": EditRights(device_nodes=("/dev/infiniband/", "/dev/vfio/")),
-        # Ports and render nodes; not the management nodes (dfl-fme, xclmgmt), by
-        # which a card is programmed anew.
+        # Ports and render nodes, but not the management nodes (dfl-fme, xclmgmt), which can
+        # reprogram a card.
         "fpga": EditRights(device_nodes=("/dev/dfl-port.", "/dev/dri/renderD")),
         "cpu": EditRights(cpus=True),
     }
@@ -157,7 +158,7 @@ SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
 FOREIGN_RIGHTS = EditRights(
     device_nodes=("/dev/",),
     may_mknod=True,
-    # NVIDIA's CDI files name each file of its driver; on WSL all of Windows' driver.
+    # NVIDIA's CDI files name each file of its driver. On WSL they name all of Windows' driver.
     mounts=(*DRIVER_FILES, "/usr/lib/wsl"),
     libraries=DRIVER_LIBRARIES,
     annotations=("",),
@@ -168,8 +169,7 @@ FOREIGN_RIGHTS = EditRights(
 
 
 def rights_of(device_class: str, configured: EditRights, *, is_foreign: bool) -> EditRights:
-    """Tell the rights of a class: those that its kind has from the beginning, and what the operator
-    adds.
+    """Return the rights of a class: the built-in ones of its kind, and what the operator adds.
 
     >>> rights_of("fpga", EditRights(device_nodes=("/dev/acme",)), is_foreign=False).device_nodes
     ('/dev/dfl-port.', '/dev/dri/renderD', '/dev/acme')
@@ -179,17 +179,16 @@ def rights_of(device_class: str, configured: EditRights, *, is_foreign: bool) ->
 
 
 def host_paths(prepared: Prepared) -> tuple[str, ...]:
-    """List the host's paths that edits name, of which somebody must say where they lead."""
+    """Return the host's paths in the edits whose links must be resolved."""
     parts = (prepared.common, *prepared.edits.values())
     nodes = {node.host_path or node.path for edits in parts for node in edits.device_nodes}
     return tuple(sorted(nodes | {mount.host_path for edits in parts for mount in edits.mounts}))
 
 
 def node_paths(prepared: Prepared) -> tuple[str, ...]:
-    """List the host's device nodes of an answer that brings groups, of which somebody must say
-    which group each has.
+    """Return the host's device nodes of an answer with groups, whose own groups must be read.
 
-    None where it brings no group.
+    Empty when the answer has no group.
     """
     parts = (prepared.common, *prepared.edits.values())
     if not any(edits.additional_gids for edits in parts):
@@ -198,8 +197,7 @@ def node_paths(prepared: Prepared) -> tuple[str, ...]:
 
 
 def is_plain_path(path: str) -> bool:
-    """Say whether a path is absolute, written in its shortest way, and without characters that
-    nobody sees.
+    """Return whether a path is absolute, in its shortest form, and without invisible characters.
 
     >>> [is_plain_path(path) for path in ("/dev/a", "/dev/../etc", "dev/a", "/dev//a", "/", "/a/")]
     [True, False, False, False, True, False]
@@ -219,15 +217,15 @@ def refuse_forbidden(
     leads_to: Mapping[str, str] = MappingProxyType({}),
     groups: frozenset[int] | None = None,
 ) -> Refusal | None:
-    """Refuse an answer of `prepare` in which anything is outside the rights of its class.
+    """Refuse an answer of `prepare` with anything outside the rights of its class.
 
-    None is all allowed.
+    None: all of it is allowed.
 
-    Shapes: leads_to — host path to where its links lead, for those of which that is known and
-    another path. groups — those of the answer's device nodes on this host; None: it has none of
-    them here, as on a machine that is only recorded.
-    Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons,
-    one for each rule that is broken.
+    Shapes: leads_to — host path to the target of its links, for those where it is known and
+    differs. groups — those of the answer's device nodes on this host; None: the nodes are not on
+    this host, as on a machine that is only recorded.
+    Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons, one for each
+    rule that is broken.
     """
     breaches: dict[str, list[tuple[str, str]]] = {}
     has_pipes = any(
@@ -252,7 +250,7 @@ def refuse_forbidden(
 
 
 def _joined(first: EditRights, second: EditRights) -> EditRights:
-    """Allow what one of the two allows."""
+    """Return rights that allow what either of the two allows."""
     return EditRights(
         device_nodes=(*first.device_nodes, *second.device_nodes),
         may_mknod=first.may_mknod or second.may_mknod,
@@ -272,8 +270,8 @@ def _joined(first: EditRights, second: EditRights) -> EditRights:
 
 
 def _reason(device_class: str, breaches: Sequence[tuple[str, str]], wanted: str) -> Reason:
-    """Tell the first of those that break one rule, and how many more do: a driver that is not
-    allowed one node of a card is allowed none of eight.
+    """Name the first of the edits that break one rule, and how many more do: a driver without the
+    right to one node of a card usually lacks it for all eight.
     """
     device, edit = breaches[0]
     whose = f"device {_shown(device)}" if device else "all devices"
@@ -287,8 +285,8 @@ def _reason(device_class: str, breaches: Sequence[tuple[str, str]], wanted: str)
 
 
 def _guard_breaches(edits: ContainerEdits) -> Iterator[tuple[str, str]]:
-    """List uses of the gateway's own guard, which nobody else may make, whatever the rights: a
-    container that has it is taken for one of ours.
+    """List uses of the gateway's own guard, which no device service may make, whatever its rights:
+    a container with the guard counts as one of ours.
     """
     for mount in edits.mounts:
         if _is_below(mount.container_path, GUARD_FOLDER) or _is_below(mount.host_path, GUARD_SOURCE):
@@ -306,7 +304,7 @@ def _breaches(
     *,
     has_pipes: bool,
 ) -> Iterator[tuple[str, str]]:
-    """List what is not allowed, each with what would be."""
+    """List what is not allowed, each with what would be allowed."""
     yield from _guard_breaches(edits)
     for what, count in (
         ("variables", len(edits.env)),
@@ -337,13 +335,13 @@ def _breaches(
 
 
 def _runtime_breaches(edits: ContainerEdits, rights: EditRights) -> Iterator[tuple[str, str]]:
-    """List what the runtime would do with more than the container's own files."""
+    """List edits by which the runtime would change more than the container's own files."""
     if edits.cpuset is not None and not rights.cpus:
         yield f"CPUs {edits.cpuset.cpus} for the container alone", "none: only devices that are CPUs bring some"
     for hook in edits.hooks:
         if hook.path not in rights.hooks or not is_plain_path(hook.path):
             yield f"hook {_shown(hook.path)}", f"one of the programs {_listed(rights.hooks)}"
-        # Read by a program that runs as root on the host.
+        # The variables are read by a program that runs as root on the host.
         for name in (variable.partition("=")[0] for variable in hook.env):
             if name.upper() in FORBIDDEN or name.upper().startswith(FORBIDDEN_PREFIXES):
                 yield (
@@ -401,9 +399,7 @@ def _node_breaches(node: DeviceNode, rights: EditRights, leads_to: Mapping[str, 
 
 
 def _place_breaches(mount: Mount, rights: EditRights) -> Iterator[tuple[str, str]]:
-    """List mounts that take the place of what runs in a container: its loader, its C library, its
-    shell.
-    """
+    """List mounts that replace what runs in a container: its loader, its C library, its shell."""
     host, inside = mount.host_path, mount.container_path
     folder, _, name = inside.rpartition("/")
     shown = f"a mount of {_shown(host)} on {_shown(inside)}"
@@ -414,8 +410,8 @@ def _place_breaches(mount: Mount, rights: EditRights) -> Iterator[tuple[str, str
         and not host.endswith(inside)
         and not (inside in rights.mounts and host.endswith(f"/{name}"))
     ):
-        # A driver's root may have its programs elsewhere (`bin`): a program that the rights name at
-        # this place comes from there under its own name.
+        # A driver's root may have its programs in another folder (`bin`). A program that the rights
+        # name at this path may come from there under its own name.
         yield shown, f"a program at its own path (…{_shown(inside)})"
 
 
@@ -464,9 +460,9 @@ def _path_breaches(shown: str, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_covered(text: str, prefixes: Iterable[str], protected: re.Pattern[str]) -> bool:
-    """Say whether a prefix covers a text.
+    """Return whether a prefix covers a text.
 
-    What is protected is covered only by a prefix that names something protected itself.
+    A protected text is covered only by a prefix that is protected itself.
     """
     is_protected = protected.match(text) is not None
     return any(
@@ -480,7 +476,7 @@ def _is_library(path: str, rights: EditRights) -> bool:
 
 
 def _is_same_library(host: str, inside: str) -> bool:
-    """Say whether a mount gives a library no other library's place: `libcuda.so.580` may be
+    """Return whether a mount puts a library only at its own name: `libcuda.so.580` may be
     `libcuda.so.1` in the container.
     """
     host_name, name = (path.rpartition("/")[2].partition(".so")[0] for path in (host, inside))
@@ -494,7 +490,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _has_control(text: str) -> bool:
-    """Say whether a text has control characters, line separators, or what is no text at all."""
+    """Return whether a text has control characters, line separators or invalid characters."""
     return not text.isprintable() and any(
         unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp", "Cf") for letter in text
     )
@@ -517,7 +513,7 @@ def _with_target(shown: str, host: str, where: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """Show a text that may be anything, so that it can stand in a line."""
+    """Escape any text so that it fits into one line."""
     return ascii(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
 
 

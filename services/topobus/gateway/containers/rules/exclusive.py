@@ -1,9 +1,9 @@
-"""Compares what kubelet's own managers gave to containers with the ledger: exclusive CPUs, and
-memory by NUMA node.
+"""Compares the exclusive CPUs, and the memory by NUMA node, that kubelet's own managers gave to
+containers with the ledger.
 
-Flows in: kubelet's list, the ledger. Flows out: what to adopt into the ledger so that alignment
-counts it, what to release, and where the two disagree. Topobus offers neither resource to kubelet,
-so the list is taken as a fact: the managers have decided already, and nothing needs to be prepared.
+The result is what to adopt into the ledger so that alignment counts it, what to release, and where
+the two disagree. Topobus offers neither resource to kubelet, so kubelet's list is taken as a fact:
+the managers have decided already, and nothing needs to be prepared.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CPU_RESOURCE = "cpu"
 
 
 class ExclusiveUse(Struct, frozen=True, kw_only=True):
-    """What one container has for itself.
+    """What one container has exclusively.
 
-    An empty container's name is the pod as a whole (pod-level resources).
+    An empty container name means the pod as a whole (pod-level resources).
     """
 
     namespace: str
@@ -38,12 +38,12 @@ class ExclusiveUse(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> Owner:
-        """Who holds it in the ledger."""
+        """The owner under which the ledger lists it."""
         return Owner(kind=OwnerKind.CONTAINER, namespace=self.namespace, name=self.pod, uid=self.container)
 
     @property
     def where(self) -> str:
-        """Name the container and what gave it."""
+        """Describe the container, and what gave it the CPUs."""
         who = f"container {self.container} of pod" if self.container else "pod"
         return f"{who} {self.namespace}/{self.pod} (kubelet's CPU manager)"
 
@@ -51,13 +51,13 @@ class ExclusiveUse(Struct, frozen=True, kw_only=True):
 def compare_exclusive(
     uses: Iterable[ExclusiveUse], ledger: Holders | None
 ) -> tuple[tuple[ExclusiveUse, ...], tuple[Disagreement, ...]]:
-    """Find what the ledger has to be told, without the CPUs that somebody else holds there, and
-    these as disagreements.
+    """Return what the ledger lacks, without CPUs that another owner holds there, and these as
+    disagreements.
 
-    A pod that was placed through `place` holds its CPUs as itself: for it both say the same. CPUs
-    that only another container is said to hold are kubelet's to give: the newer word is right.
-    Where kubelet lists one CPU twice (a pod that has ended is listed for a while) it stays with
-    whom the ledger names, else with the first: a ledger that went to and fro would help nobody.
+    A pod that was placed through `place` holds its CPUs as itself, which agrees with kubelet's
+    list. CPUs that the ledger lists for another container are kubelet's to give, so kubelet's newer
+    list counts. Where kubelet lists one CPU twice (a pod that has ended is listed for a while), it
+    stays with the owner in the ledger, else with the first, so that the ledger does not alternate.
     """
     uses = tuple(uses)
     listed = {(cpu, use.owner.key) for use in uses for cpu in use.cpus}
@@ -93,7 +93,7 @@ def compare_exclusive(
             pod=use.pod,
             container=use.container,
             cpus=CpuSet.of(cpus),
-            # Of a placed pod the ledger knows the memory, too.
+            # The ledger has the memory of a placed pod as well.
             memory=() if is_placed else use.memory,
         )
         if not _is_written(wanted, allocations.get(use.owner.key)):
@@ -102,7 +102,7 @@ def compare_exclusive(
 
 
 def idle_containers(ledger: Holders, uses: Iterable[ExclusiveUse]) -> tuple[Allocation, ...]:
-    """Find what the ledger holds for containers of which kubelet says nothing any more."""
+    """Return what the ledger holds for containers that kubelet no longer lists."""
     keys = {use.owner.key for use in uses}
     return tuple(
         allocation

@@ -1,5 +1,5 @@
-"""Names that a container's edits may not use, whatever else its device may bring: variables, device
-nodes, folders and annotations by which more would happen than a device needs.
+"""Names that a container's edits may not use, whatever the rights of its device: variables, device
+nodes, folders and annotations with more effect than a device needs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = [
     "RUNTIMES_OWN",
 ]
 
-# Variables that make a loader, a shell or an interpreter run something else, or
-# send a program to somebody else.
+# Variables that make a loader, a shell or an interpreter run another program, or redirect a program
+# to another server.
 FORBIDDEN_PREFIXES = (
     "LD_",
     "PYTHON",
@@ -100,14 +100,14 @@ FORBIDDEN = frozenset(
         "HSA_TOOLS_LIB",
     ]
 )
-# Nodes by which the host's memory, disks, processors or people's input are reached; a prefix that
-# is shorter does not cover them.
+# Nodes that give access to the host's memory, disks, processors or user input. A shorter prefix
+# does not cover them.
 PROTECTED_NODES = re.compile(
     r"/dev/(k?mem$|port$|kmsg|oldmem|crash$|nvram|[shv]d[a-z]|xvd[a-z]|s[rgt]\d|nst\d|nvme|mmcblk|md\d|md[/_]|dm-|mapper/|disk/|block/|bsg/|loop|nbd|rbd"
     r"|drbd|zram|ram\d|pmem|dax\d|mtd|ubi\d|bcache|btrfs|raw|cpu/|msr|mcelog|snapshot|watchdog|tty|console|vcs|input/|uinput|uhid|hidraw|pts/|ptmx"
     r"|shm/|mqueue/|hugepages|char/|fd\d|fd/|std(in|out|err)$|autofs|userfaultfd|cpu_dma_latency|hwrng|tpm|log$|initctl)"
 )
-# What a runtime itself makes in each container; a device under such a name would take its place.
+# Nodes that a runtime itself creates in each container. A device with such a name would replace it.
 RUNTIMES_OWN = frozenset(
     f"/dev/{name}"
     for name in [
@@ -133,15 +133,15 @@ RUNTIMES_OWN = frozenset(
 PROTECTED_ANNOTATIONS = re.compile(
     r"cdi\.k8s\.io/|io\.kubernetes\.cri|io\.containerd\.|io\.katacontainers\.|io\.podman\.|run\.oci\.|org\.criu\.|.*nri\."
 )
-# The gateway's own guard (`core.container_guard`). Nobody can make a folder in
-# /proc, so its source never exists.
+# The gateway's own guard (`container_guard`). No folder can be created in /proc, so its source
+# never exists.
 GUARD_SOURCE = "/proc/topobus-gateway-has-not-seen-this-container"
 GUARD_FOLDER = "/run/topobus/guard"
 # Where containers find the gateway's files that describe their devices
 # (k8s.io/dynamic-resource-allocation api/metadata, ContainerDir).
 METADATA_FOLDER = "/var/run/kubernetes.io/dra-device-attributes"
-# Below these a mount would change what the runtime or the gateway guards, or
-# what starts with every program.
+# A mount below these would change what the runtime or the gateway protects, or what starts with
+# every program.
 GUARDED_FOLDERS = (
     "/proc",
     "/sys",
@@ -178,17 +178,17 @@ GUARDED_EXACTLY = frozenset(
         "/opt",
     ]
 )
-# A file that is mounted here takes the place of a program: only one that has the same path on the
-# host, or below the root of a driver, is that program.
+# A file mounted here replaces a program. Only a file with the same path on the host, or below the
+# root of a driver, is that program.
 PROGRAM_FOLDERS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
-# The program that starts every other one, and the libraries that nearly every
-# program loads (glibc, musl, PAM).
+# The program that starts every other one, and the libraries that nearly every program loads (glibc,
+# musl, PAM).
 LOADER = re.compile(r"ld(-[A-Za-z0-9_.-]+|64|)\.so(\.[0-9]+)*|ld-musl-.*")
 LOADED_BY_ALL = re.compile(
     r"lib(c|m|dl|rt|pthread|resolv|util|crypt|crypto|ssl|nsl|nss_[a-z]+|pam[a-z_]*|selinux|audit|cap|gcc_s|stdc\+\+|z|musl|systemd)[-.].*"
 )
-# GLVND loads the vendor's library for indirect rendering by the one name (libglvnd,
-# src/GLX/libglxmapping.c), Mesa's GBM the vendor's back end by the other.
+# GLVND loads the vendor's library for indirect rendering by the first name (libglvnd,
+# src/GLX/libglxmapping.c), Mesa's GBM the vendor's back end by the second.
 ALSO_CALLED = {"libGLX_nvidia": "libGLX_indirect", "libnvidia-allocator": "nvidia-drm_gbm"}
 OPTIONS = frozenset(
     [

@@ -1,8 +1,7 @@
-"""Says into which sandboxes a claim's devices may go, and looks at what a device service says that
-they became.
+"""Decides which sandboxes a claim's devices may be attached to, and checks what a device service
+reports about them.
 
-Flows in: a claim's entry, a sandbox, the interfaces of an answer. Flows out: a Refusal with the
-first thing that is wrong, or None.
+The result is a Refusal with the first violation, or None.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _ADDRESSES = 16
 
 
 class Attachable(Protocol):
-    """A claim with devices that go into a sandbox."""
+    """A claim with devices that are attached to a sandbox."""
 
     @property
     def namespace(self) -> str:
@@ -58,7 +57,7 @@ class Attachable(Protocol):
 
     @property
     def to_adjust(self) -> tuple[str, ...]:
-        """Those whose service is asked for each container."""
+        """Those whose service is called for each container."""
         ...
 
 
@@ -72,16 +71,14 @@ class Placed(Protocol):
 
 
 def purpose(claim: Attachable) -> str:
-    """Say what a claim needs the container runtime for."""
+    """Return what a claim needs the container runtime for."""
     if claim.to_attach:
         return f"bring {', '.join(claim.to_attach)} into its pod"
     return f"give containers what is theirs of {', '.join(claim.to_adjust)}"
 
 
 def refuse_sandbox(claim: Attachable, sandbox: Sandbox) -> Refusal | None:
-    """Refuse a sandbox that nothing can be moved into, and one of another namespace than the
-    claim's.
-    """
+    """Refuse a sandbox that nothing can be moved into, or in another namespace than the claim."""
     if sandbox.namespace != claim.namespace:
         return _refuse(claim, "claim-not-for-pod", f"it is of another namespace than pod {sandbox}")
     if not sandbox.network_namespace:
@@ -97,11 +94,11 @@ def refuse_sandbox(claim: Attachable, sandbox: Sandbox) -> Refusal | None:
 def refuse_taken(
     claim: Attachable, placed: Placed | None, sandbox: Sandbox, alive: Mapping[str, Sandbox]
 ) -> Refusal | None:
-    """Refuse a sandbox while the devices are in that of another pod, which lives.
+    """Refuse a sandbox while the devices are in that of another pod that is alive.
 
-    A former one of the same pod is left for the new one.
+    A former sandbox of the same pod is left for the new one.
 
-    Shapes: alive — the sandboxes that are there, by id.
+    Shapes: alive — the existing sandboxes, by id.
     """
     if placed is None or placed.sandbox.uid == sandbox.uid or placed.sandbox.id not in alive:
         return None
@@ -114,7 +111,7 @@ def refuse_taken(
 
 
 def refuse_interfaces(claim: Attachable, interfaces: Mapping[str, AttachedInterface]) -> Refusal | None:
-    """Refuse an answer to `attach` that cannot be true; it goes into the claim's status."""
+    """Refuse an impossible answer to `attach`, which would end up in the claim's status."""
     strange = sorted(interfaces.keys() - set(claim.to_attach))
     if strange:
         return _malformed(claim, f"an interface of {ascii(strange[0])[:80]}, which was not asked for")
@@ -126,33 +123,33 @@ def refuse_interfaces(claim: Attachable, interfaces: Mapping[str, AttachedInterf
 
 
 def not_reserved(claim: Attachable, sandbox: Sandbox) -> Refusal:
-    """Refuse a pod that the claim is not for."""
+    """Refuse a pod that the claim is not reserved for."""
     return _refuse(claim, "claim-not-for-pod", f"it is not reserved for pod {sandbox} (uid {sandbox.uid})")
 
 
 def failed(claim: Attachable, error: str) -> Refusal:
-    """Refuse what went wrong on our side, or at a device service that gave no reason."""
+    """Refuse because of an error on our side, or at a device service that gave no reason."""
     return _refuse(claim, "attach-failed", error)
 
 
 def unanswered(claim: Attachable, remark: str) -> Refusal:
-    """Refuse a sandbox whose devices could not even be asked for."""
+    """Refuse a sandbox whose devices could not even be requested."""
     return _refuse(
         claim, "attach-unanswered", f"{', '.join(claim.to_attach)} could not be brought into the pod in time: {remark}"
     )
 
 
 def pending(claim: Attachable, what: str) -> Refusal:
-    """Refuse a container whose pod's devices are on the way."""
+    """Refuse a container while its pod's devices are being attached."""
     return _refuse(
         claim, "attach-pending", f"{', '.join(claim.to_attach)} is not in the pod yet ({what}); kubelet tries again"
     )
 
 
 def of_claim(claim: Attachable, refusal: Refusal) -> Refusal:
-    """Name the claim in a device service's reasons, for people who see only the pod.
+    """Add the claim's name to a device service's reasons, for people who see only the pod.
 
-    A service that gives none is said to.
+    A service without reasons gets a reason that states so.
     """
     if not refusal.reasons:
         return _refuse(
@@ -167,7 +164,7 @@ def of_claim(claim: Attachable, refusal: Refusal) -> Refusal:
 
 
 def claim_undone(sandbox: Sandbox) -> Refusal:
-    """Refuse a sandbox whose claim was unprepared on the way."""
+    """Refuse a sandbox whose claim was unprepared meanwhile."""
     text = f"a claim of pod {sandbox} was unprepared meanwhile"
     return Refusal(reasons=(Reason(code="claim-not-prepared", message=text, facts={"pod": sandbox.uid}),))
 
