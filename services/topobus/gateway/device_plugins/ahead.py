@@ -1,12 +1,11 @@
-"""Asks a device service to prepare devices while the ledger is asked for them: of the two asks of
-an Allocate the shorter one costs no time.
+"""Calls a device service to prepare devices while the ledger is still being asked for them, so that
+of the two requests of an Allocate the shorter one costs no time.
 
-Only where nothing is changed by it: the inventory names drivers that can say so, and the
-device service looks again at each request and refuses as `not-ahead` what would change
-anything. A refusal counts for nothing: the holder of before may just have let go, so it is
-asked again when the ledger has the new one.
-Flows in: what kubelet chose. Flows out: a task, whose answer counts only after
-the ledger's. See docs/adr/0056.
+This is done only where preparing changes nothing: the inventory names drivers that can detect this,
+and the device service checks each request again and refuses as `not-ahead` what would change
+anything. A refusal is not final, because the previous holder may have just released the device. So
+the request is repeated when the ledger has the new owner. The answer counts only after the
+ledger's. See docs/adr/0056.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Ahead = asyncio.Task[Prepared | None] | None
 
 
 class PreparationAhead:
-    """The preparations ahead of one class's resource."""
+    """The early preparations of one class's resource."""
 
     def __init__(self, asks: NodeAsks, device_class: str) -> None:
         self._asks = asks
@@ -43,9 +42,9 @@ class PreparationAhead:
     async def begun(
         self, op_id: str, owner: Owner, chosen: Chosen, inventory: Inventory | None
     ) -> AsyncIterator[Ahead]:
-        """Ask for the length of the block.
+        """Prepare the devices ahead for the length of the block.
 
-        Leaving it gives up what has not been answered, which is then as if it had not been asked.
+        Leaving the block cancels an unanswered request, which then counts as not made.
         """
         generation, in_vain = self._in_vain
         if inventory is None or not may_ask_ahead(
@@ -58,8 +57,8 @@ class PreparationAhead:
             yield task
         finally:
             await end_tasks(task)
-            # Looked at, even when nobody wants it any more: otherwise asyncio
-            # complains of an error that nobody took.
+            # Retrieve the error even when the result is not used, because asyncio logs an error
+            # that is never retrieved.
             _ = task.cancelled() or task.exception()
 
     async def _ask(self, op_id: str, owner: Owner, chosen: Chosen, generation: int) -> Prepared | None:

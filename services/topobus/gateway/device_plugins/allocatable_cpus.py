@@ -1,8 +1,8 @@
-"""Asks kubelet which CPUs its own CPU manager may give to containers: with policy static all but
-the reserved ones, else none.
+"""Reads from kubelet which CPUs its own CPU manager may give to containers: with the static policy
+all but the reserved ones, else none.
 
-Flows in: kubelet's PodResources. Flows out: CPUs. A kubelet answers the same as long as it lives,
-so each is asked once; one that does not answer is asked again with the next claim.
+A kubelet's answer does not change while it runs, so each kubelet is asked once through
+PodResources. One that does not answer is asked again with the next claim.
 Source: kubelet 1.36 cm/cpumanager/policy_{none,static}.go, GetAllocatableCPUs.
 """
 
@@ -21,21 +21,21 @@ from topobus.values.idset import CpuSet
 
 __all__ = ["AllocatableCpus"]
 
-# A claim waits for it; kubelet answers from memory.
+# In seconds. A claim waits for it, and kubelet answers from memory.
 _CALL_LIMIT_S = 1.0
 
 
 class AllocatableCpus:
-    """What the kubelet of this node may give."""
+    """The CPUs that the kubelet of this node may give."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._seen: tuple[tuple[int, int, int], CpuSet] | None = None
 
     async def read(self) -> CpuSet:
-        """Give kubelet's CPUs.
+        """Return kubelet's CPUs.
 
-        None when it does not answer, for what it has given is known by other ways, too.
+        Empty when it does not answer. What it has already given is known from other sources.
         """
         kubelet = identity(self._socket)
         if kubelet is None:

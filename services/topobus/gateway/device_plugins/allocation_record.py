@@ -1,11 +1,10 @@
 """Records what Allocate gave to each container, across restarts.
 
-Kubelet replays an Allocate answer from its own checkpoint at each container start, for weeks.
-
-Flows in: the edits of an allocation. Flows out: the same edits, to be compared before a container
-starts again. They are written at the container's first start and not in Allocate: nobody uses the
-answer earlier, and Allocate must not wait for a disk. A file that cannot be read counts as empty;
-then the next start of each container is accepted unchecked.
+Kubelet replays an Allocate answer from its own checkpoint at each container start, for weeks. The
+recorded edits are compared before a container starts again. They are written at the container's
+first start and not in Allocate, because the answer is not used earlier and Allocate must not wait
+for a disk. A file that cannot be read counts as empty. The next start of each container is then
+accepted unchecked.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ _VERSION = 1
 
 
 class _Given(Struct, frozen=True, kw_only=True):
-    """One allocation: what was given, under which boot of the machine it
-    was last seen to be right.
-    """
+    """One allocation: what was given, and the boot of the machine in which it was last verified."""
 
     edits: ContainerEdits
     boot_id: str
@@ -43,14 +40,15 @@ class _File(Struct, frozen=True, kw_only=True):
 
 
 class AllocationRecord:
-    """Owner key to what it was given."""
+    """The given edits, by owner key."""
 
     def __init__(self, path: Path, is_holder: Callable[[str], bool], *, boot_id: str) -> None:
-        """Read the file; one that does not exist is a new node.
+        """Read the file. A missing file means a new node.
 
-        `is_holder` says whether an owner's key may still hold something.
+        `is_holder` returns whether an owner's key may still hold something.
 
-        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version.
+        Errors: raises ConfigError when the file cannot be read, is corrupt or comes from a newer
+        version.
         """
         self._path = path
         self._is_holder = is_holder
@@ -63,7 +61,8 @@ class AllocationRecord:
     def open(cls, path: Path, is_holder: Callable[[str], bool]) -> AllocationRecord:
         """Read the file and this boot's id.
 
-        Only for the gateway that has the turn, since what a killed one left half written goes.
+        It removes files that a killed gateway left half written, so only the gateway that holds the
+        node lock may call it.
 
         Errors: raises ConfigError as the constructor does.
         """
@@ -71,25 +70,23 @@ class AllocationRecord:
         return cls(path, is_holder, boot_id=boot_id())
 
     def note(self, owner_key: str, edits: ContainerEdits) -> None:
-        """Remember an answer of Allocate; it is newer than whatever is stored."""
+        """Remember an answer of Allocate, which replaces what is stored."""
         self._fresh[owner_key] = edits
 
     def of(self, owner_key: str) -> ContainerEdits | None:
-        """Tell what was given; None when that is not known."""
+        """Return what was given. None when that is not known."""
         if owner_key in self._fresh:
             return self._fresh[owner_key]
         entry = self._entries.get(owner_key)
         return entry.edits if entry is not None else None
 
     def is_of_this_boot(self, owner_key: str) -> bool:
-        """Say whether it was given, or seen to be right, since the machine started: devices are
-        renumbered at its start.
-        """
+        """Return whether it was given or verified since the boot, which renumbers devices."""
         entry = self._entries.get(owner_key)
         return owner_key in self._fresh or (entry is not None and entry.boot_id == self._boot_id)
 
     async def confirm(self, owner_key: str, edits: ContainerEdits) -> None:
-        """Store what a container starts with, and forget what nobody holds any more.
+        """Store what a container starts with, and forget what is no longer held.
 
         It is on disk when this returns.
 
@@ -98,7 +95,7 @@ class AllocationRecord:
         await self._disk.do(lambda: self._confirm(owner_key, _Given(edits=edits, boot_id=self._boot_id)))
 
     async def finish(self) -> None:
-        """Wait until nothing is being written: then the file may be another process's."""
+        """Wait until all writes have ended. Another process may then use the file."""
         await self._disk.finish()
 
     async def _confirm(self, owner_key: str, entry: _Given) -> None:

@@ -1,11 +1,10 @@
 """Writes the files by which Multus learns of devices with PCI addresses as ids, and removes those
-of devices that nobody has any more.
+of devices that are no longer held.
 
-Flows in: the devices of an Allocate; what is held. Flows out: files in Multus' folder. A file
-that cannot be written is told in the log and stops nothing: pods that do not use Multus need
-none. Each write replaces the file in one step. Files are kept while the gateway stands still,
-for a pod may be between Allocate and its attachment; those of devices that nobody holds go
-when the gateway serves again.
+A file that cannot be written is logged and stops nothing, because pods that do not use Multus need
+none. Each write replaces the file in one step. Files stay while the gateway is not running, because
+a pod may be between Allocate and its attachment. Those of devices that are not held are removed
+when the gateway runs again.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ class DeviceInfoFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._cleaned: dict[str, frozenset[str]] = {}
-        # A look at what is held is of no use any more once another device's file is written.
+        # The list of held devices is outdated as soon as another device's file is written.
         self._lock = asyncio.Lock()
 
     async def store(self, resource: str, uses: Mapping[str, PciUse]) -> None:
-        """Write the file of each device, by its id towards kubelet."""
+        """Write the file of each device, by its kubelet id."""
         documents = {file_name(resource, device_id): device_info(use) for device_id, use in sorted(uses.items())}
         try:
             async with self._lock:
@@ -43,10 +42,10 @@ class DeviceInfoFiles:
     async def clean(self, resource: str, held: Callable[[], Collection[str]]) -> None:
         """Remove the files of a resource's devices that are not held.
 
-        Nothing where that was done already.
+        Does nothing if that was done already.
 
-        Shapes: held — gives the ids towards kubelet of what is held now; a device counts as held
-        from before its file is written.
+        Shapes: held — returns the kubelet ids of all devices held now; a device counts as held
+        before its file is written.
         """
         async with self._lock:
             kept = frozenset(file_name(resource, device_id) for device_id in held())

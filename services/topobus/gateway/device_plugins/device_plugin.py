@@ -1,8 +1,8 @@
 """The device plugin API of one resource (a class, or a pool of one), as kubelet calls it.
 
-Flows in: kubelet's calls. Flows out: device lists from memory, topology's choice, ledger changes,
-the device service's edits. Nothing here waits for NATS' cluster plane; only Allocate and
-PreStartContainer wait for other processes, within deadlines of the gateway's own.
+Lists come from memory, choices from topology, container edits from the device service. Nothing here
+waits for the cluster part of NATS. Only Allocate and PreStartContainer wait for other processes,
+within the gateway's own deadlines.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -64,19 +64,17 @@ LIST_LIMIT_BYTES = 4 * 1024 * 1024
 devices with it. The five bytes that gRPC writes before a message do not count (grpc-go rpc_util.go,
 recvMsg; the C core counts alike)."""
 
-# How long Allocate waits for the containers of a pod that kubelet has forgotten: it kills them two
-# seconds after a deletion by force. All admissions of the node wait meanwhile, and with what may
-# come after it this fits into `deadlines.allocate_s`.
+# Seconds that Allocate waits for the containers of a pod that kubelet has forgotten, which it kills
+# two seconds after a deletion by force. All admissions of the node wait meanwhile. Together with
+# the steps after it, this fits into `deadlines.allocate_s`.
 _ENDING_S = 4.0
-# Between two lists on one stream: a burst of changes (a driver that finds its cards one after the
-# other) becomes one message. A single change goes at once.
+# Seconds between two lists on one stream: a burst of changes (a driver that finds its cards one
+# after the other) becomes one message. A single change is sent at once.
 _QUIET_S = 0.02
 
 
 def plugin_owner(resource: str, names: Sequence[str]) -> Owner:
-    """Name the holder of an Allocate call, which tells no pod: the resource and a hash of the
-    devices.
-    """
+    """Return an Allocate call's holder, made from the resource and a hash of the devices."""
     digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:32]
     return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=digest)
 
@@ -99,11 +97,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
         is_from_end: bool = False,
         pci_devices: PciDevices | None = None,
     ) -> None:
-        """Take what it works with; `is_from_end` when claims are given devices of this resource,
-        too: those have the first by name.
+        """`is_from_end`: choose the last devices by name, because claims use devices of this
+        resource as well and get the first ones.
 
-        Shapes: pci_devices — what is said of devices whose ids are PCI addresses, for Multus and
-        programs of the SR-IOV device plugin; None: nothing.
+        Shapes: pci_devices — writes what Multus and programs for the SR-IOV device plugin expect of
+        devices whose ids are PCI addresses; None: nothing.
         """
         self.device_class = offer.device_class
         self.resource = offer.resource
@@ -129,16 +127,16 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def GetDevicePluginOptions(
         self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
     ) -> pb.DevicePluginOptions:
-        """Tell the options; kubelet asks while our Register call is pending."""
+        """Return the options. kubelet calls this while our Register call is pending."""
         return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
     async def ListAndWatch(
         self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """Send the complete list at once and after every change, to each stream on its own.
+        """Send the complete list at once and after every change, on each stream independently.
 
-        A stream whose reader is slow waits alone, and then gets the newest list, not
-        those in between: nothing piles up.
+        A stream with a slow reader delays no other. It then gets only the newest list, so that
+        nothing accumulates.
         """
         self._count_streams(1)
         try:
@@ -155,11 +153,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
             self._count_streams(-1)
 
     def _message(self) -> pb.ListAndWatchResponse:
-        """Write the present list, once for all streams."""
+        """Build the message with the present list, once for all streams."""
         entries = self._state.entries(self.resource)
         if self._list is not None and self._list[0] is entries:
             return self._list[1]
-        # One device of a thousand changes; to write the others again would take most of the time.
+        # Usually one device of a thousand changes. Encoding the others again would take most of the
+        # time.
         parts = [self._parts.get(list_entry) or wire_list(list_entry) for list_entry in entries]
         self._parts = dict(zip(entries, parts, strict=True))
         size = sum(map(len, parts))
@@ -180,7 +179,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         message = pb.ListAndWatchResponse.FromString(b"".join(parts))
         self._metrics.left_out.labels(self.resource).set(left_out)
         if self._list is not None and self._list[1] == message:
-            # What changed is nothing that kubelet is told.
+            # The change does not affect what kubelet gets.
             message = self._list[1]
         self._list = (entries, message)
         return message
@@ -190,15 +189,13 @@ class DevicePlugin(rpc.DevicePluginServicer):
         request: pb.PreferredAllocationRequest,
         context: grpc.aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],
     ) -> pb.PreferredAllocationResponse:
-        """Choose devices; never an error, for an error would fail the pod."""
+        """Choose devices. It never fails, because an error would fail the pod."""
         return await answer(context, self._metrics, "GetPreferredAllocation", self._label, self._prefer(request))
 
     async def Allocate(
         self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
     ) -> pb.AllocateResponse:
-        """Write kubelet's choice into the ledger, have the devices prepared, and say what the
-        container gets.
-        """
+        """Record kubelet's choice in the ledger, have it prepared, and return the edits."""
         work = within(self._allocate(request), self._deadlines.allocate_s, f"{self.resource}: Allocate")
         with self._pods.unlisted():
             return await answer(context, self._metrics, "Allocate", self._label, work)
@@ -208,9 +205,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         request: pb.PreStartContainerRequest,
         context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
     ) -> pb.PreStartContainerResponse:
-        """Look at the devices once more: kubelet starts containers again with what was allocated
-        weeks ago.
-        """
+        """Check the devices again, because their allocation may be weeks old."""
         work = within(self._pre_start(request), self._deadlines.pre_start_s, f"{self.resource}: PreStartContainer")
         return await answer(context, self._metrics, "PreStartContainer", self._label, work)
 
@@ -230,7 +225,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
 
     async def _choose(self, available: list[str], must_include: list[str], size: int) -> tuple[str, ...]:
-        """Choose devices by topology; replicas by their devices' policy."""
+        """Choose devices by topology, and replicas by their devices' policy."""
         if any(number_of_replica(name) is not None for name in available):
             return prefer_replicas(available, must_include, size, self._inventory, is_from_end=self._is_from_end)
         withheld = self._state.withheld(self.device_class)
@@ -243,7 +238,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return self._state.inventories().get(self.device_class)
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
-        # kubelet sends exactly one container a call. Whoever sends more has all of them looked at
+        # kubelet sends exactly one container in a call. If there are more, all of them are checked
         # before the first one takes anything.
         containers = [
             sorted(self._names(container_request.devices_ids)) for container_request in request.container_requests
@@ -269,9 +264,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """Refuse devices that a pod has by kubelet's own word: it frees those of pods that are over
         before it allocates, so nobody has what it may give.
 
-        It gives them all the same when somebody lists pods while it allocates and another pod is
-        just over: UpdateAllocatedDevices (pkg/kubelet/cm/devicemanager/manager.go, 1.36.2) forgets
-        what is being allocated. The refusal makes it count anew.
+        There is one exception: when a client lists pods while kubelet allocates and another pod has
+        just ended, UpdateAllocatedDevices (pkg/kubelet/cm/devicemanager/manager.go, 1.36.2) forgets
+        what is being allocated. The refusal makes kubelet count again.
         Errors: raises CallRefused.
         """
         for pod, devices in (await self._pods.users(self.resource, [allocation.user for allocation in former])).items():
@@ -316,7 +311,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
     def _lingering(self, former: Sequence[Allocation]) -> dict[str, str]:
         """Find allocations in the way whose pod has containers.
 
-        Kubelet has forgotten it, or would not give its devices to another one.
+        Kubelet has forgotten such a pod, or it would not give its devices to another one.
         """
         return {
             allocation.owner.key: why
@@ -325,7 +320,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         }
 
     def _former(self, names: list[str], chosen: Chosen) -> tuple[Allocation, ...]:
-        """Find allocations of kubelet's that have some of these devices by the ledger."""
+        """Find kubelet's allocations that have some of these devices in the ledger."""
         ledger = self._state.ledger
         return allocations_of(ledger, self.device_class, frozenset(names), chosen) if ledger is not None else ()
 
@@ -334,19 +329,19 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return given.device_nodes if given is not None else ()
 
     def _names(self, wire_ids: Iterable[str]) -> list[str]:
-        """Give our names of the devices that kubelet names."""
+        """Return our names of the devices that kubelet names."""
         return [self._state.name_of(self.resource, wire_id) for wire_id in wire_ids]
 
     def _wire_id(self, name: str) -> str:
-        """Give kubelet's id of a device."""
+        """Return kubelet's id of a device."""
         entry = self._state.entry(self.resource, name)
         return entry.wire_id if entry is not None else name
 
     async def _allocate_container(self, names: list[str]) -> ContainerEdits:
         self._check_is_heard()
         owner = plugin_owner(self.resource, names)
-        # kubelet's calls carry no identity: each one is an operation of its own, for the same ids
-        # may come again after a pod is gone.
+        # kubelet's calls carry no identity. Each one is an operation of its own, because the same
+        # ids may come again after a pod is gone.
         op_id = f"allocate-{uuid.uuid4().hex}"
         chosen = chosen_of(names, self._inventory)
         shares = {self.device_class: chosen.shares} if chosen.shares else {}
@@ -364,16 +359,16 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def _complete(
         self, op_id: str, owner: Owner, names: list[str], chosen: Chosen, adopted: Adopted, ahead: Ahead
     ) -> ContainerEdits:
-        """Have what the owner holds prepared, and say what the container gets.
+        """Have the owner's devices prepared, and return what the container gets.
 
-        Without it nobody holds it any more.
+        On a failure the owner's adoption is undone.
         """
         try:
             prepared = await self._prepare(f"{op_id}-prepare", owner, names, ahead=ahead)
             edits = self._joined(prepared, names)
         except (TopobusError, CallRefused, asyncio.CancelledError):
-            # Cancelled: the deadline, or a kubelet that went away.
-            # Either way nobody gets the devices.
+            # Cancelled by the deadline, or because kubelet went away. In both cases no container
+            # gets the devices.
             await self._give_back(op_id, owner, adopted.decision_id, chosen)
             raise
         await self._forget(op_id, adopted.displaced, chosen)
@@ -389,7 +384,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
         if self._pci_devices is None:
             return edits
-        # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
+        # Not recorded: the variables follow from the devices' ids, which kubelet names at each
+        # start.
         return structs.replace(edits, env=edits.env | await self._pci_devices.tell(chosen.devices, prepared))
 
     async def _prepare(
@@ -409,12 +405,16 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return prepared
 
     def _joined(self, prepared: Prepared, names: list[str]) -> ContainerEdits:
-        """Join what the container gets."""
+        """Join the edits of all devices.
+
+        Errors: raises CallRefused when two devices contradict each other, or for an edit that
+        kubelet would drop.
+        """
         edits = container_edits(prepared, chosen_of(names, self._inventory).devices)
         if isinstance(edits, Refusal):
             refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
         if edits.needs_runtime:
-            # kubelet would leave it out without a word.
+            # kubelet would drop it without an error.
             text = (
                 f"{self.resource}: {', '.join(names)} bring hooks, groups, network devices or nodes that "
                 "kubelet's device plugin API has no words for"
@@ -437,11 +437,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
     async def _check_record(self, names: list[str]) -> None:
-        """Make the devices ready once more, and refuse the start when what kubelet replays is no
-        longer what they are.
+        """Make the devices ready again, and refuse the start when what kubelet replays is no longer
+        right.
 
-        A service that cannot be asked is no evidence against its devices; but after a reboot, when
-        drivers number devices anew, the start waits for it.
+        A service that does not answer is no evidence against its devices. But after a reboot, when
+        drivers number devices again, the start waits for it.
+        Errors: raises CallRefused.
         """
         owner = plugin_owner(self.resource, names)
         given = self._record.of(owner.key)
@@ -468,8 +469,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
             get_logger().error("given.unwritten", resource=self.resource, error=f"{err.filename}: {err.strerror}")
 
     def _check_is_heard(self) -> None:
-        """Refuse at once what would only run into a deadline: kubelet admits one pod after the
-        other, and waits.
+        """Refuse at once a call that would only run into a deadline, because kubelet admits one pod
+        after the other and waits.
+
+        Errors: raises PeerUnavailable.
         """
         since = self._state.silent_since(self.device_class)
         if since:
@@ -479,8 +482,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
             )
 
     def _check(self, names: list[str]) -> None:
-        """Refuse ids that are unknown, sick or held elsewhere: kubelet's view may be older than
-        ours.
+        """Refuse ids that are unknown, unhealthy or held by another owner: kubelet's list may be
+        older than ours.
+
+        Errors: raises CallRefused.
         """
         if not names:
             raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names no device")
@@ -497,24 +502,24 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def _give_back(self, op_id: str, owner: Owner, decision_id: str, chosen: Chosen) -> None:
         """Undo the adoption after a failed preparation.
 
-        The reconciliation finds it later when this fails too.
+        If this fails as well, the reconciliation does it later.
         """
         try:
             if chosen.shares:
-                # The device service keeps account of who has a share.
+                # The device service tracks which owners have a share.
                 await self._asks.unprepare(f"{op_id}-unprepare", owner, self.device_class, tuple(chosen.shares))
             await self._asks.release(f"{op_id}-release", owner, only=decision_id)
         except TopobusError as err:
             get_logger().warning("release.failed", owner=owner.key, error=str(err))
 
     async def _forget(self, op_id: str, displaced: Sequence[Owner], chosen: Chosen) -> None:
-        """Tell the device service that owners of before have their replicas no more: it keeps
-        account of who has a share.
+        """Report to the device service that displaced owners no longer have their replicas, because
+        it tracks which owners have a share.
         """
         for number, owner in enumerate(displaced if chosen.shares else ()):
             if self._state.is_holder(owner.key):
-                # A ledger that is a moment old: what it still holds is
-                # released by the reconciliation.
+                # The ledger copy may be slightly old. The reconciliation releases what the owner
+                # still holds.
                 continue
             try:
                 await self._asks.unprepare(
@@ -525,7 +530,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     def _watch_variables(self, edits: ContainerEdits) -> None:
         for key in foreign_variables(edits, self.device_class, self._variables):
-            # kubelet keeps the first of two classes' values and says nothing.
+            # Of two classes' values kubelet keeps the first, without an error.
             get_logger().warning(
                 "variable.shared", variable=key, device_class=self.device_class, other_class=self._variables[key]
             )

@@ -1,8 +1,8 @@
 """Keeps a file from which Node Feature Discovery labels this node by its devices.
 
-Flows in: inventories. Flows out: one file, replaced in one step when a label changes. Without
-devices it is empty, and NFD's worker removes what it had set. The gateway itself writes no Node:
-who may patch one can do so with each node of the cluster.
+The file is replaced in one step when a label changes. Without devices it is empty, and NFD's worker
+removes the labels that it had set. The gateway itself does not write its Node, because the right to
+patch one would extend to every node of the cluster.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = "topobus"
 
 
 class FeatureFile:
-    """The file in a folder of NFD's."""
+    """The file in a folder of NFD."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _NAME
@@ -31,16 +31,16 @@ class FeatureFile:
         self._fault = ""
 
     async def follow(self, state: NodeState) -> None:
-        """Keep it up to date, for ever."""
+        """Keep it up to date until cancelled."""
         while True:
             ticket = state.changed.ticket()
             await self.update(state.inventories())
             await ticket.wait()
 
     async def update(self, inventories: Mapping[str, Inventory]) -> None:
-        """Write it where a label has changed.
+        """Write it when a label has changed.
 
-        A fault is told once, and the next change is another attempt.
+        A failure is logged once, and the next change is another attempt.
         """
         data = feature_file(node_labels(inventories))
         if data == self._written:

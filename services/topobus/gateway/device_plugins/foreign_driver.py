@@ -1,9 +1,8 @@
 """Runs another vendor's device plugin as a Topobus driver: its list becomes `discover`, its
 Allocate becomes `prepare`.
 
-Flows in: lists from the plugin's stream; calls of the device host, in worker threads. Flows out:
-devices, health, container edits. CDI names in the plugin's answer are resolved to edits here, so
-that device plugin requests, claims and every container runtime can use them.
+The device host calls it in worker threads. CDI names in the plugin's answer are resolved to edits
+here, so that device plugin requests, claims and every container runtime can use them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["ForeignDriver", "ForeignEndpoint"]
 
 
 class ForeignEndpoint(Struct, frozen=True, kw_only=True):
-    """Where a plugin serves now, and what it last said."""
+    """Where a plugin serves now, and its last list."""
 
     socket: Path
     needs_pre_start: bool
@@ -59,14 +58,15 @@ class ForeignDriver(DeviceDriver):
         self._allocate_s = allocate_s
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        """Give the plugin's list.
+        """Return the plugin's list.
 
-        A plugin that is away says nothing, which makes its devices Unknown and no less there.
+        While the plugin is away there is no list. Its devices become Unknown and stay in the
+        inventory.
         """
         return Discovery(devices=foreign_devices(self.device_class, self.resource, self._listed()))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        """Give the plugin's health."""
+        """Return the plugin's health."""
         return observations_of(self._listed())
 
     def prepare(
@@ -74,7 +74,7 @@ class ForeignDriver(DeviceDriver):
     ) -> Mapping[str, ContainerEdits] | Refusal:
         """Call the plugin's Allocate, as kubelet would for one container.
 
-        For a claim also PreStartContainer, since nobody calls it later.
+        For a claim also call PreStartContainer, because kubelet does not call it for claims.
         """
         wanted = self._ids([device.name for device in devices])
         if isinstance(wanted, Refusal):
@@ -92,8 +92,8 @@ class ForeignDriver(DeviceDriver):
             if refusal is not None:
                 return refusal
         if answer.container_responses[0].annotations and context.owner.kind is OwnerKind.CLAIM:
-            # Neither DRA nor CDI can set a container's annotations; kubelet
-            # passes them on from Allocate alone.
+            # Neither DRA nor CDI can set a container's annotations. Only kubelet passes them on,
+            # from Allocate.
             dropped = sorted(answer.container_responses[0].annotations)
             get_logger().warning(
                 "foreign.annotations-dropped", resource=self.resource, claim=context.owner.key, annotations=dropped
@@ -106,7 +106,7 @@ class ForeignDriver(DeviceDriver):
         )
 
     def pre_start(self, names: Sequence[str]) -> Refusal | None:
-        """Call the plugin's PreStartContainer when it wants that. Blocks; None is done."""
+        """Call the plugin's PreStartContainer if it requires this. Blocks. None: it succeeded."""
         wanted = self._ids(names)
         endpoint = self.endpoint
         if isinstance(wanted, Refusal) or endpoint is None or not endpoint.needs_pre_start:
@@ -122,7 +122,8 @@ class ForeignDriver(DeviceDriver):
     def preferred(
         self, available: Sequence[str], must_include: Sequence[str], size: int, timeout_s: float
     ) -> tuple[str, ...] | None:
-        """Call the plugin's GetPreferredAllocation; None when it has none, or has no answer now.
+        """Call the plugin's GetPreferredAllocation. None when the plugin has none, or does not
+        answer now.
 
         Blocks.
         """
@@ -153,7 +154,7 @@ class ForeignDriver(DeviceDriver):
         return tuple(names[deviceid] for deviceid in answer.container_responses[0].deviceIDs if deviceid in names)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        """Do nothing: the device plugin API has no way to give back."""
+        """Do nothing, because the device plugin API has no call to give devices back."""
 
     def _ids(self, names: Sequence[str]) -> tuple[Path, list[str]] | Refusal:
         """Find the plugin's socket and its own ids of these devices."""
@@ -184,7 +185,7 @@ class ForeignDriver(DeviceDriver):
         return endpoint.listed
 
     def _allocate(self, channel: grpc.Channel, ids: list[str]) -> pb.AllocateResponse:
-        # By name: the generated stubs' types know the asynchronous calls alone.
+        # By name, because the generated stubs are typed only for asynchronous calls.
         call = channel.unary_unary(
             "/v1beta1.DevicePlugin/Allocate",
             request_serializer=pb.AllocateRequest.SerializeToString,
@@ -235,13 +236,12 @@ class ForeignDriver(DeviceDriver):
 
 
 def _dialled(socket: Path) -> grpc.Channel:
-    # A plugin that is started again listens under another socket, so nothing
-    # is kept open between two calls.
+    # A restarted plugin listens on another socket, so no channel stays open between two calls.
     return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 class _UnreadableError(Exception):
-    """Raised inside when an answer's bytes are no message."""
+    """Raised when an answer's bytes are not a valid message."""
 
 
 def _readable(answer: Any) -> Any:

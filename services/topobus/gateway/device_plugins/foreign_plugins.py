@@ -1,11 +1,10 @@
-"""Plays kubelet for other vendors' device plugins: they register here as they would with kubelet,
-and know nothing of Topobus.
+"""Acts as kubelet for other vendors' device plugins: they register here as they would with kubelet,
+without knowing Topobus.
 
-Flows in: Register calls on a socket of the gateway, the plugins' lists. Flows out: a device
-host for each resource, which gives its devices an inventory, health, hints and a ledger,
-and offers them to kubelet as device plugin and as DRA driver. At start all sockets in the
-folder are removed and kubelet.sock is made again, as kubelet does: that is how plugins
-notice that they must register again.
+A device host for each resource gives its devices an inventory, health, hints and a ledger, and
+offers them to kubelet as device plugin and as DRA driver. At start all sockets in the folder are
+removed and kubelet.sock is created again, as kubelet does. This is how plugins notice that they
+must register again.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
@@ -59,15 +58,15 @@ __all__ = ["ForeignPlugins"]
 
 _VERSION = "v1beta1"
 _PART = "foreign-plugins"
-# Which resources there were, so that their devices are Unknown and not
-# forgotten until the plugins are back.
+# The resources that were registered, so that their devices are Unknown and not forgotten until the
+# plugins are back.
 _KNOWN_FILE = "topobus-resources.json"
-# Seconds before a device host that has ended is started again; at first, and at most.
+# Seconds before a device host that has ended is started again, at first and at most.
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 60.0
 
 
 class ForeignPlugins(rpc.RegistrationServicer):
-    """The Registration service and the plugins behind it."""
+    """The Registration service and the plugins that use it."""
 
     def __init__(
         self,
@@ -79,10 +78,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
         own_prefix: str,
         profiles: Collection[VendorProfile] = (),
     ) -> None:
-        """Take what it works with.
-
-        Errors: raises ConfigError when a plugin has registered before with a
-        resource that a profile names.
+        """Errors: raises ConfigError when a plugin has registered before with a resource that a
+        profile names.
         """
         self._settings = settings
         self._runtime = runtime
@@ -109,16 +106,16 @@ class ForeignPlugins(rpc.RegistrationServicer):
             )
 
     def resource_of(self, device_class: str) -> str:
-        """Name the resource of a class; empty for a class of ours."""
+        """Return the resource of a class. Empty for a class of ours."""
         return next((resource for resource in self._known if class_of_resource(resource) == device_class), "")
 
     def failures(self) -> dict[str, str]:
-        """Tell of which resources the device host has ended and is not there again yet, and why."""
+        """Return, by resource, why its device host has ended and is not running again yet."""
         return {resource: host.failure for resource, host in sorted(self._hosts.items()) if host.failure}
 
     def before_start(self, device_class: str) -> BeforeStart:
-        """Give what calls the plugin before each start of a container, as kubelet does: also weeks
-        after Allocate.
+        """Return the function that calls the plugin before each start of a container, as kubelet
+        does, even weeks after Allocate.
         """
 
         async def call(names: list[str]) -> Refusal | None:
@@ -132,8 +129,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
         return call
 
     def preference(self, device_class: str, timeout_s: float) -> Preference:
-        """Give what asks the plugin for its own choice, as kubelet does where the plugin's options
-        say so.
+        """Return the function that asks the plugin for its own choice, as kubelet does where the
+        plugin's options allow it.
         """
 
         async def call(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...] | None:
@@ -145,7 +142,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         return call
 
     async def run(self) -> None:
-        """Serve for ever, and again when the socket vanishes.
+        """Serve until cancelled, and serve again when the socket disappears.
 
         Errors: raises ConfigError when the folder cannot be used.
         """
@@ -168,11 +165,11 @@ class ForeignPlugins(rpc.RegistrationServicer):
     async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
-        """Take a registration in kubelet's order: check, dial, ask for the options, answer, then
+        """Handle a registration in kubelet's order: check, dial, get the options, answer, then
         follow the list.
 
-        The newest one wins. A plugin that is refused because its device host does not come up is
-        followed all the same: not every plugin registers again.
+        The newest registration wins. A plugin that is refused because its device host does not
+        start is still followed, because not every plugin registers again.
         """
         refusal = await self._connect(request)
         if refusal:
@@ -236,9 +233,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
         return ""
 
     async def _follow(self, driver: ForeignDriver, endpoint: ForeignEndpoint) -> None:
-        """Take lists until the stream ends.
+        """Receive lists until the stream ends.
 
-        What was listed is then unknown, unless a newer registration serves it.
+        Then the list is unknown, unless a newer registration serves it.
         """
         why = "it ended the stream"
         async with dialling(endpoint.socket) as channel:
@@ -274,7 +271,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
             node=self._runtime.node,
             hardware=HardwareSettings(rescan_s=self._settings.look_s),
             drivers=DriverSettings(timeout_s=2 * self._settings.allocate_s, first_wait_s=self._settings.look_s),
-            # The plugin's word counts at once: it has its own idea of when a device is well again.
+            # The plugin's report counts at once, because it decides itself when a device is healthy
+            # again.
             health=HealthSettings(poll_s=self._settings.look_s, hold_s=0.0),
         )
         self._hosts[resource] = report = _HostReport(self._report_readiness)
@@ -283,17 +281,17 @@ class ForeignPlugins(rpc.RegistrationServicer):
         return driver
 
     async def _host(self, settings: DeviceServiceSettings, driver: ForeignDriver, report: _HostReport) -> None:
-        """Run the device host of one plugin, and again when it ends.
+        """Run the device host of one plugin, and run it again when it ends.
 
-        Whatever ends it ends this class alone, with what it has said so far.
+        A failure ends only this class's host, with what it has published so far.
         """
-        # A readiness of its own: a plugin that is away must not make the gateway unready.
+        # A readiness of its own, because a plugin that is away must not make the gateway unready.
         own = replace(self._runtime, readiness=report)
         attempt, pause_s = 0, _AGAIN_S
         while True:
             try:
-                # Loaded for the first plugin, beside the event loop: on most nodes there is none,
-                # and the gateway has these 2 MiB for its node's state.
+                # Imported for the first plugin, in a thread beside the event loop. On most nodes
+                # there is none, and the 2 MiB stay free for the node's state.
                 host = await asyncio.to_thread(_load_host)
                 self._series = self._series or DeviceSeries(self._runtime.registry)
                 registry = DriverRegistry(drivers=(driver,))
@@ -301,8 +299,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
                     settings, own, driver.device_class, registry=registry, resource=driver.resource, series=self._series
                 )
             except Exception as err:  # noqa: BLE001
-                # boundary: a vendor's plugin. Its devices, or what it says of them, must not
-                # end the gateway for all others.
+                # boundary: a vendor's plugin. A failure caused by its devices or its answers must
+                # not end the gateway for all others.
                 attempt = 0 if report.is_ready else attempt + 1
                 pause_s = full_jitter(attempt, least_s=_AGAIN_S, most_s=_AGAIN_MOST_S)
                 get_logger().exception(
@@ -312,15 +310,15 @@ class ForeignPlugins(rpc.RegistrationServicer):
                     retry_after_s=round(pause_s, 1),
                 )
                 report.fail(f"its device host ended: {error_text(err)}")
-            # What it left would answer with a state that nobody follows any
-            # more, and beside the next one.
+            # Otherwise its handlers would answer, beside those of the next host, with a state that
+            # is no longer updated.
             await self._runtime.bus.stop_answering(device_class=driver.device_class)
             await self._runtime.clock.sleep(pause_s)
 
     def _report_readiness(self) -> None:
-        """Say in readiness which plugins are away.
+        """Report in readiness which plugins are away.
 
-        That is a remark, for a plugin's absence is no fault of ours.
+        It is only a remark, because a plugin's absence is not the gateway's failure.
         """
         if not self._is_served:
             return
@@ -350,7 +348,7 @@ class _HostReport(Readiness):
         """Why the host ended; empty while it runs."""
 
     def set(self, part: str, is_ready: bool, why: str = "") -> None:
-        """Take it over, and have the gateway say it; a host that speaks runs."""
+        """Store the part's readiness and update the gateway's remark: the host is running."""
         super().set(part, is_ready, why)
         super().set("host", is_ready=True)
         self.failure = ""
@@ -365,7 +363,7 @@ class _HostReport(Readiness):
         self._news()
 
     async def why_not_begun(self, runtime: Runtime, limit_s: float) -> str:
-        """Wait until the host has begun or ended; the text says why it did not begin."""
+        """Wait until the host has begun or ended. Returns why it ended, empty when it began."""
         try:
             async with runtime.clock.timeout(limit_s):
                 await self._has_begun.wait()
@@ -374,7 +372,7 @@ class _HostReport(Readiness):
         return self.failure
 
     def report_lines(self) -> list[str]:
-        """Say what stands in the host's way, or what it remarks, by part."""
+        """List what prevents the host from being ready, and its remarks, by part."""
         if self.failure:
             return [self.failure]
         return [text.removeprefix("ready: ") for text in self.report().values() if text != "ready"]
@@ -387,8 +385,8 @@ def _load_host() -> ModuleType:
 
 
 def _device(device: pb.Device) -> ForeignDevice:
-    # Some plugins say -1 for "unknown"; only the exact word is healthy.
-    # Beyond the kernel's ids there is no node: such a device has no opinion, as with a negative id.
+    # Some plugins send -1 for "unknown". Only the exact word means healthy. No node has an id
+    # beyond the kernel's range: such a device has no opinion, as with a negative id.
     nodes = tuple(sorted({node.ID for node in device.topology.nodes if 0 <= node.ID <= NodeSet.MAX_ID}))
     return ForeignDevice(id=device.ID, is_healthy=device.health == "Healthy", nodes=nodes)
 

@@ -1,9 +1,9 @@
 """Turns undecodable bytes, in calls to our sockets and in answers of plugins, into an error and one
 log line.
 
-Flows in: every call before its method, and answers of plugins. Flows out: the message,
-INVALID_ARGUMENT, or a value that says that it was undecodable. gRPC itself would log a traceback
-for each, as often as any process on the node likes, and give a client None in place of the message.
+A call gets INVALID_ARGUMENT, and a client gets a value instead of a message. gRPC itself would log
+a traceback for each, as often as any process on the node likes, and give a client None instead of
+the message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Malformed(Struct, frozen=True):
-    """What could not be read; in place of a message."""
+    """Describes undecodable bytes, in place of a message."""
 
     size_bytes: int
     why: str
@@ -36,7 +36,7 @@ class Malformed(Struct, frozen=True):
 
 
 def reading(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Make a reader of messages that gives a value for bytes that are none."""
+    """Wrap a decoder so that it returns a `Malformed` for bytes that it cannot decode."""
 
     def careful(data: bytes) -> Any:
         try:
@@ -48,14 +48,14 @@ def reading(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 class MalformedCalls(grpc.aio.ServerInterceptor):
-    """Answers calls that cannot be read; all others go on as they came."""
+    """Answers calls that cannot be read, and passes all others on."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Put our reader in front of the method's own; the API has calls with one request alone."""
+        """Replace the method's decoder by ours. The API has only calls with one request."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None or handler.request_streaming:
             return handler

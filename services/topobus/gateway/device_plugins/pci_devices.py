@@ -1,7 +1,6 @@
-"""Tells containers and Multus of devices whose ids are PCI addresses, as the SR-IOV device plugin
-does: variables in the Allocate answer, and a file a device.
+"""Describes devices whose ids are PCI addresses to containers and Multus, as the SR-IOV device
+plugin does: by variables in the Allocate answer, and by a file for each device.
 
-Flows in: what was prepared for a container; which devices are held. Flows out: variables, files.
 Nothing here chooses or refuses a device.
 """
 
@@ -24,13 +23,13 @@ class PciDevices:
     """The devices of one resource."""
 
     def __init__(self, offer: Offer, state: NodeState, folder: Path) -> None:
-        """Take the folder of Multus."""
+        """`folder` is Multus' folder."""
         self._offer = offer
         self._state = state
         self._files = DeviceInfoFiles(folder)
 
     async def tell(self, names: Sequence[str], prepared: Prepared) -> dict[str, str]:
-        """Write the files of these devices, and give the container's variables."""
+        """Write the files of these devices, and return the container's variables."""
         inventory = self._state.inventories().get(self._offer.device_class)
         uses: dict[str, PciUse] = {}
         for name in names:
@@ -50,7 +49,7 @@ class PciDevices:
         return variables(self._offer.resource, uses)
 
     async def follow(self) -> None:
-        """Remove the files of devices that nobody holds, for ever."""
+        """Remove the files of devices that are not held, until cancelled."""
         while True:
             ticket = self._state.changed.ticket()
             await self._files.clean(self._offer.resource, self._held)

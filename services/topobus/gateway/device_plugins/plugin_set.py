@@ -1,9 +1,8 @@
 """Serves each class, pool and vendor's resource of the node as a device plugin, from its first
 device on.
 
-Flows in: what there is to offer, and which of it claims serve. Flows out: a registrar each. None is
-closed again while the gateway runs, but for a resource that claims serve from now on: its list is
-taken back, and it is closed when no pod has devices by it.
+Each offer has a registrar. A registrar runs as long as the gateway, unless claims begin to serve
+its resource: then its list is withdrawn, and it is closed when no pod has devices through it.
 """
 
 from __future__ import annotations
@@ -32,26 +31,27 @@ from topobus.values.vendor_profiles import profile_in
 
 __all__ = ["DevicePlugins"]
 
-# kubelet itself would wait for ever; all admissions of the node wait with it.
+# In seconds. kubelet itself would wait without a limit, and all admissions of the node wait with
+# it.
 _FOREIGN_PREFER_S = 1.0
-# kubelet tells the API server each 10 s what it has when that changed
-# (nodeStatusUpdateFrequency), and takes a moment for it.
+# In seconds. kubelet updates its Node every 10 s when its devices have changed
+# (nodeStatusUpdateFrequency), and the update takes a moment.
 _NODE_TOLD_S = 15.0
 
 
 class ClaimedResources(Protocol):
-    """Says which resources claims serve."""
+    """Decides which resources claims serve."""
 
     async def wait(self) -> None:
-        """Wait until the first answers are good, and not long."""
+        """Wait a short time until the first answers are reliable."""
         ...
 
     def serves(self, offer: Offer) -> bool:
-        """Say whether claims serve a resource; `changed` of the node's state tells of changes."""
+        """Return whether claims serve a resource. The node state's `changed` announces changes."""
         ...
 
     async def is_known_to_kubelet(self, resource: str) -> bool:
-        """Say whether kubelet counts devices of a resource."""
+        """Return whether kubelet counts devices of a resource."""
         ...
 
 
@@ -71,9 +71,7 @@ class DevicePlugins:
         is_awaited: Callable[[], bool],
         claimed: ClaimedResources | None,
     ) -> None:
-        """Take what they work with; `foreign` has the plugins that registered with us; `claimed` is
-        None without a cluster.
-        """
+        """`foreign` has the plugins registered with us. `claimed` is None without a cluster."""
         self.classes: dict[str, str] = {}
         """Resource to class, of those that pods can have devices by."""
         self._settings = settings
@@ -96,7 +94,7 @@ class DevicePlugins:
         )
 
     async def run(self, lists: asyncio.TaskGroup, record: AllocationRecord) -> None:
-        """Serve what is offered, for ever; the registrars run in `lists`."""
+        """Serve what is offered, until cancelled. The registrars run in `lists`."""
         if self._claimed is not None:
             await self._claimed.wait()
         while True:
@@ -127,8 +125,8 @@ class DevicePlugins:
         self._registrars.pop(resource, None)
 
     async def _withdraw(self, offer: Offer, *, was_offered: bool) -> None:
-        """Take back what kubelet knows of a resource, whoever told it, and answer for it until no
-        pod has devices by it.
+        """Withdraw the list that kubelet has of a resource, from any gateway process, and serve it
+        until no pod has devices through it.
         """
         if (
             not was_offered
@@ -146,9 +144,9 @@ class DevicePlugins:
         self._watch.wake()
 
     async def _is_known_to_kubelet(self, resource: str) -> bool:
-        """Say whether an earlier gateway process has offered a resource.
+        """Return whether an earlier gateway process has offered a resource.
 
-        Its Node may not tell yet what kubelet has.
+        Its Node may not show yet what kubelet has.
         """
         if self._claimed is None:
             return False
@@ -158,27 +156,25 @@ class DevicePlugins:
         return await self._claimed.is_known_to_kubelet(resource)
 
     def statuses(self) -> dict[str, str]:
-        """Tell of each resource to offer whether it is registered, or what stands in the way."""
+        """Return, for each offered resource, whether it is registered, or what prevents it."""
         served = (offer.resource for offer in self._offers() if offer.resource not in self._by_claims)
         statuses = dict.fromkeys(served, "not served yet")
         return statuses | {resource: registrar.status for resource, registrar in self._registrars.items()}
 
     def remarks(self) -> str:
-        """Name the resources that claims serve while pods still have devices by kubelet's
-        allocation.
-        """
+        """Name the resources that claims serve while pods still have kubelet's allocations."""
         taken_back = [name for name in sorted(self._by_claims) if name in self._registrars]
         return (
             f"claims serve {', '.join(taken_back)}; pods keep the devices that kubelet gave them" if taken_back else ""
         )
 
     def offers(self, device_class: str) -> bool:
-        """Say whether pods can have devices of a class by a device plugin."""
+        """Return whether pods can have devices of a class by a device plugin."""
         own = {offer.resource for offer in self._offers() if offer.device_class == device_class}
         return self._settings.offers_plugin(device_class) and not (own and own <= self._by_claims)
 
     def rivals(self) -> dict[str, str]:
-        """Tell which resources are not registered because a vendor's own plugin has them."""
+        """Return which resources are not registered because a vendor's own plugin has them."""
         return {
             resource: registrar.rival for resource, registrar in sorted(self._registrars.items()) if registrar.rival
         }
@@ -224,9 +220,9 @@ class DevicePlugins:
         )
 
     def _pci_devices(self, offer: Offer) -> PciDevices | None:
-        """Say what is told of devices by their PCI addresses, for Multus.
+        """Return the writer of Multus' information about devices by their PCI addresses.
 
-        None where the resource does not name them so.
+        None where the resource does not use PCI addresses as ids.
         """
         is_named_so = self._settings.ids_of(offer.device_class, offer.resource) == "pci"
         return PciDevices(offer, self._state, Path(self._settings.device_info_dir)) if is_named_so else None

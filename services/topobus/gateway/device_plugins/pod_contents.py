@@ -1,9 +1,8 @@
-"""Reads what kubelet lists for each pod, and of each list only the pods of which it says something
-new.
+"""Reads what kubelet's PodResources lists for each pod, and of each list only the pods that have
+changed.
 
-Flows in: answers of kubelet's PodResources, one after the other. Flows out: devices, claims,
-exclusive CPUs and memory by pod. To read a hundred pods takes milliseconds, and kubelet is asked
-after each allocation; to see that it says the same of a pod takes a microsecond.
+Parsing a hundred pods takes milliseconds, and kubelet is asked after each allocation. Detecting
+that a pod is unchanged takes a microsecond.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["PodContent", "PodContents"]
 
 
 class PodContent(Struct, frozen=True, kw_only=True):
-    """What one pod has, as kubelet says it."""
+    """What one pod has, according to kubelet."""
 
     devices: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Container, resource, kubelet's ids."""
@@ -33,7 +32,7 @@ class PodContent(Struct, frozen=True, kw_only=True):
 
 
 class PodContents:
-    """Remembers one answer: that of the last call."""
+    """Remembers one answer, that of the last call."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[pb.PodResources, PodContent]] = {}
@@ -49,8 +48,8 @@ class PodContents:
         for pod in answer.pod_resources:
             earlier = self._known.get((pod.namespace, pod.name))
             contents.append((pod, earlier[1] if earlier is not None and earlier[0] == pod else _read_pod(pod)))
-        # This answer's messages stand for the equal ones of before: each keeps the whole
-        # answer in memory that it came with.
+        # Keep this answer's messages instead of equal ones of the previous answer, because each
+        # message keeps its whole answer in memory.
         self._known = {(pod.namespace, pod.name): (pod, content) for pod, content in contents}
         return contents
 
@@ -58,7 +57,7 @@ class PodContents:
 def _read_pod(pod: pb.PodResources) -> PodContent:
     exclusive_uses = [_exclusive(pod, container.name, container) for container in pod.containers]
     return PodContent(
-        # One entry a device and NUMA node: a device with two nodes is there twice.
+        # One entry for each device and NUMA node: a device with two nodes is listed twice.
         devices=tuple(
             (container.name, entry.resource_name, tuple(entry.device_ids))
             for container in pod.containers
@@ -92,9 +91,7 @@ def _exclusive(
 
 
 def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> ExclusiveUse:
-    """Give what the pod has as a whole (pod-level resources), without what its containers are told
-    to have of it.
-    """
+    """Return what the pod has as a whole, without what is listed for its containers."""
     whole = _exclusive(pod, "", pod)
     left = whole.cpus
     for container in containers:
@@ -106,7 +103,8 @@ def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> Exclusiv
 def _block(container_memory: pb.ContainerMemory) -> MemoryBlock:
     """Read one entry.
 
-    Of a group of nodes kubelet tells only the sum: it counts evenly here, the rest on the lowest.
+    For a group of nodes kubelet lists only the sum. It is divided evenly, with the rest on the
+    lowest node.
     """
     nodes = sorted({node.ID for node in container_memory.topology.nodes})
     share, rest = divmod(container_memory.size, len(nodes)) if nodes else (0, 0)

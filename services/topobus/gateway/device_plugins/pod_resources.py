@@ -1,7 +1,6 @@
 """kubelet's PodResources as values: which container has which of our devices.
 
-Flows in: kubelet's List, never more often than its rate limit allows. Flows out: uses by container,
-and the ids of every resource.
+kubelet is never asked more often than its rate limit allows.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from topobus.values.request import Owner
 __all__ = ["Listing", "PodResourcesReader"]
 
 _CALL_LIMIT_S = 5.0
-# kubelet answers ten at once and then a hundred a second, for all its clients
-# together; ours stays far below.
+# In seconds. kubelet answers ten calls at once and then a hundred per second, for all its clients
+# together. Ours stays far below.
 _BETWEEN_S = 0.1
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """One look."""
+    """One answer of kubelet."""
 
     kubelet: tuple[int, int, int]
     """Whose list it is: kubelet's socket as it was before the look."""
@@ -58,9 +57,9 @@ class _Connection:
 
 
 class PodResourcesReader:
-    """Asks kubelet.
+    """Reads kubelet's list.
 
-    One look serves for all who had asked before it began, and for nobody who asks later.
+    One call serves all callers who asked before it began, and none who asks later.
     """
 
     def __init__(
@@ -70,9 +69,7 @@ class PodResourcesReader:
         resources: Mapping[str, str],
         name_of: Callable[[str, str], str] = lambda _resource, device_id: device_id,
     ) -> None:
-        """Take the classes of our resources, and what gives a device's name by resource and
-        kubelet's id.
-        """
+        """`resources` maps to classes, `name_of` returns a device by resource and kubelet's id."""
         self.socket = socket
         self._node = node
         self._resources = resources
@@ -92,8 +89,8 @@ class PodResourcesReader:
 
     @contextmanager
     def unlisted(self) -> Iterator[None]:
-        """Have no list made while kubelet allocates: one that frees a pod's devices then makes it
-        forget those that it allocates (see `DevicePlugin`).
+        """Delay lists while kubelet allocates. A list that frees a pod's devices would make kubelet
+        forget those that it is allocating (see `DevicePlugin`).
         """
         self._allocating += 1
         self._is_idle.clear()
@@ -103,14 +100,14 @@ class PodResourcesReader:
             self._allocating -= 1
             if not self._allocating:
                 self._is_idle.set()
-                # Until kubelet has written down what it was answered.
+                # Wait until kubelet has stored the answer.
                 self._rests_until = max(self._rests_until, asyncio.get_running_loop().time() + _BETWEEN_S)
 
     async def users(self, resource: str, pods: Sequence[Owner | None]) -> dict[str, frozenset[str]]:
-        """Ask kubelet which devices of a resource these pods have.
+        """Read from kubelet which devices of a resource these pods have.
 
-        Without a pod's name (None) among them, all pods, by a list.
-        Empty where kubelet does not tell.
+        With an owner without a pod's name (None) among them, all pods are listed. Empty when
+        kubelet does not answer.
 
         Shapes: result — by `namespace/name`.
         """
@@ -130,9 +127,9 @@ class PodResourcesReader:
         return held
 
     async def _uses_of(self, pod: Owner) -> tuple[PodUse, ...]:
-        """Ask for one pod.
+        """Read one pod.
 
-        Nothing when kubelet has none of that name, or its Get is off (before 1.34).
+        Empty when kubelet has none of that name, or its Get is off (before 1.34).
         """
         kubelet = identity(self.socket)
         if kubelet is None:
@@ -153,17 +150,17 @@ class PodResourcesReader:
         ).uses
 
     async def read(self) -> Listing | str:
-        """Look; the text says why kubelet does not tell.
+        """Read the list. A text is the reason why kubelet does not give it.
 
         The answer is no older than the call, which may wait a tenth of a second for its turn.
         """
         before = self._begun
         async with self._lock:
             if self._seen[0] > before:
-                # Whoever had the lock before this one began to look after this one had asked.
+                # The previous holder of the lock began to read after this call had asked.
                 return self._seen[1]
             loop = asyncio.get_running_loop()
-            # Where one call after the other comes, it is asked all the same.
+            # When calls come without a break, the list is read in spite of them.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CALL_LIMIT_S):
                     await self._is_idle.wait()

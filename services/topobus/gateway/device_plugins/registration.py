@@ -1,10 +1,9 @@
 """Registers one resource with kubelet as a device plugin, and registers again whenever kubelet or
 the socket went away.
 
-Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and
-Register calls. Rules that kubelet imposes: serve before Register; use a new socket name for each
-server, since kubelets before 1.36 confuse two of one resource; register again when kubelet.sock is
-another file, when our socket vanished (kubelet deletes all sockets when it starts), when the
+Rules that kubelet imposes: serve before Register. Use a new socket name for each server, because
+kubelets before 1.36 confuse two servers of one resource. Register again when kubelet.sock is
+another file, when our socket disappeared (kubelet deletes all sockets when it starts), when the
 streams ended, or when kubelet opened no stream.
 """
 
@@ -41,25 +40,27 @@ from topobus.values.names import is_extended_resource_name, to_dns_label
 __all__ = ["KUBELET_SOCKET", "PluginRegistrar", "short_name", "socket_pattern"]
 
 KUBELET_SOCKET = "kubelet.sock"
-# Long enough that a kubelet that keeps closing its streams is not answered by a busy loop.
+# In seconds: long enough to avoid a busy loop with a kubelet that keeps closing its streams.
 _QUICK_S = 0.05
-# Of Register: kubelet dials us back for up to 10 s before it answers.
+# Timeout of Register in seconds: kubelet dials us back for up to 10 s before it answers.
 _REGISTER_S = 15.0
-# A registration that has lasted so long was a good one: what ended it was no quarrel.
+# A registration that has lasted this many seconds was a good one, so no dispute with another plugin
+# ended it.
 _SETTLED_S = 1.0
 _STREAM_CLOSED = "kubelet closed its stream"
-# How long a gateway that ends waits for the next one to be registered; stopping must be over within
-# five seconds. On a loaded machine two were not enough.
+# Seconds that a gateway that ends waits for the next one to be registered. Stopping must be over
+# within five seconds. On a loaded machine two were not enough.
 _HAND_OVER_S = 3.0
 
 
 def socket_pattern() -> str:
-    """Match the sockets that gateways make in kubelet's folder."""
+    """Return the pattern of the sockets that gateways create in kubelet's folder."""
     return "topobus-*-*.sock"
 
 
 def short_name(name: str) -> str:
-    """Make the name that a socket has for a resource: a unix socket's path has 107 bytes at most.
+    """Return the part of a socket's name that identifies a resource, shortened because a unix
+    socket's path has 107 bytes at most.
 
     >>> short_name("gpu-h100"), short_name("gpu-nvidia-h100-80gb-hbm3")
     ('gpu-h100', 'gpu-nvidi-9b1fe0')
@@ -87,8 +88,8 @@ class PluginRegistrar:
         is_awaited: Callable[[], bool],
         vendors: VendorPlugins | None,
     ) -> None:
-        """Take what it works with; `plugin` makes what answers kubelet's calls on one socket,
-        `vendors` is given where the resource's name is a vendor's.
+        """`plugin` makes the servicer for kubelet's calls on one socket. `vendors` is given where
+        the resource's name is a vendor's.
         """
         self.resource = offer.resource
         self.status = "waiting for kubelet"
@@ -103,17 +104,19 @@ class PluginRegistrar:
         self._is_awaited = is_awaited
         self._vendors = vendors
         self._is_over = False
-        # A vendor's name in it, where several resources of a class could have the same one.
+        # It includes a vendor's resource name, because several resources of a class could otherwise
+        # get the same name.
         self._short_name = short_name(offer.name if vendors is None else re.sub("[^a-z0-9]", "-", offer.resource))
         self._was_registered = False
-        # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
+        # Unique for this process, because kubelet may still use a socket of an earlier one.
         self._token = uuid.uuid4().hex[:8]
         self._server_number = 0
 
     async def run(self) -> None:
         """Serve and register, again and again.
 
-        A resource that is withdrawn until kubelet has its list back and no pod a device by it.
+        For a withdrawn resource it ends when kubelet has the empty list and no pod has a device
+        through it.
         """
         while True:
             await self._watch.until(self._watch.folder.is_dir)
@@ -129,9 +132,10 @@ class PluginRegistrar:
             await asyncio.sleep(pause_s)
 
     async def _one_registration(self) -> tuple[str, float]:
-        """Serve on a new socket until it is of no use any more.
+        """Serve on a new socket until it can no longer be used.
 
-        The reason why, and how long to wait before the next.
+        Returns the reason, and the seconds to wait before the next registration.
+        Errors: raises ConfigError.
         """
         if not is_extended_resource_name(self.resource):
             raise ConfigError(
@@ -169,13 +173,14 @@ class PluginRegistrar:
                 self._is_over = isinstance(plugin, WithdrawnPlugin) and plugin.is_over
                 if self._is_over or why != _STREAM_CLOSED or self._clock.monotonic() - since_s < _SETTLED_S:
                     return why, _QUICK_S
-                # At once and on the same socket: kubelets with the race in them (before 1.36) cut
-                # this gateway off when the one that it replaces ends, and until it is registered
-                # again kubelet counts its devices as unhealthy and admits no pod that asks for one.
+                # Register again at once on the same socket. Kubelets with a race (before 1.36)
+                # disconnect this gateway when the one that it replaces ends. Until it is registered
+                # again, kubelet counts its devices as unhealthy and admits no pod that asks for
+                # one.
 
     async def _look_for_rival(self) -> str:
-        """Say which plugin of the vendor's own has the resource: registering would take it away
-        from that one, which then does the same to us.
+        """Return which plugin of the vendor has the resource. Registering would take the resource
+        away from that plugin, which would then do the same to us.
         """
         if self._vendors is None:
             return ""
@@ -189,7 +194,7 @@ class PluginRegistrar:
         return rival
 
     async def _register(self, kubelet_path: Path, path: Path) -> str:
-        """Call Register; the refusal's text, empty when kubelet took it."""
+        """Call Register. Returns the error, empty when kubelet accepted."""
         request = pb.RegisterRequest(version="v1beta1", endpoint=path.name, resource_name=self.resource)
         async with dialling(kubelet_path) as channel:
             try:
@@ -198,7 +203,7 @@ class PluginRegistrar:
                 text = err.details() or err.code().name
                 why = f"registration failed: {text}"
                 if why != self.status:
-                    # Said once: a dead kubelet would fill the log otherwise, every second.
+                    # Logged once, because a dead kubelet would fill the log every second.
                     get_logger().warning(
                         "plugin.register-failed", resource=self.resource, code=err.code().name, error=text
                     )
@@ -254,7 +259,7 @@ class PluginRegistrar:
         return why
 
     async def _hand_over(self, plugin: DevicePlugin | WithdrawnPlugin) -> None:
-        """Leave the list up until kubelet has taken the next gateway's: without a list every device
+        """Keep the list until kubelet has the next gateway's, because without a list every device
         would be unhealthy for a moment.
         """
         try:

@@ -1,8 +1,7 @@
 """Unix sockets: serve gRPC on one, notice when one is removed or replaced, and remove those that a
 dead process left.
 
-Flows in: paths. Flows out: running servers and wake-ups. The error boundary of
-every gRPC method is here, too.
+It also has the error boundary of every gRPC method.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-# A status travels in a header, where three bytes may stand for one, and gRPC begins to drop headers
-# of 8 KiB: a longer text would hide the status itself.
+# A status is sent in a header, where one byte may be encoded as three, and gRPC begins to drop
+# headers of 8 KiB. A longer text would hide the status itself.
 _TEXT_LIMIT_BYTES = 2048
 
 
@@ -55,14 +54,17 @@ class CallRefused(Exception):
 
 
 def refuse(refusal: Refusal, doing: str) -> NoReturn:
-    """Turn a refusal into the error of the call, with every reason in it."""
+    """Raise a refusal as the error of the call, with every reason in it.
+
+    Errors: raises CallRefused.
+    """
     raise CallRefused(
         grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(reason.message for reason in refusal.reasons)}"
     )
 
 
 async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
-    """Do a call's work within a deadline of our own, for kubelet sets none or a longer one.
+    """Do a call's work within our own deadline, because kubelet sets none or a longer one.
 
     Errors: raises CallRefused when the time is up.
     """
@@ -80,9 +82,7 @@ async def answer(
     device_class: str,
     work: Awaitable[T],
 ) -> T:
-    """Run one gRPC method: every error becomes a status with one clear sentence, never a traceback
-    on the wire.
-    """
+    """Run one gRPC method. Every error becomes a status with one clear sentence."""
     started = asyncio.get_running_loop().time()
     outcome = "ok"
     try:
@@ -99,7 +99,7 @@ async def answer(
         outcome = "cancelled"
         raise
     except Exception as err:  # noqa: BLE001
-        # boundary: gRPC servicer. Our own bug must not end the stream of other calls.
+        # boundary: gRPC servicer. An internal error must not end the stream of other calls.
         get_logger().exception("call.crashed", method=method, device_class=device_class)
         outcome, code, text = (
             "crashed",
@@ -117,7 +117,7 @@ async def answer(
 
 @asynccontextmanager
 async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[None]:
-    """Serve gRPC on a socket for the length of a block; the socket is ours and goes away with it.
+    """Serve gRPC on a socket for the length of a block. The socket is removed at its end.
 
     Errors: raises ConfigError when the socket cannot be made.
     """
@@ -136,24 +136,24 @@ async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIt
         # No grace: kubelet's streams never end by themselves.
         await server.stop(None)
         if identity(path) == own:
-            # Another gateway may serve under this name by now: only
-            # our own socket is ours to remove.
+            # Another gateway may use this name by now, so only our own socket is removed.
             path.unlink(missing_ok=True)  # noqa: ASYNC240  (one unlink is shorter than a thread's start)
 
 
 def dialling(path: Path) -> grpc.aio.Channel:
-    """Open a channel of its own to a socket of kubelet's.
+    """Open a separate channel to a socket of kubelet.
 
-    gRPC shares connections (and their back-off) between the channels of one process; a restarted
-    kubelet listens under the same name.
+    gRPC shares connections (and their back-off) between the channels of one process, while a
+    restarted kubelet listens under the same name.
     """
     return grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:
-    """Tell one socket from another of the same name; None when there is none.
+    """Return what distinguishes a socket from another one with the same name. None when there is
+    none.
 
-    The time of change is in it, for inode numbers come again.
+    It includes the time of change, because inode numbers are reused.
     """
     try:
         found_stat = path.lstat()
@@ -163,10 +163,7 @@ def identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def remove_stale(folder: Path, pattern: str) -> None:
-    """Remove sockets of ours on which nobody listens.
-
-    One that answers belongs to a living gateway.
-    """
+    """Remove sockets of ours without a listener. One that answers belongs to a running gateway."""
     for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
         if identity(path) is None:
             continue
@@ -178,7 +175,7 @@ def remove_stale(folder: Path, pattern: str) -> None:
                 path.unlink(missing_ok=True)
                 get_logger().info("socket.removed-stale", path=str(path))
             except OSError:
-                # It may be busy or not ours to reach: leave it.
+                # It may be busy or not accessible, so it stays.
                 continue
 
 
@@ -193,19 +190,19 @@ class FolderWatch:
         self._broadcast = Broadcast()
 
     async def run(self) -> None:
-        """Watch for ever; the folder may come and go."""
+        """Watch until cancelled. The folder may disappear and come back."""
         while True:
             try:
                 # kubelet writes its checkpoint into the same folder at each admission.
                 with FolderEvents(self.folder, suffix=".sock") as events:
                     is_there = True
                     while is_there:
-                        # Once before the first wait: what came before the
-                        # kernel listened is seen as well.
+                        # Announce once before the first wait, so that changes before the kernel
+                        # watched are seen as well.
                         self._broadcast.announce()
                         is_there = await self._changed(events)
             except (FileNotFoundError, NotADirectoryError):
-                # It is looked for again below.
+                # The loop below opens the folder again.
                 pass
             except OSError as err:
                 get_logger().warning("folder.watch-failed", folder=str(self.folder), error=str(err))
@@ -213,7 +210,7 @@ class FolderWatch:
             self._broadcast.announce()
 
     async def _changed(self, events: FolderEvents) -> bool:
-        """Wait for the folder's next event, or for the watchdog; False when the folder is gone."""
+        """Wait for the folder's next event, or for the watchdog. False when the folder is gone."""
         try:
             async with asyncio.timeout(until_tick(asyncio.get_running_loop().time(), self._watchdog_s)):
                 return await events.next()
@@ -221,7 +218,7 @@ class FolderWatch:
             return self.folder.is_dir()
 
     def wake(self) -> None:
-        """Let all waiters look again."""
+        """Make all waiters check again."""
         self._broadcast.announce()
 
     async def next(self) -> None:
@@ -229,7 +226,7 @@ class FolderWatch:
         await self._broadcast.ticket().wait()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something is true."""
+        """Wait until a condition is true."""
         while True:
             ticket = self._broadcast.ticket()
             if holds():

@@ -1,10 +1,9 @@
-"""Sees whether a vendor's own device plugin serves a resource on this node that a profile names: of
-two plugins with one resource kubelet keeps the last to register.
+"""Detects whether a vendor's own device plugin serves a resource on this node that a profile names.
+Of two plugins with one resource, kubelet keeps the last to register.
 
-Flows in: kubelet's folders and its PodResources. Flows out: why we do not register, empty when
-nobody else is there. A plugin is recognised by its socket while somebody listens on it, and, before
-our first registration, by what kubelet can allocate of the resource. Its API is not called:
-NVIDIA's plugin sends a change of health to one stream only.
+A plugin is recognised by its socket while a process listens on it, and, before our first
+registration, by what kubelet can allocate of the resource. Its API is not called, because NVIDIA's
+plugin sends a change of health to only one stream.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from topobus.values.vendor_profiles import socket_names
 
 __all__ = ["VendorPlugins"]
 
-# Both answer from memory.
+# In seconds. Both answer from memory.
 _CONNECT_LIMIT_S = 1.0
 _CALL_LIMIT_S = 1.0
 
@@ -33,16 +32,16 @@ class VendorPlugins:
     """Looks for the plugin of a resource."""
 
     def __init__(self, folders: Sequence[Path], pod_resources: Path) -> None:
-        """Take the folders where device plugins serve, and kubelet's PodResources socket."""
+        """Device plugins serve in `folders`. `pod_resources` is kubelet's PodResources socket."""
         self._folders = tuple(folders)
         self._pod_resources = pod_resources
 
     async def rival_of(self, resource: str, *, own_sockets: str, is_first: bool) -> str:
-        """Say which plugin serves the resource; empty for none.
+        """Return which plugin serves the resource. Empty: none.
 
         Shapes: own_sockets — pattern of the names that gateways give to this resource's sockets;
-        is_first — we have not registered it yet, so that what kubelet can allocate of it is not
-        ours, unless another gateway of ours serves it, whose turn ends.
+        is_first — we have not registered it yet, so what kubelet can allocate of it is not ours,
+        unless an ending gateway of ours serves it.
         """
         path = await asyncio.to_thread(self._listening, socket_names(resource))
         if path is not None:
@@ -59,7 +58,7 @@ class VendorPlugins:
         return any(_is_listening(path) for folder in self._folders for path in sorted(folder.glob(pattern)))
 
     async def _allocatable(self, resource: str) -> int:
-        """Count what kubelet can allocate; nothing where it does not say."""
+        """Count what kubelet can allocate. 0 when it does not answer."""
         if identity(self._pod_resources) is None:
             return 0
         async with dialling(self._pod_resources) as channel:
@@ -75,7 +74,7 @@ class VendorPlugins:
 
 
 def _is_listening(path: Path) -> bool:
-    """Say whether somebody accepts connections; the socket of a process that died stays behind."""
+    """Return whether a process accepts connections. A dead process leaves its socket."""
     if identity(path) is None:
         return False
     try:

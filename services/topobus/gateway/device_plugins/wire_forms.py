@@ -1,8 +1,4 @@
-"""Values as kubelet's device plugin API has them. Pure.
-
-Flows in: list entries and container edits. Flows out: the messages of
-`deviceplugin/v1beta1`, a list's entries as bytes.
-"""
+"""Converts list entries and container edits to kubelet's `deviceplugin/v1beta1`. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +10,16 @@ __all__ = ["allocate_response", "wire_list"]
 
 
 def wire_list(entry: ListEntry) -> bytes:
-    """Write a list of this one entry: such lists, one after the other,
-    are the list of all of them.
-    """
-    # No topology message at all when the node is unknown: an empty one or -1 would be an opinion.
+    """Encode a list of this one entry. Concatenated, such lists form the list of all entries."""
+    # No topology message at all when the node is unknown, because an empty one or -1 would be an
+    # opinion.
     topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in entry.nodes])
     device = pb.Device(ID=entry.wire_id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)
     return pb.ListAndWatchResponse(devices=[device]).SerializeToString()
 
 
 def allocate_response(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
-    """Write what a container gets."""
+    """Convert what a container gets."""
     return pb.ContainerAllocateResponse(
         envs=edits.env,
         annotations=edits.annotations,

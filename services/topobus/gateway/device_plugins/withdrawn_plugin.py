@@ -1,9 +1,9 @@
-"""The device plugin of a resource that claims serve: it takes kubelet's list of it back, and stays
-as long as pods have devices by it.
+"""The device plugin of a resource that claims serve: it withdraws kubelet's list, and stays as long
+as pods have devices through it.
 
-kubelet 1.36 asks nobody about a container whose pod has a claim for the resource, but for three
-things, which is why a plugin that merely ended would be in the way for five minutes: devices with
-NUMA nodes in its list make the Topology Manager turn the pod away, `pre_start_required` makes the
+kubelet 1.36 does not call a plugin for a container whose pod has a claim for the resource. But a
+plugin that merely ended would be in the way for five minutes, for three reasons: devices with NUMA
+nodes in its list make the Topology Manager reject the pod, `pre_start_required` makes the
 container's start fail (`no devices found allocated in local cache`), and a resource without any
 plugin of which an older pod still has devices fails every start (`endpoint not found in cache`).
 Source: k8s.io/kubernetes pkg/kubelet/cm/devicemanager manager.go, topology_hints.go, 1.36.2.
@@ -27,9 +27,9 @@ __all__ = ["WithdrawnPlugin", "held_by_plugin"]
 
 
 def held_by_plugin(state: NodeState, offer: Offer) -> frozenset[str]:
-    """Name the devices that pods have by kubelet's allocation of a resource.
+    """Return the devices that pods have by kubelet's allocation of a resource.
 
-    Shares and what left the inventory included.
+    Shares and devices that left the inventory are included.
     """
     whole = {
         name
@@ -45,7 +45,7 @@ def held_by_plugin(state: NodeState, offer: Offer) -> frozenset[str]:
 
 
 class WithdrawnPlugin(rpc.DevicePluginServicer):
-    """Offers nothing; sick devices of pods that have them by this resource are told as such."""
+    """Offers nothing. It lists only unhealthy devices that pods have through this resource."""
 
     def __init__(self, offer: Offer, state: NodeState) -> None:
         self.streams_changed = Broadcast()
@@ -60,7 +60,7 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
     async def GetDevicePluginOptions(
         self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
     ) -> pb.DevicePluginOptions:
-        """Tell that no start of a container is to be asked about."""
+        """Return options without PreStartContainer calls."""
         return pb.DevicePluginOptions()
 
     async def ListAndWatch(
@@ -88,7 +88,7 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
     async def Allocate(
         self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
     ) -> pb.AllocateResponse:
-        """Refuse: kubelet's list of before the change of hands was longer."""
+        """Refuse, because kubelet chose from the list before its withdrawal."""
         text = (
             f"{self._offer.resource}: it is served by claims, which kube-scheduler makes: delete the pod, so that "
             "it is scheduled anew"
@@ -97,8 +97,8 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
         raise AssertionError  # abort() raises
 
     def _message(self) -> pb.ListAndWatchResponse:
-        """List the sick devices that are held: kubelet takes one that is not in the list for
-        healthy, and one without NUMA nodes for no opinion.
+        """Build the list of unhealthy devices that are held. kubelet takes a device that is not in
+        the list for healthy, and one without NUMA nodes has no opinion.
         """
         held = held_by_plugin(self._state, self._offer)
         entries = [

@@ -1,10 +1,9 @@
-"""Names devices towards kubelet as others' tools expect: by PCI address, by UUID, or by the name
+"""Gives devices the ids that other tools expect from kubelet: a PCI address, a UUID, or the name
 that Topobus uses everywhere else.
 
-Flows in: devices, a resource's list, the list before. Flows out: the same list with an id
-for kubelet on each entry, each id once. Multus hands that id on to CNI plugins as `deviceID`
-(sriov-cni wants a PCI address), and exporters find a pod's GPU by it (a UUID). Within
-Topobus a device keeps its name.
+Each entry of a resource's list gets one id, and each id is used once. Multus passes that id to CNI
+plugins as `deviceID` (sriov-cni requires a PCI address), and exporters find a pod's GPU by it (a
+UUID). Within Topobus a device keeps its name.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from topobus.values.vendor_profiles import IdProfile
 __all__ = ["address_of", "kubelet_id", "with_kubelet_ids"]
 
 _WANTED = {"pci": "a PCI address", "uuid": "a UUID", "card": "a PCI address"}
-# The proto's word on the length of an id; kubelet does not look at it.
+# The proto's limit for an id's length. kubelet does not check it.
 _LONGEST = 63
 
 
 def kubelet_id(device: Device, profile: IdProfile) -> str:
-    """Give a device's id for kubelet; empty when it has none of this kind.
+    """Return a device's id for kubelet. Empty when it has none of this kind.
 
     >>> kubelet_id(Device(name="nic-0000-3b-00-1", device_class="nic", pci=PciAddress.parse("3b:00.1")), "pci")
     '0000:3b:00.1'
@@ -36,7 +35,7 @@ def kubelet_id(device: Device, profile: IdProfile) -> str:
     if profile == "topobus":
         return device.name
     if profile == "card" and device.attributes.get("type") == "partition":
-        # Its address is its card's, which all parts of that card have.
+        # Its PCI address is its card's, which all parts of that card share.
         return device.name
     text = device.uuid if profile == "uuid" else str(device.pci) if device.pci is not None else ""
     return text if len(text) <= _LONGEST else ""
@@ -49,12 +48,13 @@ def with_kubelet_ids(
     *,
     previous: Sequence[ListEntry] = (),
 ) -> tuple[ListEntry, ...]:
-    """Write the ids for kubelet into a resource's list.
+    """Add the ids for kubelet to a resource's list.
 
-    Shapes: devices — the inventory by name; previous — the list before, by which a device that is
-    gone keeps its id. A device that has no such id, or the same one as another, is listed under its
-    name and not healthy: nobody may get it under an id that means another device. Of two with the
-    same id the one that had it before, or that is held, keeps it, for kubelet knows it by that.
+    Shapes: devices — the inventory by name; previous — the previous list, by which a device that is
+    gone keeps its id. A device without such an id, or with the same one as another, is listed under
+    its name and not healthy, so that it is never given under an id that means another device. Of
+    two with the same id, the one that had it before, or that is held, keeps it, because kubelet
+    knows it by that id.
     """
     if profile == "topobus":
         return tuple(entries)
@@ -82,7 +82,7 @@ def with_kubelet_ids(
 
 
 def address_of(name: str, device_class: str) -> PciAddress | None:
-    """Read the PCI address out of a device's name; None for a name that has none.
+    """Read the PCI address from a device's name. None for a name that has none.
 
     >>> address_of("nic-0000-3b-00-1", "nic"), address_of("nic-veth0", "nic")
     (PciAddress('0000:3b:00.1'), None)
@@ -97,9 +97,7 @@ def address_of(name: str, device_class: str) -> PciAddress | None:
 
 
 def _id_of(name: str, devices: Mapping[str, Device], profile: IdProfile, before: Mapping[str, str]) -> str:
-    """Find a device's id: as the inventory has it, as it was before, or, after a restart, as its
-    name tells.
-    """
+    """Find a device's id in the inventory, the previous list or, after a restart, its name."""
     own = device_of_replica(name)
     device, suffix = devices.get(own), name.removeprefix(own)
     if device is not None and (text := kubelet_id(device, profile)):
@@ -111,7 +109,7 @@ def _id_of(name: str, devices: Mapping[str, Device], profile: IdProfile, before:
 
 
 def _keeps(entry: ListEntry, rivals: Sequence[ListEntry], wanted: str, before: Mapping[str, str]) -> bool:
-    """Say whether it is this one of several that kubelet knows by the id."""
+    """Return whether, of several devices with an id, this is the one that kubelet knows by it."""
     known_by_it = [rival for rival in rivals if before.get(rival.id) == wanted] or [
         rival for rival in rivals if rival.is_held
     ]

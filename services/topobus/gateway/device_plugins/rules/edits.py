@@ -1,9 +1,8 @@
 """Joins the container edits of several devices into one, for the Allocate answer and for a claim's
 CDI file.
 
-Flows in: what device services prepared. Flows out: one edit, or a Refusal when two
-devices contradict each other. Kubelet and container runtimes would keep one of two
-conflicting values without a message.
+The result is a Refusal when two devices contradict each other, because kubelet and container
+runtimes would keep one of two conflicting values without a message.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits 
 
 
 def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
-    """Join edits of one container; what is said twice alike comes once.
+    """Join edits of one container. Equal edits appear once.
 
     >>> join([ContainerEdits(env={"A": "1"}), ContainerEdits(env={"B": "2"})]).env
     {'A': '1', 'B': '2'}
@@ -71,7 +70,7 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
             if part.intel_rdt is not None and (rdt := rdt or part.intel_rdt) != part.intel_rdt
             else []
         )
-        # Programs run once, however many devices name them alike.
+        # A program runs once, however many devices name it in the same way.
         hooks |= dict.fromkeys(part.hooks)
         gids |= dict.fromkeys(part.additional_gids)
         if part.cpuset is not None:
@@ -95,9 +94,9 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
 
 
 def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
-    """Say what a container that was given some edits has got wrong by now, a short sentence each.
+    """List in short sentences which edits of a container are no longer right.
 
-    What came besides does it no harm.
+    Additional edits are ignored, because they do no harm.
 
     >>> differences(ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia0"),)), ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia1"),)))
     ('device node /dev/nvidia0 is not its own any more',)
@@ -138,8 +137,8 @@ def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
 
 
 def foreign_variables(edits: ContainerEdits, device_class: str, owners: Mapping[str, str]) -> tuple[str, ...]:
-    """List variables that another class has set before: in one container kubelet would keep only
-    the first of the two.
+    """List variables that another class has set before, because in one container kubelet would keep
+    only the first of the two.
 
     Shapes: owners — variable to the class that set it first.
     """

@@ -1,8 +1,8 @@
 """Turns the devices of another vendor's device plugin into devices of an inventory: names, classes,
 health.
 
-Flows in: a resource name and a plugin's list. Flows out: devices. A plugin's ids are arbitrary
-text; the names made of them are DNS labels, and the same id always gives the same name.
+A plugin's ids are arbitrary text. The names made from them are DNS labels, and the same id always
+gives the same name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from topobus.values.names import is_dns_label, to_dns_label
 
 __all__ = ["ForeignDevice", "class_of_resource", "foreign_devices", "foreign_names", "observations_of"]
 
-# A class is part of socket names (108 bytes at most) and of a DRA driver's name
-# (63 characters with our domain).
+# A class is part of socket names (108 bytes at most) and of a DRA driver's name (63 characters with
+# our domain).
 _CLASS_LIMIT = 40
 _HASH = 6
 
@@ -34,8 +34,8 @@ class ForeignDevice(Struct, frozen=True, kw_only=True):
 
 
 def class_of_resource(resource: str) -> str:
-    """Name the class of a resource: its own name and its vendor, so that nvidia.com/gpu is not our
-    gpu.
+    """Return the class of a resource: its own name and its vendor, so that nvidia.com/gpu is not
+    our gpu.
 
     >>> class_of_resource("nvidia.com/gpu"), class_of_resource("amd.com/GPU_v2")
     ('gpu-nvidia', 'gpu-v2-amd')
@@ -48,9 +48,9 @@ def class_of_resource(resource: str) -> str:
 
 
 def foreign_names(ids: Iterable[str]) -> dict[str, str]:
-    """Give each id a name: itself where it is a DNS label, else one made of it with a hash.
+    """Give each id a name: the id where it is a DNS label, else a name made from it with a hash.
 
-    Name to id.
+    Returns name to id.
 
     >>> sorted(foreign_names(["dev-0", "GPU-1a"]))
     ['dev-0', 'gpu-1a-c5a5fa']
@@ -59,7 +59,7 @@ def foreign_names(ids: Iterable[str]) -> dict[str, str]:
 
 
 def foreign_devices(device_class: str, resource: str, listed: Iterable[ForeignDevice]) -> tuple[Device, ...]:
-    """Show a plugin's list as devices of a class; no topology from the plugin is no opinion."""
+    """Convert a plugin's list to devices of a class. A plugin without topology has no opinion."""
     devices = {foreign_device.id: foreign_device for foreign_device in listed}
     return tuple(
         Device(
@@ -74,7 +74,7 @@ def foreign_devices(device_class: str, resource: str, listed: Iterable[ForeignDe
 
 
 def observations_of(listed: Iterable[ForeignDevice]) -> dict[str, tuple[Observation, ...]]:
-    """Say what is wrong: the plugin tells only that something is."""
+    """Return what is wrong with each device. The plugin reports only that something is."""
     sick = Observation(
         dimension=Dimension.DRIVER,
         state=HealthState.UNHEALTHY,

@@ -1,9 +1,6 @@
-"""Finds device plugin allocations that no pod uses any more, and those that stand in the way of a
-new one.
+"""Finds device plugin allocations that no pod uses any more, and those that block a new one.
 
-Flows in: the ledger, and the ids that kubelet lists for its pods. Flows out:
-allocations to release, or to wait for. Claims and pods that topology placed are left
-out: they have a release of their own.
+Claims and pods that topology placed are left out, because they have a release of their own.
 """
 
 from __future__ import annotations
@@ -36,11 +33,11 @@ def idle_allocations(ledger: Holders, in_use: Mapping[str, frozenset[str]]) -> t
 
 
 def allocations_of(ledger: Holders, device_class: str, names: frozenset[str], chosen: Chosen) -> tuple[Allocation, ...]:
-    """Find device plugin allocations that have some of what kubelet gives to another container now,
-    by whichever resource.
+    """Find device plugin allocations, of any resource, that have some of what kubelet gives to
+    another container now.
 
     Shapes: names — kubelet's choice, devices or replicas; chosen — the same as devices. Two
-    replicas of one device do not stand in each other's way, the whole and a replica do.
+    replicas of one device do not block each other, but the whole device and a replica do.
     """
     whole = {*chosen.devices} - chosen.shares.keys()
     allocations: list[Allocation] = []
@@ -57,7 +54,7 @@ def allocations_of(ledger: Holders, device_class: str, names: frozenset[str], ch
 def with_lingering(
     lists: Mapping[str, tuple[ListEntry, ...]], ledger: Holders | None, lingering: Mapping[str, str]
 ) -> dict[str, tuple[ListEntry, ...]]:
-    """Show as not healthy what a container has whose pod kubelet has forgotten.
+    """Mark as not healthy what a container still has although kubelet has forgotten its pod.
 
     Shapes: lists — by resource; lingering — key of an allocation's owner to the reason.
     """

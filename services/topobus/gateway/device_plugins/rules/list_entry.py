@@ -10,7 +10,7 @@ __all__ = ["ListEntry"]
 class ListEntry(Struct, frozen=True, kw_only=True):
     """One device in the device plugin's list.
 
-    `nodes` None: no topology is sent, which is not node 0.
+    `nodes` None: no topology is sent, which differs from node 0.
     """
 
     id: str
@@ -27,5 +27,5 @@ class ListEntry(Struct, frozen=True, kw_only=True):
 
     @property
     def wire_id(self) -> str:
-        """The id that kubelet is told."""
+        """The id that kubelet gets."""
         return self.kubelet_id or self.id

@@ -1,9 +1,9 @@
-"""Makes the lists that kubelet gets of a class's devices: ListAndWatch of the device plugin, and
+"""Builds the lists of a class's devices that kubelet gets: ListAndWatch of the device plugin, and
 DRA health.
 
-Flows in: the inventory, who holds what, the list sent before. Flows out: complete lists, sorted by
-name. Two rules of kubelet shape them: a held id must stay in the list (kubelet would count a
-missing one as healthy), and each list replaces the one before as a whole.
+Lists are complete and sorted by name. Two rules of kubelet shape them: a held id must stay in the
+list (kubelet would count a missing one as healthy), and each list replaces the previous one as a
+whole.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class DraHealth(IntEnum):
-    """Health as kubelet's DRA API counts it."""
+    """The health states of kubelet's DRA API."""
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -58,10 +58,10 @@ class HealthEntry(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
-    """Find who holds which device of a class.
+    """Return the holder of each held device of a class.
 
-    CPUs by their device names, and the groups that they were chosen of. Of several with a share
-    somebody other than a claim, if there is one.
+    CPUs are listed by their device names, together with the groups that they were chosen from. Of
+    several owners with a share, one that is not a claim is preferred.
     """
     holders: dict[str, Owner] = {}
     if ledger is None:
@@ -80,10 +80,10 @@ def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
 
 
 def ledgers_by_class(earlier: Mapping[str, Holders], before: Holders, after: Holders) -> dict[str, Holders]:
-    """Give the ledger as it is for each class of which somebody holds something else than before.
+    """Return the ledger for each class in which a holding has changed.
 
-    Shapes: earlier — what this function gave for earlier ledgers, up to `before`; result — class to
-    a ledger with the allocations that hold some of it, owners by key.
+    Shapes: earlier — what this function returned for earlier ledgers, up to `before`; result —
+    class to a ledger with the allocations that hold some of it, owners by key.
     Cost: O(owners) for finding those that changed, and O(owners with devices of their classes).
     """
     changed = changed_owners(before, after)
@@ -108,7 +108,7 @@ def _classes_held(allocation: Allocation | None) -> frozenset[str]:
 
 
 def sharers_of(ledger: Holders | None) -> dict[tuple[str, str], frozenset[Owner]]:
-    """Find who holds a share of what, by class and device."""
+    """Return the owners with a share, by class and device."""
     sharers: dict[tuple[str, str], frozenset[Owner]] = {}
     for allocation in ledger.allocations.values() if ledger is not None else ():
         for holding in allocation.holdings:
@@ -129,18 +129,20 @@ def plugin_lists(
     profiles: Collection[VendorProfile] = (),
     sharers: ShareHolders = MappingProxyType({}),
 ) -> dict[str, tuple[ListEntry, ...]]:
-    """Build the complete lists of a class's resources: its own, one of each pool, and those that
+    """Build the complete lists of a class's resources: its own, one for each pool, and those that
     vendors' profiles name.
+
+    A device that its operator has shared is listed by replicas, only in its shared pool. A device
+    that is held in another way (by a claim, a placed pod, another resource) is listed as not
+    healthy, so that kubelet does not choose it. A device held by kubelet's own allocation of this
+    resource keeps its real health. kubelet knows neither shares nor counters, so devices that only
+    claims can request are not listed unless they are held, and neither are those that an operator
+    excludes. A held device is also listed in the resource through which it is held, whatever pool
+    it is in now. A held device that left the inventory stays in its list, not healthy.
 
     Shapes: own — the class's own resource; holders — device to owner; previous — resource to what
     was listed before; classes — all of this node's; sharers — device to those who have a share of
-    it. A device that its operator has shared is listed by replicas, in its shared pool alone. A
-    device stands in one list, as not healthy when it is held in another way (a claim, a placed pod,
-    another resource), so that kubelet does not choose it; held by kubelet's own allocation of this
-    resource it keeps its real health. kubelet knows neither shares nor counters, so devices that
-    are a claim's to ask for are not listed, unless they are held; nor is what an operator excludes.
-    It stands in the list of a resource through which it is held, too, whichever pool it is in by
-    now, and a held one that left the inventory stays where it was, not healthy.
+    it.
     """
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
     withheld = claims_only(map(_whole, inventory.devices), inventory.counter_sets) if inventory else frozenset()
@@ -204,14 +206,12 @@ def plugin_lists(
 
 
 def _whole(device: Device) -> Device:
-    """Give a device that its operator has shared as if it were not: kubelet can have it, by
-    replicas.
-    """
+    """Return a shared device as if it were not shared, because kubelet can have it by replicas."""
     return device if device.sharing is None else structs.replace(device, allows_multiple=False)
 
 
 def _through(holder: Owner, device_class: str, own: str, profiles: Collection[VendorProfile]) -> str | None:
-    """Name the resource by which kubelet gave a device to its holder.
+    """Return the resource through which kubelet gave a device to its holder.
 
     None: it was given in another way.
     """
@@ -227,8 +227,8 @@ def _keep_replicas(
     name: str,
     sharers: Sequence[tuple[Owner, HeldShare]],
 ) -> None:
-    """Keep held replicas of a device that is not shared any more in the lists through which they
-    are held, and the device itself from everybody.
+    """Keep held replicas of a device that is no longer shared in the lists through which they are
+    held, and do not offer the device itself.
     """
     entry = home[name]
     for replica, owner in replica_holders(name, sharers).items():
@@ -239,7 +239,7 @@ def _keep_replicas(
 
 
 def is_resource_of(resource: str, device_class: str, own: str) -> bool:
-    """Say whether a resource is a class's own or could be one of its pools: a pool's name begins
+    """Return whether a resource is a class's own or could be one of its pools: a pool's name begins
     with the class's.
 
     >>> [is_resource_of(name, "gpu", "topobus.dev/gpu") for name in ("topobus.dev/gpu", "topobus.dev/gpu-h100", "old.dev/gpu", "topobus.dev/nic")]
@@ -250,11 +250,12 @@ def is_resource_of(resource: str, device_class: str, own: str) -> bool:
 
 
 def first_that_fit(entries: Sequence[ListEntry], sizes_bytes: Sequence[int], limit_bytes: int) -> tuple[int, ...]:
-    """Choose what is told when a list is too large for one message: what is held, then by name.
+    """Choose the entries to send when a list is too large for one message: those that are held,
+    then by name.
 
-    Positions, ascending.
+    Returns positions, ascending.
 
-    Shapes: sizes_bytes — of each entry in the message, all that is written around it included.
+    Shapes: sizes_bytes — of each entry in the message, with its framing.
     """
     kept: list[int] = []
     left = limit_bytes
@@ -278,9 +279,7 @@ def health_list(inventory: Inventory | None, holders: Mapping[str, Owner]) -> tu
 
 
 def _resource(own: str, device_class: str, pool: str) -> str:
-    """Name the resource of a pool (or of the class, which is named like
-    its first pool would be).
-    """
+    """Return the resource of a pool, or of the class, which has the name of its first pool."""
     return own if pool == device_class else f"{own.rpartition('/')[0]}/{pool}"
 
 

@@ -1,12 +1,11 @@
-"""Says of PCI devices what Multus, sriov-cni and programs written for the SR-IOV device plugin
-expect: two variables, a file a device, two attributes in slices.
+"""Builds the information about PCI devices that Multus, sriov-cni and programs for the SR-IOV
+device plugin expect: two variables, a file for each device, two attributes in slices.
 
-Pure. Flows in: a resource, its devices with ids and edits. Flows out:
-variables, file names, documents.
+Pure.
 
-Source: README of the SR-IOV network device plugin (PCIDEVICE_ variables); Device
-Information Specification 1.1.0 of the Network Plumbing Working Group; how-to-use of Multus
-(attributes of devices of claims).
+Source: README of the SR-IOV network device plugin (PCIDEVICE_ variables); Device Information
+Specification 1.1.0 of the Network Plumbing Working Group; how-to-use of Multus (attributes of
+devices of claims).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["PciUse", "device_info", "file_name", "is_file_of", "variables", "wit
 
 _VERSION = "1.1.0"
 _DOMAIN = "k8s.cni.cncf.io"
-# A node's place in a container to its key in the _INFO variable.
+# Kinds of RDMA nodes, which are keys in the _INFO variable.
 _RDMA_NODES = ("uverbs", "umad", "issm", "rdma_cm")
 _VFIO = "/dev/vfio/"
 _ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]"
@@ -45,19 +44,19 @@ class PciUse(Struct, frozen=True, kw_only=True):
 def variables(resource: str, uses: Mapping[str, PciUse]) -> dict[str, str]:
     """Build the two variables.
 
-    Shapes: uses — by the device's id towards kubelet; result — sorted by id.
+    Shapes: uses — by the device's kubelet id; result — sorted by id.
     >>> variables("intel.com/sriov", {"0000:3b:00.1": PciUse(address=PciAddress.parse("3b:00.1"))})
     {'PCIDEVICE_INTEL_COM_SRIOV': '0000:3b:00.1', 'PCIDEVICE_INTEL_COM_SRIOV_INFO': '{"0000:3b:00.1":{"generic":{"deviceID":"0000:3b:00.1"}}}'}
     """  # noqa: E501
-    # A hyphen, too: the SR-IOV plugin forbids it in names of resources, for
-    # shells do in names of variables.
+    # Hyphens are replaced as well: the SR-IOV plugin forbids them in names of resources, because
+    # shells forbid them in names of variables.
     name = "PCIDEVICE_" + re.sub(r"[^A-Za-z0-9]", "_", resource).upper()
     info = {device_id: _info(use) for device_id, use in sorted(uses.items())}
     return {name: ",".join(sorted(uses)), f"{name}_INFO": json.dumps(info, sort_keys=True, separators=(",", ":"))}
 
 
 def device_info(use: PciUse) -> bytes:
-    """Write the document of a device.
+    """Build the document of a device.
 
     >>> device_info(PciUse(address=PciAddress.parse("01:02.2"), physical=PciAddress.parse("01:02.0"))).decode()
     '{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:01:02.2","pf-pci-address":"0000:01:02.0"}}'
@@ -73,7 +72,7 @@ def device_info(use: PciUse) -> bytes:
 
 
 def file_name(resource: str, device_id: str) -> str:
-    """Name a device's file.
+    """Return the name of a device's file.
 
     >>> file_name("intel.com/sriov", "0000:3b:00.1")
     'intel.com-sriov-0000:3b:00.1-device.json'
@@ -82,8 +81,8 @@ def file_name(resource: str, device_id: str) -> str:
 
 
 def is_file_of(resource: str, name: str) -> bool:
-    """Say whether a file is of a device of a resource, by its name: other resources may begin
-    alike.
+    """Return whether a file belongs to a device of a resource, by its name: other resources may
+    begin alike.
 
     >>> is_file_of("t.dev/nic", "t.dev-nic-0000:3b:00.1-device.json"), is_file_of("t.dev/nic", "t.dev-nic-vf-0000:3b:00.1-device.json")
     (True, False)
@@ -92,8 +91,8 @@ def is_file_of(resource: str, name: str) -> bool:
 
 
 def with_attributes(device: Device, resource: str) -> Device:
-    """Add the attributes by which Multus finds a claim's device: the same resource as networks
-    name, and the id that it hands to plugins.
+    """Add the attributes by which Multus finds a claim's device: the resource that networks name,
+    and the id that is passed to plugins.
 
     >>> with_attributes(Device(name="nic-0", device_class="nic", pci=PciAddress.parse("3b:00.1")), "intel.com/sriov").attributes
     {'k8s.cni.cncf.io/deviceID': '0000:3b:00.1', 'k8s.cni.cncf.io/resourceName': 'intel.com/sriov'}
@@ -105,7 +104,7 @@ def with_attributes(device: Device, resource: str) -> Device:
 
 
 def _info(use: PciUse) -> dict[str, dict[str, str]]:
-    """Say of a device what the SR-IOV plugin's providers of information say."""
+    """Return the information about a device that the SR-IOV plugin's providers give."""
     info: dict[str, dict[str, str]] = {"generic": {"deviceID": str(use.address)}}
     paths = [node.path for node in use.edits.device_nodes]
     rdma = {key: path for key in _RDMA_NODES for path in paths if path.startswith("/dev/infiniband/") and key in path}

@@ -1,12 +1,12 @@
-"""Makes a node's labels of its devices, as the vendors' feature discovery names them: what today's
-charts select nodes by.
+"""Derives a node's labels from its devices, with the names of the vendors' feature discovery, by
+which today's charts select nodes.
 
-Pure. Flows in: inventories. Flows out: labels. What a device does not tell has no label; a value
-that Kubernetes does not take is left out.
+Pure. A property that a device does not have gets no label. A value that Kubernetes does not accept
+is left out.
 
 Source: NVIDIA/k8s-device-plugin internal/lm (nvml.go, resource.go, mig-strategy.go) and
-docs/gpu-feature-discovery; ROCm/k8s-device-plugin cmd/k8s-node-labeller/main.go; the
-node labels of Intel's GPU plugin.
+docs/gpu-feature-discovery; ROCm/k8s-device-plugin cmd/k8s-node-labeller/main.go; the node labels of
+Intel's GPU plugin.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from topobus.values.device import Device, Inventory
 __all__ = ["feature_file", "node_labels"]
 
 _MIB, _GIB = 1 << 20, 1 << 30
-# A name has a prefix that is a DNS subdomain, and 63 characters behind it; a value has 63.
+# A name has a prefix that is a DNS subdomain, and up to 63 characters after it. A value has up to
+# 63.
 _NAME = re.compile(r"(?:[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 # nvidia-smi's names of strategies to those in labels.
 _STRATEGIES = {"TimeSlicing": "time-slicing", "MPS": "mps"}
-# Capacities of a MIG instance to the ends of labels.
+# Capacities of a MIG instance to the suffixes of labels.
 _MIG_PARTS = {
     "multiprocessors": "multiprocessors",
     "copyEngines": "engines.copy",
@@ -34,8 +35,8 @@ _MIG_PARTS = {
     "jpegEngines": "engines.jpeg",
     "ofaEngines": "engines.ofa",
 }
-# Compilers' targets to families of libdrm (amdgpu_drm.h, AMDGPU_FAMILY_*): those of cards.
-# Processors with graphics are left out.
+# Compiler targets to libdrm's families (amdgpu_drm.h, AMDGPU_FAMILY_*), for cards. Processors with
+# graphics are left out.
 _AMD_FAMILIES = {
     **dict.fromkeys(("gfx900", "gfx906", "gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"), "AI"),
     **dict.fromkeys(("gfx1010", "gfx1011", "gfx1012", "gfx1030", "gfx1031", "gfx1032", "gfx1034"), "NV"),
@@ -45,9 +46,9 @@ _AMD_FAMILIES = {
 
 
 def node_labels(inventories: Mapping[str, Inventory]) -> dict[str, str]:
-    """Give the labels of a node, sorted by name.
+    """Return the labels of a node, sorted by name.
 
-    Shapes: inventories — by class. Classes of others' device plugins have no labels of ours.
+    Shapes: inventories — by class. Classes of other vendors' device plugins get no labels.
     >>> gpu = Device(name="gpu-0", device_class="gpu", vendor="intel", attributes={"pciID": "8086:0bd5"})
     >>> node_labels({"gpu": Inventory(node="n", device_class="gpu", generation=1, devices=(gpu,))})
     {'feature.node.kubernetes.io/pci-8086.present': 'true', 'intel.feature.node.kubernetes.io/gpu': 'true'}
@@ -63,7 +64,7 @@ def node_labels(inventories: Mapping[str, Inventory]) -> dict[str, str]:
 
 
 def feature_file(labels: Mapping[str, str]) -> bytes:
-    """Write labels as Node Feature Discovery reads them from a file: a line each."""
+    """Encode labels as Node Feature Discovery reads them from a file: one line for each."""
     return "".join(f"{name}={value}\n" for name, value in labels.items()).encode()
 
 
@@ -72,7 +73,7 @@ def _pci_vendors(devices: Iterable[Device]) -> set[str]:
 
 
 def _nvidia(gpus: Sequence[Device]) -> dict[str, str]:
-    # A place for an instance that is not there yet has no UUID.
+    # A placement without an instance has no UUID yet.
     instances = [gpu for gpu in gpus if gpu.attributes.get("type") == "mig"]
     whole = [gpu for gpu in gpus if gpu.attributes.get("type") != "mig"]
     if not gpus:
@@ -97,7 +98,7 @@ def _nvidia(gpus: Sequence[Device]) -> dict[str, str]:
 def _gpu_labels(gpus: Sequence[Device]) -> dict[str, str]:
     """Describe whole GPUs.
 
-    Of several models the most frequent, for these labels have room for one.
+    Of several models the most frequent one counts, because these labels describe only one.
     """
     models = Counter(gpu.model for gpu in gpus)
     model = min(models, key=lambda name: (-models[name], name))
@@ -133,9 +134,7 @@ def _mig_labels(profile: str, instances: Sequence[Device]) -> dict[str, str]:
 
 
 def _versions(gpus: Sequence[Device]) -> dict[str, str]:
-    """Name the versions of the driver and of the CUDA that it speaks, by the names of now and of
-    before.
-    """
+    """Return the versions of driver and CUDA, by the present and the former label names."""
     labels: dict[str, str] = {}
     driver = next((text for gpu in gpus if (text := _text(gpu, "driverVersion"))), "")
     if driver:
@@ -156,8 +155,8 @@ def _versions(gpus: Sequence[Device]) -> dict[str, str]:
 
 
 def _amd(gpus: Sequence[Device]) -> dict[str, str]:
-    """Count by kind, as ROCm's labeller does: one value is the label's, several are counted in
-    names.
+    """Count by kind, as ROCm's labeller does: a single value is the label's value, several become
+    part of the label's name with their count.
     """
     labels: dict[str, str] = {}
     for kind, values in {
@@ -180,7 +179,7 @@ def _amd(gpus: Sequence[Device]) -> dict[str, str]:
 
 
 def _product(*parts: str) -> str:
-    """Write a product's name as NVIDIA's feature discovery does.
+    """Convert a product's name as NVIDIA's feature discovery does.
 
     >>> _product("NVIDIA H100 80GB HBM3", "MIG", "1g.10gb")
     'NVIDIA-H100-80GB-HBM3-MIG-1g.10gb'

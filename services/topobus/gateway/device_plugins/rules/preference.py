@@ -1,7 +1,7 @@
-"""Answers GetPreferredAllocation, and never with an error: topology's choice when it is legal, else
-a choice by name.
+"""Answers GetPreferredAllocation, never with an error: topology's choice when it is legal, else a
+choice by name.
 
-A device can be reached in two ways, by device plugin and by claim. The scheduler gives claims the
+A device can be requested in two ways, by device plugin and by claim. The scheduler gives claims the
 first free device of a slice, in order of names. Where a class is offered both ways, pods with
 device plugin requests therefore get the last devices, and devices of claims that are allocated but
 not yet prepared come after all others. So the two ways collide only on a node that is nearly full.
@@ -15,9 +15,7 @@ __all__ = ["fall_back", "is_legal", "plugin_choices"]
 
 
 def is_legal(chosen: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int) -> bool:
-    """Say whether a choice has the right size, keeps what must be kept, and takes only what there
-    is.
-    """
+    """Return whether a choice has the right size, what is required, and only available devices."""
     return (
         len(set(chosen)) == len(chosen) == min(size, len(set(available) | set(must_include)))
         and set(must_include) <= set(chosen)
@@ -33,7 +31,7 @@ def fall_back(
     withheld: Collection[str] = (),
     is_from_end: bool = False,
 ) -> tuple[str, ...]:
-    """Choose without help: what must be included, then by name, what is withheld last.
+    """Choose without topology: what must be included, then by name, with withheld devices last.
 
     Never more than `size` unless more must be included.
 
@@ -54,12 +52,12 @@ def plugin_choices(
     withheld: Collection[str] = (),
     is_from_end: bool = False,
 ) -> tuple[tuple[str, ...], ...]:
-    """List what somebody else's plugin is asked to choose from, one after the other until its
-    choice is among the last.
+    """List the sets from which another vendor's plugin is asked to choose. The next set is used
+    only if the plugin has chosen a device that is not in the last one.
 
-    First all that is not withheld, while that is enough. Then, for a single device where claims are
-    given devices, too, the further half: which of several devices belong together is the plugin's
-    to say, whatever their names are.
+    The first set has all devices that are not withheld, while those are enough. For a single
+    device, where claims are given devices as well, a second set has the last half by name. For
+    several devices the plugin decides which of them belong together, whatever their names are.
 
     >>> plugin_choices(["a", "b", "c", "d", "e"], [], 1, withheld=["e"], is_from_end=True)
     (('a', 'b', 'c', 'd'), ('c', 'd'))

@@ -1,10 +1,9 @@
-"""Replicas of shared devices towards kubelet: their list, what a choice of them takes of the
-ledger, and which of them are preferred.
+"""Replicas of shared devices as kubelet lists them: their list entries, what a choice of them takes
+in the ledger, and which of them are preferred.
 
-Flows in: devices, who has which share, kubelet's ids. Flows out: list entries, amounts, choices. A
-replica is `<device>::<number>`; of a device that claims have shares of, only so many replicas are
-healthy as are left. A held one never leaves the list. Source: SharedDevicesAllocationPolicy and
-failRequestsGreaterThanOne of NVIDIA/k8s-device-plugin.
+A replica is `<device>::<number>`. For a device of which claims have shares, only as many replicas
+are healthy as are left. A held replica never leaves the list. Source: SharedDevicesAllocationPolicy
+and failRequestsGreaterThanOne of NVIDIA/k8s-device-plugin.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ the ledger does not say."""
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
-    """What kubelet's ids mean to us."""
+    """Kubelet's choice in our terms."""
 
     devices: tuple[str, ...]
     """Each once, sorted."""
@@ -51,12 +50,12 @@ class Chosen(Struct, frozen=True, kw_only=True):
 
     @property
     def amounts(self) -> dict[str, dict[str, int]]:
-        """Say how much of each shared device it is."""
+        """Return how much of each shared device is chosen."""
         return {name: share.amounts for name, share in self.shares.items()}
 
 
 def share_holders(ledger: Holders | None, device_class: str) -> dict[str, tuple[tuple[Owner, HeldShare], ...]]:
-    """Collect who has shares of which device of a class; owners by key."""
+    """Return the owners with shares of each device of a class, owners by key."""
     holders: dict[str, list[tuple[Owner, HeldShare]]] = {}
     for _, allocation in sorted(ledger.allocations.items()) if ledger is not None else ():
         for holding in allocation.holdings:
@@ -66,9 +65,9 @@ def share_holders(ledger: Holders | None, device_class: str) -> dict[str, tuple[
 
 
 def shares_of(holding: Holding, device_class: str) -> dict[str, HeldShare]:
-    """Say of which devices of a class a holding has a share, and how much.
+    """Return the devices of a class of which a holding has a share, and how much.
 
-    CPUs that were chosen of a group are a share of the group.
+    CPUs that were chosen from a group are a share of the group.
     """
     amounts = holding.shares.get(device_class, {})
     shares = {name: amounts.get(name, HeldShare()) for name in holding.shared.get(device_class, ())}
@@ -82,8 +81,8 @@ def replica_entries(
 ) -> tuple[ListEntry, ...]:
     """List the replicas of a device in its shared pool.
 
-    Shapes: entry — the device as it would be listed whole; sharers — who has a share; whole — who
-    has the device as a whole, from before it was shared.
+    Shapes: entry — the device as it would be listed whole; sharers — the owners with a share; whole
+    — the owner of the device as a whole, from before it was shared.
     """
     if device.sharing is None:
         return ()
@@ -108,14 +107,14 @@ def replica_entries(
 
 
 def replica_holders(device: str, sharers: Iterable[tuple[Owner, HeldShare]]) -> dict[str, Owner]:
-    """Say who has which replica of a device."""
+    """Return the owner of each held replica of a device."""
     return {replica_id(device, number): owner for owner, share in sharers for number in share.replicas}
 
 
 def chosen_of(names: Iterable[str], inventory: Inventory | None) -> Chosen:
-    """Read what kubelet chose.
+    """Convert kubelet's choice.
 
-    A replica of a device that is not shared (any more) is worth nothing that is counted.
+    A replica of a device that is not shared (any more) has no counted worth.
     """
     numbers: dict[str, list[int]] = {}
     devices: set[str] = set()
@@ -133,10 +132,10 @@ def chosen_of(names: Iterable[str], inventory: Inventory | None) -> Chosen:
 
 
 def may_ask_ahead(inventory: Inventory, chosen: Chosen, asked_in_vain: Collection[str]) -> bool:
-    """Say whether these may be prepared before they are anybody's: their drivers can say that it
-    changes nothing, and did not say the contrary of one of them.
+    """Return whether these devices may be prepared before the ledger has an owner for them: their
+    drivers can detect that it changes nothing, and have not refused one of them for that reason.
 
-    Shapes: asked_in_vain — devices of which they did, in this generation of the inventory.
+    Shapes: asked_in_vain — devices that were refused, in this generation of the inventory.
     """
     drivers = {device.name: device.driver for device in inventory.devices if device.name in chosen.devices}
     return (
@@ -148,7 +147,7 @@ def may_ask_ahead(inventory: Inventory, chosen: Chosen, asked_in_vain: Collectio
 
 
 def fault_of_many(resource: str, names: Sequence[str], inventory: Inventory | None) -> str:
-    """Say why one container may not have so many replicas; empty when it may.
+    """Return why one container may not have so many replicas. Empty when it may.
 
     >>> fault_of_many("topobus.dev/gpu-shared", ["gpu-0::0"], None)
     ''
@@ -183,7 +182,7 @@ def prefer_replicas(
     """Choose replicas by their devices' policy, one after the other.
 
     Shapes: available — what kubelet has free; result — with all that must be included.
-    Order: spread — the device with the fewest replicas in use, those chosen here counted; pack —
+    Order: spread — the device with the fewest replicas in use, including those chosen here; pack —
     with the most; among equals by name, with `is_from_end` the last.
     """
     devices = {device.name: device for device in (inventory.devices if inventory is not None else ())}
@@ -208,9 +207,7 @@ def prefer_replicas(
 
 
 def ids_of(allocation: Allocation) -> frozenset[str]:
-    """Name what an allocation of kubelet's has as kubelet was told it: devices, or replicas of
-    them.
-    """
+    """Return the ids by which kubelet knows an allocation: devices, or replicas of them."""
     names: set[str] = set()
     for holding in allocation.holdings:
         for device_class, devices in holding.devices.items():
