@@ -2,6 +2,6 @@
 
 import os
 
-# gRPC's C core writes each GOAWAY of a peer to standard error, which is an ordinary thing when
-# kubelet restarts. It reads this once, when it is loaded.
+# gRPC's C core writes each GOAWAY of a peer to standard error, although GOAWAYs are ordinary when
+# kubelet restarts. It reads this variable once, when it is loaded.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,4 +1,4 @@
-"""The gateway's requests to the node plane: placement and ledger changes go to topology,
+"""The gateway's requests to the node's services: placement and ledger changes go to topology,
 preparation goes to the device services.
 
 Every request has a deadline of the gateway's own. The caller chooses the operation id and repeats
@@ -45,20 +45,20 @@ Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, 
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
 
 
-# Answers whose edits were looked at and allowed: those of the containers
-# that start now, each of some KiB.
+# Answers whose edits were checked and allowed: those of the containers that start now, each of some
+# KiB.
 _ALLOWED_LIMIT = 32
 _ALL_CPUS = CpuSet.of(range(CpuSet.MAX_ID + 1))
 
 
 class StillAtWork(PeerUnavailable):
-    """Raised when a device service does what was asked and needs longer: the same is asked again
-    after `retry_after_s`.
+    """Raised when a device service works on a request and needs longer. The same request is
+    repeated after `retry_after_s`.
     """
 
 
 class NodeAsks:
-    """Asks of one node."""
+    """The requests of one node."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class NodeAsks:
         rights: Callable[[str], EditRights],
         owned_cpus: CpuSet | None = None,
     ) -> None:
-        """Ask over a bus; `rights` tells what a class's devices may bring into a container,
-        `owned_cpus` which may be chosen of groups (None: all).
+        """`rights` returns what a class's devices may bring into a container, and `owned_cpus` are
+        the CPUs that may be chosen from groups (None: all).
         """
         self._rights = rights
         self._owned_cpus = owned_cpus
@@ -96,9 +96,9 @@ class NodeAsks:
     ) -> tuple[str, ...]:
         """Choose devices: topology's choice when it comes in time and is a legal one, else by name.
 
-        Never an error. A class with a preference of its own (somebody else's
-        plugin) is asked first; what it leaves open is topology's again, as kubelet
-        fills up a choice that is too short.
+        It never fails. A class with a preference of its own (another vendor's plugin) is asked
+        first. Topology chooses what the preference leaves open, as kubelet completes a choice that
+        is too short.
         """
         if device_class in self.preferences:
             choices = plugin_choices(available, must_include, size, withheld=withheld, is_from_end=is_from_end)
@@ -138,10 +138,10 @@ class NodeAsks:
         return chosen
 
     async def adopt(self, request: AdoptRequest, *, but_cpus: CpuSet | None = None) -> Adopted | Refusal:
-        """Write into the ledger what has been decided elsewhere.
+        """Record in the ledger what has been decided elsewhere.
 
-        CPUs of groups are chosen of the request's `owned_cpus` (None: of all that may be
-        given), and none is of `but_cpus`.
+        CPUs of groups are chosen from the request's `owned_cpus` (None: from all that may be
+        given), and none from `but_cpus`.
         """
         choosable = request.owned_cpus if request.owned_cpus is not None else self._owned_cpus
         if but_cpus:
@@ -153,14 +153,14 @@ class NodeAsks:
         return reply.result
 
     async def name_pods(self, op_id: str, owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
-        """Tell the ledger which pods use what an owner holds by this decision."""
+        """Record in the ledger which pods use what an owner holds by this decision."""
         request = AdoptRequest(op_id=op_id, owner=owner, devices={}, pods=pods, names_pods_of=decision_id)
         await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
 
     async def release(
         self, op_id: str, owner: Owner, *, is_undone: bool = False, keeps_devices: bool = False, only: str = ""
     ) -> Refusal | None:
-        """Let go of all that an owner holds, or of its preparation alone; None is done.
+        """Release all that an owner holds, or only its preparation. None: it is done.
 
         Refused only for a claim that is prepared. `only` is the decision whose holding is meant:
         what the owner was given since stays.
@@ -174,8 +174,9 @@ class NodeAsks:
     async def prepare(self, device_class: str, request: PrepareRequest) -> Prepared | Refusal:
         """Have devices made ready.
 
-        Refused, too, when the answer has anything that devices of this class
-        may not bring into a container.
+        Also refused when the answer has anything that devices of this class may not bring into a
+        container.
+        Errors: raises StillAtWork while the device service needs longer.
         """
         reply = await self._bus.ask(
             PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class
@@ -192,27 +193,27 @@ class NodeAsks:
         return await self.refuse_forbidden(device_class, reply.result) or reply.result
 
     async def refuse_forbidden(self, device_class: str, prepared: Prepared) -> Refusal | None:
-        """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet
-        and a container runtime do it. None is all allowed.
+        """Check an answer of `prepare` from any source. This is the last check before kubelet and a
+        container runtime apply it. None: all of it is allowed.
         """
         rights = with_own_hook(device_class, self._rights(device_class))
         paths = host_paths(prepared)
-        # A thread for what may lie on a disk. The nodes of most devices are in memory, and a thread
-        # takes longer than to look at them.
+        # A thread for paths that may lie on a disk. The nodes of most devices are in memory, where
+        # a check takes less time than a thread.
         others = sorted({*paths}.difference(in_memory(paths)))
         leads_to = await asyncio.to_thread(real_paths, others) if others else {}
         groups = groups_of_nodes(node_paths(prepared))
         seen = (rights, leads_to, groups, prepared)
         place = (device_class, *sorted(prepared.edits))
         if self._allowed.get(place) == seen:
-            # The same answer as the last time, leading to the same places, was allowed.
+            # The same answer, with paths that lead to the same targets, was allowed the last time.
             return None
         refusal = refuse_forbidden(device_class, prepared, rights, leads_to, groups)
         if refusal is None:
             self._note_allowed(place, seen)
         elif paths:
-            # Folders of the rights may be links themselves. To follow them allows more, so what
-            # is allowed without is allowed.
+            # Folders of the rights may themselves be links. Following them only allows more, so
+            # what is allowed without them is allowed.
             rights = await asyncio.to_thread(with_real_folders, rights)
             refusal = refuse_forbidden(device_class, prepared, rights, leads_to, groups)
         if refusal is not None:
@@ -244,7 +245,7 @@ class NodeAsks:
     ) -> Attached | Refusal | Accepted:
         """Have prepared devices brought into a pod's sandbox.
 
-        Asked again for the same sandbox, it is the same answer.
+        A repeated request for the same sandbox gets the same answer.
         """
         common, by_device = configured(names, config)
         request = AttachRequest(
@@ -263,7 +264,7 @@ class NodeAsks:
     async def detach(
         self, op_id: str, owner: Owner, device_class: str, names: Sequence[str], sandbox: Sandbox
     ) -> Refusal | None:
-        """Undo attach; None is done."""
+        """Undo attach. None: it is done."""
         request = DetachRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)), sandbox=sandbox)
         reply = await self._bus.ask(
             DETACH, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class
@@ -280,9 +281,9 @@ class NodeAsks:
         config: Mapping[str, tuple[dict[str, Any], ...]],
         timeout_s: float,
     ) -> Adjusted | Refusal:
-        """Ask what one container gets of its devices.
+        """Read what one container gets of its devices.
 
-        Refused, too, when it is anything that devices of this class may not bring.
+        Also refused when it has anything that devices of this class may not bring.
         """
         common, by_device = configured(names, config)
         request = AdjustRequest(
@@ -294,7 +295,7 @@ class NodeAsks:
         return await self.refuse_forbidden(device_class, Prepared(edits=reply.result.edits)) or reply.result
 
     async def unprepare(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
-        """Undo prepare; None is done."""
+        """Undo prepare. None: it is done."""
         request = UnprepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)))
         reply = await self._bus.ask(
             UNPREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class
@@ -305,7 +306,7 @@ class NodeAsks:
 def configured(
     names: Sequence[str], config: Mapping[str, tuple[dict[str, Any], ...]]
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, tuple[dict[str, Any], ...]]]:
-    """Say once what is the same for all devices, else by device."""
+    """Return the configuration once when it is the same for all devices, else by device."""
     given = [config.get(name, ()) for name in names]
     is_alike = all(parameters == given[0] for parameters in given)
     return (given[0] if given else (), {}) if is_alike else ((), dict(zip(names, given, strict=True)))

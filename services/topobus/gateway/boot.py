@@ -1,7 +1,7 @@
 """Reads the id of the machine's current boot.
 
 After a reboot devices may be numbered differently and nothing is prepared any more, so records of
-an earlier boot do not hold. A container shares the host's boot id; it is read from /proc of this
+an earlier boot are invalid. A container shares the host's boot id. It is read from /proc of this
 machine and not from the recorded machine's root.
 """
 
@@ -16,5 +16,5 @@ LIVE = Tree()
 
 
 def boot_id() -> str:
-    """Read the id of this boot; empty where the kernel tells none."""
+    """Read the id of this boot. Empty where the kernel gives none."""
     return read_boot_id(LIVE)

@@ -1,4 +1,4 @@
-"""Wakes all who wait for something at once."""
+"""Wakes all waiters for an event at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Broadcast", "first_of"]
 class Broadcast:
     """Wakes every waiter at once.
 
-    A waiter takes the ticket first, then looks, then waits, so it misses nothing.
+    A waiter takes the ticket first, then checks, then waits, so it misses nothing.
     """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def ticket(self) -> asyncio.Event:
-        """Take what will be set by the next announcement."""
+        """Return the event that the next announcement will set."""
         return self._event
 
     def announce(self) -> None:
@@ -28,7 +28,7 @@ class Broadcast:
 
 
 async def first_of(tickets: Iterable[asyncio.Event], timeout_s: float | None = None) -> None:
-    """Wait until one of several tickets is announced, or for so long."""
+    """Wait until one of several tickets is announced, or the time is over."""
     waiting = [asyncio.ensure_future(ticket.wait()) for ticket in tickets]
     try:
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

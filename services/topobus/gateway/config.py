@@ -1,5 +1,5 @@
-"""Settings of the gateway: kubelet's folders, where its own files go, how devices are offered, and
-how long it waits for whom.
+"""Settings of the gateway: kubelet's folders, the gateway's own files, how devices are offered, and
+how long it waits for other processes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long the gateway waits, in seconds. kubelet sets no deadline for Allocate and 45 s for
-    claims, so ours are what ends a hang.
+    claims, so these deadlines end a call that hangs.
     """
 
     first_list_s: Seconds = 5.0
@@ -121,9 +121,9 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A Kubernetes API server to read claims from and to publish ResourceSlices to.
 
-    Off: claims come from the stand-alone store. With a NATS server of the node's
-    own (`nats.provisioner` is `topology`) there is no such store, and no claim
-    is prepared while this is off.
+    Off: claims come from the stand-alone store. With a NATS server of the node's own
+    (`nats.provisioner` is `topology`) there is no such store, and no claim is prepared while this
+    is off.
     """
 
     mode: Literal["off", "in-cluster", "kubeconfig"] = "off"
@@ -157,7 +157,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Device plugins of others, which register with us as they would with kubelet."""
+    """Device plugins of other vendors, which register with the gateway as with kubelet."""
 
     dir: str = ""
     """A folder of our own in which kubelet.sock is served; mount it into the plugin's container in
@@ -173,7 +173,7 @@ class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which CPUs Topobus gives to containers for themselves, and by which door."""
+    """Which CPUs Topobus gives to containers exclusively, and by which interface."""
 
     owned: str = ""
     """CPUs that claims may have for themselves: a list as the kernel writes it (`4-63,68-127`), or
@@ -185,8 +185,8 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The container runtime's plugin interface (NRI).
 
-    It tells when a container has ended, so that nobody else gets its devices before; by it claims
-    get CPUs for themselves, and devices reach a pod's sandbox.
+    It reports when a container has ended, so that no other owner gets its devices before. Through
+    it claims get exclusive CPUs, and devices reach a pod's sandbox.
     """
 
     socket: str = "/var/run/nri/nri.sock"
@@ -284,31 +284,31 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     keep them when it changes: docs/explanation/double-hand-out.md."""
 
     def offers_plugin(self, device_class: str, pool: str = "") -> bool:
-        """Say whether a pool of a class (or what no pool has) is offered as a device plugin."""
+        """Return whether a class's pool (empty: devices without one) has a device plugin."""
         return self._exposure_of(device_class, pool) in ("both", "device-plugin")
 
     def offers_dra(self, device_class: str, pool: str = "") -> bool:
-        """Say whether a pool of a class (or what no pool has) is offered through the DRA driver."""
+        """Return whether a class's pool (empty: devices without one) has the DRA driver."""
         return self._exposure_of(device_class, pool) in ("both", "dra")
 
     def ids_of(self, device_class: str, resource: str) -> IdProfile:
-        """Say how the devices of a resource of a class are named towards kubelet."""
+        """Return the kind of ids that kubelet gets for the devices of a class's resource."""
         profile = profile_in(resource, device_class, self.profiles)
         pool = pool_in(resource, profile) if profile is not None else resource.rpartition("/")[2]
         return self.ids.get(pool) or self.ids.get(device_class) or ids_of_profile(profile)
 
     def offers_cpu(self, cpu: int | None) -> bool:
-        """Say whether a device that is a CPU is Topobus' to give.
+        """Return whether Topobus may give a device if it is a CPU.
 
-        True for all where it gives none for themselves, and for devices that are no CPU.
+        True for all CPUs where Topobus gives none exclusively, and for devices that are not a CPU.
         """
         owned = owned_cpus(self.cpus)
         return cpu is None or owned is None or not owned or cpu in owned
 
     def shown(self, device: Device) -> Device | None:
-        """Show a device as claims may have it.
+        """Return a device as claims see it.
 
-        None when they may not: another exposure, or CPUs that are not Topobus' to give.
+        None when claims may not have it: another exposure, or CPUs that Topobus may not give.
         """
         if not self.offers_dra(device.device_class, device.pool) or not self.offers_cpu(device.cpu):
             return None
@@ -322,7 +322,7 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def offers_any_dra(self) -> bool:
-        """Say whether anything may be offered through a DRA driver at all."""
+        """Return whether anything may be offered through a DRA driver."""
         return not {"both", "dra"}.isdisjoint((self.default_exposure, *self.exposure.values()))
 
     def _exposure_of(self, device_class: str, pool: str) -> Exposure:
@@ -334,9 +334,9 @@ _WITHOUT_PLUGIN: dict[Exposure, Exposure] = {"both": "dra", "device-plugin": "no
 
 
 def owned_cpus(settings: CpuSettings) -> CpuSet | None:
-    """Read `owned`; None: all.
+    """Read `owned`. None: all CPUs.
 
-    Errors: raises ConfigError when it is no list.
+    Errors: raises ConfigError when it is not a list.
     """
     if settings.owned.strip() == "all":
         return None
@@ -351,7 +351,7 @@ def owned_cpus(settings: CpuSettings) -> CpuSet | None:
 
 
 def check(settings: GatewaySettings) -> None:
-    """Refuse what would only fail later, at a socket or at kubelet.
+    """Refuse settings that would only fail later, at a socket or at kubelet.
 
     Errors: raises ConfigError that names the key.
     """
@@ -389,7 +389,10 @@ def check(settings: GatewaySettings) -> None:
 
 
 def _check_paths(settings: GatewaySettings) -> None:
-    """Refuse folders that cannot be, and those that are another program's."""
+    """Refuse impossible folders, and those of other programs.
+
+    Errors: raises ConfigError.
+    """
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         raise ConfigError(
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} "
@@ -417,8 +420,7 @@ def _check_paths(settings: GatewaySettings) -> None:
         settings.kubelet.plugins_dir,
         str(Path(settings.pod_resources_socket).parent),
     )
-    # The folders themselves, however they are written: every socket in
-    # `foreign.dir` is removed at the start.
+    # Compared after resolving links, because every socket in `foreign.dir` is removed at the start.
     if settings.foreign.dir and Path(settings.foreign.dir).resolve() in {
         Path(each_kubelet).resolve() for each_kubelet in kubelets
     }:
@@ -431,9 +433,12 @@ def _check_paths(settings: GatewaySettings) -> None:
 
 
 def _check_sockets(settings: GatewaySettings) -> None:
-    """Refuse folders in which the path of a socket would be too long."""
-    # The longest names that we make. Sockets of device plugins have short names; those of DRA
-    # drivers have the class in them, in practice a short one.
+    """Refuse folders in which the path of a socket would be too long.
+
+    Errors: raises ConfigError.
+    """
+    # The longest names that we make. Sockets of device plugins have short names. Those of DRA
+    # drivers contain the class, in practice a short one.
     longest_class = "c" * SHORT_NAME
     kubelet = settings.kubelet
     if not is_instance_name(settings.instance):
@@ -462,7 +467,10 @@ def _check_sockets(settings: GatewaySettings) -> None:
 
 
 def _check_rights(device_class: str, rights: EditRights) -> None:
-    """Refuse rights that name no place, or every place."""
+    """Refuse rights with a path that is not absolute or covers everything.
+
+    Errors: raises ConfigError.
+    """
     key = f"edits.{device_class}"
     if not is_dns_label(device_class):
         raise ConfigError(
@@ -470,7 +478,7 @@ def _check_rights(device_class: str, rights: EditRights) -> None:
         )
     for name in ("device_nodes", "mounts", "libraries", "writable_mounts"):
         for path in getattr(rights, name):
-            # A prefix of nodes may end where a folder's name does.
+            # A prefix of nodes may end with a slash.
             plain = path.removesuffix("/") if name == "device_nodes" else path
             if plain in ("", "/") or not is_plain_path(plain):
                 raise ConfigError(

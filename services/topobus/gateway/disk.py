@@ -1,8 +1,8 @@
-"""Serialises writes to one path on disk; a write finishes even if its caller is cancelled.
+"""Serialises writes to one path on disk. A write finishes even if its caller is cancelled.
 
-Flows in: blocking work that runs in a thread. Flows out: its result. A thread cannot be cancelled:
-when kubelet gives a call up, or a deadline ends it while the disk is slow, the write goes on. If
-the next write could overtake it, the older state might be the last one on the disk.
+A thread cannot be cancelled: when kubelet gives up a call, or a deadline ends it while the disk is
+slow, the write continues. If the next write could overtake it, the older state might be the last
+one on the disk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 class DiskWork:
-    """What is written to one place."""
+    """The writes to one path."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def do(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do a piece of work when all before it has ended.
+        """Run a piece of work when all before it has ended.
 
-        Cancelled, the caller goes and the work stays.
+        A cancelled caller does not stop the work.
         """
         task = asyncio.create_task(self._in_turn(work))
         self._under_way.add(task)
@@ -34,7 +34,7 @@ class DiskWork:
         return await asyncio.shield(task)
 
     async def finish(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until all writes have ended."""
         while self._under_way:
             await asyncio.wait(self._under_way)
 
@@ -45,6 +45,6 @@ class DiskWork:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            # Whoever still waits has it; nobody else must hear of it as an
-            # error that was never looked at.
+            # A caller that still waits gets the error. Without this, asyncio would log it as never
+            # retrieved.
             task.exception()

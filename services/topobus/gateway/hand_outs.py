@@ -1,8 +1,8 @@
-"""What was handed out and is not in the ledger yet: an allocated device must not leave kubelet's
-list between the two.
+"""Devices that were handed out and are not in the ledger yet: an allocated device must not leave
+kubelet's list in between.
 
-Flows in: devices that were adopted, with the ledger's number that will say so, and ledgers as they
-come. Flows out: who holds what meanwhile, and the classes in which that changes.
+Each device is remembered with the number of the ledger that will contain it, until that ledger
+arrives.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HandOuts:
         return self._times.get(owner.key, 0)
 
     def whole(self, device_class: str) -> dict[str, Owner]:
-        """Give the owners of whole devices, by name."""
+        """Return the owners of whole devices, by name."""
         return {name: owner for name, (owner, _) in self._whole.get(device_class, {}).items()}
 
     def shares(self, device_class: str) -> list[tuple[str, Owner, HeldShare]]:
@@ -56,19 +56,19 @@ class HandOuts:
         return [(name, owner, share) for (name, _), (owner, share, _) in self._shares.get(device_class, {}).items()]
 
     def owner_keys(self) -> set[str]:
-        """Name the owners whose devices are not in the ledger yet, by their keys."""
+        """Return the keys of the owners whose devices are not in the ledger yet."""
         whole = {owner.key for entries in self._whole.values() for owner, _ in entries.values()}
         return whole | {key for parts in self._shares.values() for _, key in parts}
 
     def clear(self) -> set[str]:
-        """Forget all devices: no later ledger will confirm them. Gives their classes."""
+        """Forget all devices, because no later ledger will confirm them. Returns their classes."""
         classes = {*self._whole, *self._shares}
         self._whole.clear()
         self._shares.clear()
         return classes
 
     def drop_confirmed(self, ledger: Holders) -> set[str]:
-        """Forget what is in the ledger by now; gives the classes of it."""
+        """Forget what the ledger now contains. Returns the classes concerned."""
         classes: set[str] = set()
         for device_class, entries in self._whole.items():
             self._whole[device_class] = {name: entry for name, entry in entries.items() if entry[1] > ledger.sequence}
@@ -76,7 +76,7 @@ class HandOuts:
         for device_class, parts in self._shares.items():
             self._shares[device_class] = {place: part for place, part in parts.items() if part[2] > ledger.sequence}
             classes |= {device_class} if len(self._shares[device_class]) < len(parts) else set()
-        # Else every claim that ever was would be remembered.
+        # Otherwise every past claim would be remembered.
         waiting = self.owner_keys()
         self._times = {key: count for key, count in self._times.items() if key in ledger.allocations or key in waiting}
         return classes

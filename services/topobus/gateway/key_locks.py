@@ -1,7 +1,7 @@
-"""Locks by key, which exist only while somebody holds or awaits them.
+"""Locks by key, which exist only while they are held or awaited.
 
-Flows in: keys of claims and devices. Flows out: an async context for the key's holder, first come
-first served; different keys do not block each other.
+The holders of one key are served in the order of their requests. Different keys do not block each
+other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class KeyLocks:
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        """Serialize what happens under one key; others go on beside a hung one."""
+        """Serialize what happens under one key. Other keys are not blocked."""
         lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, waiting + 1)
         try:

@@ -1,8 +1,8 @@
-"""Where paths of the host lead, as far as this process sees them.
+"""Resolves links in paths of the host, as far as this process sees them.
 
-All functions block: call them in a thread. In a pod the gateway sees few of the host's
-folders; a path that it does not see leads to itself, so an operator's prefixes must be
-folders that only root can write.
+Functions that do not state otherwise block: call them in a thread. In a pod the gateway sees few of
+the host's folders. A path that it does not see counts as its own target, so an operator's prefixes
+must be folders that only root can write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["groups_of_nodes", "in_memory", "real_paths", "with_own_hook", "with_
 def real_paths(paths: Iterable[str]) -> dict[str, str]:
     """Follow all links in paths.
 
-    Those that lead to themselves, and what cannot be a path, are left out.
+    Paths without links, and texts that cannot be a path, are left out.
     """
     plain: dict[str, bool] = {"": True}
     return {
@@ -38,9 +38,9 @@ def real_paths(paths: Iterable[str]) -> dict[str, str]:
 
 
 def groups_of_nodes(paths: Iterable[str]) -> frozenset[int] | None:
-    """Read which groups device nodes of this host have; None when none of them is here.
+    """Read the groups of device nodes on this host. None when none of the nodes exists here.
 
-    This does not block, for /dev is in memory.
+    This does not block, because /dev is in memory.
     """
     groups: set[int] = set()
     is_here = False
@@ -56,17 +56,17 @@ def groups_of_nodes(paths: Iterable[str]) -> frozenset[int] | None:
 
 
 def in_memory(paths: Iterable[str]) -> tuple[str, ...]:
-    """List the paths that lie in /dev and have no link in them: they lead to themselves.
+    """List the paths that lie in /dev and have no link in them, so that they are their own target.
 
-    This does not block, for /dev is in memory.
+    This does not block, because /dev is in memory.
     """
     plain: dict[str, bool] = {"": True}
     return tuple(path for path in paths if path.startswith("/dev/") and "\0" not in path and _is_plain(path, plain))
 
 
 def _is_plain(path: str, plain: dict[str, bool]) -> bool:
-    """Say whether a path is written in its shortest way and no part of it is a link; `plain`
-    remembers folders of the same batch.
+    """Return whether a path is in its shortest form and no part of it is a link. `plain` caches
+    folders of the same batch.
 
     `os.path.realpath` gives the same path for those, and takes ten times as long.
     """
@@ -80,15 +80,15 @@ def _is_plain(path: str, plain: dict[str, bool]) -> bool:
     try:
         return not stat.S_ISLNK(os.lstat(path).st_mode)
     except FileNotFoundError:
-        # What does not exist is no link, and nothing below it exists.
+        # A path that does not exist is no link, and nothing below it exists.
         return True
     except (OSError, ValueError):
         return False
 
 
 def with_real_folders(rights: EditRights) -> EditRights:
-    """Add to each prefix the same prefix in the folder where its own leads (`/var/run` is `/run` on
-    most hosts).
+    """Add to each prefix the same prefix in the folder that its own folder leads to (`/var/run` is
+    `/run` on most hosts).
     """
     return msgspec.structs.replace(
         rights,
@@ -100,16 +100,16 @@ def with_real_folders(rights: EditRights) -> EditRights:
 
 
 def with_own_hook(device_class: str, rights: EditRights) -> EditRights:
-    """Allow class gpu the hook of this installation, which on a host is the one that its gpu
-    service names.
+    """Allow class gpu the hook of this installation, which is the same on a host as the one that
+    its gpu service names.
     """
     program = f"{os.path.dirname(sys.executable)}/{HOOK_PROGRAM}"  # noqa: PTH120 - a text, as rights have it
     return msgspec.structs.replace(rights, hooks=(*rights.hooks, program)) if device_class == "gpu" else rights
 
 
 def _with_real(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    # The last part stays as it is: it may be the beginning of a name, and a link
-    # there is what must not be followed.
+    # The last part is not resolved: it may be the beginning of a name, and a link there must not be
+    # followed.
     parts = [os.path.split(prefix) for prefix in prefixes]
     leads_to = {folder: os.path.realpath(folder).rstrip("/") for folder in {folder for folder, _ in parts}}
     real = (f"{leads_to[folder]}/{name}" for folder, name in parts)

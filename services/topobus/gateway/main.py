@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the gateway service; the exit code is the process's."""
+    """Run the gateway service and exit with its exit code."""
     answer_probe("gateway")
     with needing_extra("gateway"):
         from topobus.gateway.config import GatewaySettings, check

@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus.
+"""The metrics of the gateway, for Prometheus.
 
 Labels are bounded: methods, classes, resources of the settings, outcomes.
 """
@@ -18,7 +18,7 @@ from topobus.values.errors import PeerUnavailable
 
 __all__ = ["CallMetrics", "ClaimMetrics", "CpusetMetrics"]
 
-# Seconds: from a call that only reads memory to kubelet's longest deadline.
+# In seconds: from a call that only reads memory to kubelet's longest deadline.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
 _CLASS = "a device class, or a resource of the settings"
 _OUTCOMES = ("refused", "unavailable", "timeout", "unwritable", "failed")
@@ -76,7 +76,7 @@ CPUSET_DIFFERENCES = CounterDescriptor(
 
 
 class CallMetrics:
-    """How long calls of kubelet's took, and how they ended."""
+    """How long calls of kubelet took, and how they ended."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.calls_s = CALL_SECONDS.register(registry)
@@ -84,14 +84,14 @@ class CallMetrics:
 
 
 class CpusetMetrics:
-    """How often promises of CPUs did not hold."""
+    """How often promises of CPUs were broken."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.differences = CPUSET_DIFFERENCES.register(registry)
 
 
 class ClaimMetrics:
-    """What became of claims on this node."""
+    """What happened to claims on this node."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.prepares = CLAIM_PREPARES.register(registry)
@@ -103,7 +103,7 @@ class ClaimMetrics:
 
     @contextmanager
     def preparing(self, device_class: str) -> Iterator[None]:
-        """Count and time what prepares one claim; errors pass."""
+        """Count and time the preparation of one claim. Errors are passed on."""
         began_s = monotonic()
         try:
             with _counted(self.prepares, device_class, "prepared"):
@@ -113,13 +113,13 @@ class ClaimMetrics:
 
     @contextmanager
     def unpreparing(self, device_class: str) -> Iterator[None]:
-        """Count what undoes one claim; errors pass."""
+        """Count the undoing of one claim. Errors are passed on."""
         with _counted(self.unprepares, device_class, "unprepared"):
             yield
 
     @contextmanager
     def writing(self, device_class: str) -> Iterator[None]:
-        """Time the write of one CDI file; errors pass."""
+        """Time the write of one CDI file. Errors are passed on."""
         began_s, outcome = monotonic(), "failed"
         try:
             yield
@@ -128,7 +128,7 @@ class ClaimMetrics:
             self.cdi_write_s.labels(device_class, outcome).observe(monotonic() - began_s)
 
     def set_prepared(self, classes: Iterable[str]) -> None:
-        """Take the class of each claim that is prepared now."""
+        """Count the prepared claims by class. `classes` has the class of each claim."""
         counts = Count(classes)
         self._classes |= counts.keys()
         for device_class in self._classes:
@@ -137,7 +137,7 @@ class ClaimMetrics:
 
 @contextmanager
 def _counted(counter: Counter, device_class: str, done: str) -> Iterator[None]:
-    """Count how a block ends; one that is cancelled has not ended."""
+    """Count how a block ends. A cancelled block is not counted."""
     try:
         yield
     except ClaimFailed:
@@ -147,7 +147,7 @@ def _counted(counter: Counter, device_class: str, done: str) -> Iterator[None]:
         counter.labels(device_class, "unavailable").inc()
         raise
     except TimeoutError:
-        # Before OSError, of which it is one.
+        # Before OSError, because it is a subclass of it.
         counter.labels(device_class, "timeout").inc()
         raise
     except OSError:

@@ -1,12 +1,12 @@
-"""Lets one gateway work on a node at a time: the one that holds the lock file beside the
+"""Lets only one gateway at a time work on a node: the one that holds the lock file beside the
 checkpoint.
 
-Others stand by. Two working gateways would overwrite each other's checkpoint and forget claims that
-containers use. The kernel frees the lock when its holder ends, however it ends. A gateway that
-stands by reports ready as soon as it could take over, because a rolling update waits for that
-before it ends the old one. A gateway that ends while another stands by hands over: it frees the
-lock first and keeps kubelet's device lists up until the other has registered, so that kubelet sees
-no device vanish. After it has freed the lock it writes nothing to the checkpoint.
+The others are on standby. Two working gateways would overwrite each other's checkpoint and forget
+claims that containers use. The kernel frees the lock when its holder ends in any way. A standby
+gateway reports ready as soon as it could take over, because a rolling update waits for that before
+it ends the old one. A gateway that ends while another is on standby hands over: it frees the lock
+first and keeps kubelet's device lists until the other has registered, so that kubelet sees no
+device disappear. After it has freed the lock it writes nothing to the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from topobus.values.errors import ConfigError
 
 __all__ = ["NodeLock", "open_node_lock"]
 
-# Claims wait as long as nobody has the turn, so this is what a roll-over costs at most; two
-# system calls each time are nothing.
+# In seconds. Claims wait while no gateway holds the lock, so this is the most that a roll-over
+# costs. Two system calls each time are cheap.
 _RETRY_S = 0.05
 _LINE_LIMIT_BYTES = 128
 
 
 class NodeLock:
-    """This process's turn as the node's gateway: had, or waited for."""
+    """This process's claim to the node lock: held, or waited for."""
 
     def __init__(self, path: Path, lock: int, queue: int, instance: str, readiness: Readiness) -> None:
         self.instance = instance
@@ -44,12 +44,12 @@ class NodeLock:
         self._readiness = readiness
 
     def try_begin(self) -> bool:
-        """Take the turn if nobody has it."""
+        """Take the lock if it is free."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if self._holder()[1] == self.instance:
-                # Two of one name would take each other's sockets away, again and again.
+                # Two gateways with one name would remove each other's sockets again and again.
                 self.instance = f"{self.instance}-{uuid.uuid4().hex[:8]}".lstrip("-")
                 get_logger().warning(
                     "instance.renamed",
@@ -61,16 +61,16 @@ class NodeLock:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()} {self.instance}".encode(), 0)
         except OSError as err:
-            # A full disk takes our name from who stands by, and not the turn from us: what is
-            # prepared can still be answered and undone.
+            # On a full disk a standby gateway cannot read our name, but the lock stays ours: what
+            # is prepared can still be answered and undone.
             get_logger().error("turn.unnamed", lock=str(self._path), error=str(err), next_step="make room on this disk")
         return True
 
     async def begin(self) -> None:
-        """Wait for the turn, saying who has it."""
+        """Wait for the lock, and log who holds it."""
         if self.try_begin():
             return
-        # Whoever waits shares this one, so the holder can tell.
+        # All waiting processes share this lock, so the holder can detect them.
         fcntl.flock(self._queue, fcntl.LOCK_SH)
         process = self._holder()[0]
         self._readiness.set(
@@ -79,19 +79,19 @@ class NodeLock:
         get_logger().warning(
             "twin.found", lock=str(self._path), process=process, next_step="this one stands by until the other ends"
         )
-        while not self.try_begin():  # noqa: ASYNC110  (the kernel tells nobody that a lock is free)
+        while not self.try_begin():  # noqa: ASYNC110  (the kernel does not report that a lock is free)
             await asyncio.sleep(_RETRY_S)
         fcntl.flock(self._queue, fcntl.LOCK_UN)
         get_logger().info("twin.gone", lock=str(self._path))
         self._readiness.set("lock", is_ready=True)
 
     def other_instance(self) -> str | None:
-        """The instance that has the turn; None when it says nothing, or is this very one."""
+        """Return the instance that holds the lock. None when it left no name, or is this one."""
         process, instance = self._holder()
         return None if not process or instance == self.instance else instance
 
     def is_awaited(self) -> bool:
-        """Say whether another process waits for its turn."""
+        """Return whether another process waits for the lock."""
         try:
             fcntl.flock(self._queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -100,9 +100,9 @@ class NodeLock:
         return False
 
     def end(self) -> None:
-        """Let the next one go on; the checkpoint is no longer ours.
+        """Release the lock. The checkpoint is no longer ours.
 
-        A second time, or without the turn, it does nothing.
+        It does nothing a second time, or without the lock.
         """
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -114,9 +114,9 @@ class NodeLock:
 
 @contextmanager
 def open_node_lock(checkpoint: Path, instance: str, readiness: Readiness) -> Iterator[NodeLock]:
-    """Stand in line for this node's turn for the length of a block.
+    """Open this node's lock for the length of a block.
 
-    Errors: raises ConfigError when the lock file cannot be made.
+    Errors: raises ConfigError when the lock file cannot be created.
     """
     path = checkpoint.with_name(checkpoint.name + ".lock")
     try:

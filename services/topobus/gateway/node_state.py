@@ -1,9 +1,8 @@
 """The gateway's view of its node, kept up to date from the bus: inventories, the ledger, and
 devices that were handed out but are not in the ledger yet.
 
-Flows in: KV changes. Flows out: the present lists, and a wake-up for those who stream
-them. When NATS or its store is lost, the last known state stays: a broken connection does
-not mean that devices are gone.
+Changes wake the streams of the lists. When NATS or its store is lost, the last known state stays: a
+broken connection does not mean that devices are gone.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ class NodeState:
         ids: Callable[[str, str], IdProfile] = lambda _class, _resource: "topobus",
         profiles: tuple[VendorProfile, ...] = (),
     ) -> None:
-        """Begin with nothing; `own_resource` names the resource of a class, `ids` says how the
-        devices of a class's resource are named towards kubelet.
+        """`own_resource` returns the resource of a class, `ids` the kind of ids that kubelet gets
+        for the devices of a class's resource.
         """
         self.node = node
         self.changed = Broadcast()
@@ -118,7 +117,7 @@ class NodeState:
         self._lists: dict[str, _List] = {}
         self._holders: dict[str, dict[str, Owner]] = {}
         self._sharers: dict[str, ShareHolders] = {}
-        # Made when asked for, for each change wakes the streams of all classes.
+        # Built on request, because each change wakes the streams of all classes.
         self._health: dict[str, tuple[HealthEntry, ...]] = {}
         self._silent: Mapping[str, str] = {}
         self._withheld: Mapping[str, Mapping[str, Owner]] = {}
@@ -126,28 +125,28 @@ class NodeState:
 
     @property
     def is_connected(self) -> bool:
-        """Say whether what is known here is also the newest."""
+        """Return whether the known state is also the newest."""
         return self._bus.is_connected
 
     @property
     def ledger(self) -> Holders | None:
-        """The ledger as last seen."""
+        """The ledger as last received."""
         return self._ledger
 
     async def wait_until_seen(self) -> None:
-        """Wait for the first complete look at inventories and ledger."""
+        """Wait until inventories and ledger have been received completely once."""
         for seen in self._seen.values():
             await seen.wait()
 
     def classes(self) -> tuple[str, ...]:
-        """Classes with something to give: devices, also such as claims alone may have, or held ones
-        that are gone.
+        """Return the classes with something to offer: devices, including those that only claims may
+        have, and held ones that are gone.
         """
         listed = {resource_list.device_class for resource_list in self._lists.values() if resource_list.entries}
         return tuple(sorted(listed | {name for name, inventory in self._inventories.items() if inventory.devices}))
 
     def offers(self) -> tuple[Offer, ...]:
-        """Resources with something to list, by name."""
+        """Return the resources with something to list, by name."""
         return tuple(
             Offer(
                 resource=resource,
@@ -159,48 +158,48 @@ class NodeState:
         )
 
     def _pool(self, resource: str, device_class: str) -> str:
-        """Name the pool of a resource; empty for what no pool has."""
+        """Return the pool of a resource. Empty for the devices without a pool."""
         if resource == self._own_resource(device_class):
             return ""
         profile = profile_in(resource, device_class, self._profiles)
         return pool_in(resource, profile) if profile is not None else resource.rpartition("/")[2]
 
     def inventories(self) -> dict[str, Inventory]:
-        """Inventories by class, as last seen."""
+        """Return the inventories by class, as last received."""
         return dict(self._inventories)
 
     def holders(self, device_class: str) -> dict[str, Owner]:
-        """Who holds which device of a class, what was handed out a moment ago included."""
+        """Return the holder of each device of a class, including those handed out a moment ago."""
         return dict(self._holders.get(device_class, {}))
 
     def sharers(self, device_class: str) -> ShareHolders:
-        """Who has shares of which device of a class, what was handed out a moment ago included."""
+        """Return the owners with shares of each device of a class, just given ones included."""
         return self._sharers.get(device_class, {})
 
     def device(self, device_class: str, name: str) -> Device | None:
-        """One device of the inventory."""
+        """Return one device of the inventory."""
         inventory = self._inventories.get(device_class)
         return inventory.device(name) if inventory is not None else None
 
     def withheld(self, device_class: str) -> dict[str, Owner]:
-        """Devices of a class that nobody holds and that are allocated to a claim on this node, with
-        the claim.
+        """Return the devices of a class that are not held and that are allocated to a claim on this
+        node, with the claim.
         """
         held = self._holders.get(device_class, {})
         return {name: owner for name, owner in self._withheld.get(device_class, {}).items() if name not in held}
 
     def withhold(self, devices: Mapping[str, Mapping[str, Owner]]) -> None:
-        """Take over which devices are allocated to claims that are not prepared yet: class to
-        device to claim.
+        """Store which devices are allocated to claims that are not prepared yet: class to device to
+        claim.
 
-        The lists stay as they are. Unhealthy would take the devices out of the node's allocatable
-        and turn a pod away for good that could run on one of them once the claim is gone; a
-        claim's pod waits and is tried again.
+        The lists stay unchanged. Listing these devices as unhealthy would remove them from the
+        node's allocatable and permanently reject a pod that could run on one of them once the claim
+        is gone. A claim's pod waits and is tried again.
         """
         self._withheld = devices
 
     def is_holder(self, owner_key: str) -> bool:
-        """Say whether an owner may hold something: true, too, while the ledger is not known."""
+        """Return whether an owner may hold something. Also true while the ledger is not known."""
         if self._ledger is None or owner_key in self._ledger.allocations:
             return True
         return owner_key in self._hand_outs.owner_keys()
@@ -211,44 +210,45 @@ class NodeState:
         return frozenset(self._silent)
 
     def silent_since(self, device_class: str) -> str:
-        """Since when a class's service keeps silent; empty while it answers."""
+        """Return since when a class's service is silent. Empty while it answers."""
         return self._silent.get(device_class, "")
 
     def entries(self, resource: str) -> tuple[ListEntry, ...]:
-        """The device plugin's complete list of a resource.
+        """Return the device plugin's complete list of a resource.
 
-        The same value as long as nothing in it has changed. A silent service changes nothing here:
-        this API knows only healthy and unhealthy, kubelet takes unhealthy devices out of the node's
-        allocatable and tells the pods that hold them, and silence is no evidence for that. A device
-        of a silent class is refused later, when it is to be prepared.
+        It is the same object as long as nothing in it has changed. A silent service changes nothing
+        here. This API knows only healthy and unhealthy. kubelet removes unhealthy devices from the
+        node's allocatable and marks the pods that hold them, and silence is no evidence for that. A
+        device of a silent class is refused later, when it should be prepared.
         """
         resource_list = self._lists.get(resource)
         return resource_list.entries if resource_list is not None else ()
 
     def entry(self, resource: str, name: str) -> ListEntry | None:
-        """One device of a resource's list."""
+        """Return one device of a resource's list."""
         resource_list = self._lists.get(resource)
         return resource_list.by_id.get(name) if resource_list is not None else None
 
     def name_of(self, resource: str, wire_id: str) -> str:
-        """Give the name of a device by kubelet's id.
+        """Return the name of a device by kubelet's id.
 
-        The id itself where it is none of ours, or the name of before the setting `ids`.
+        The id itself when it is not ours, or is a name from before the setting `ids`.
         """
         return self._names.get(resource, {}).get(wire_id, wire_id)
 
     def wait_for(self, keys: frozenset[str]) -> None:
-        """Say whose devices claims of this node's pods wait for.
+        """Set the owners whose devices are awaited by claims of this node's pods.
 
-        Whoever looks for their end is woken.
+        The parts that check for their end are woken.
         """
         if keys != self.awaited:
             self.awaited = keys
             self.awaited_changed.announce()
 
     def linger(self, lingering: Mapping[str, str]) -> None:
-        """Take over what kubelet has forgotten while a container has it: until that has ended the
-        devices are listed as not healthy, so that no pod is bound for them.
+        """Store which allocations kubelet has forgotten while a container has them. Until that
+        container has ended, the devices are listed as not healthy, so that no pod is bound for
+        them.
         """
         if lingering != self.lingering:
             self.lingering = lingering
@@ -256,9 +256,9 @@ class NodeState:
             self._refresh(list(self._inventories))
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
-        """The DRA health stream's complete list.
+        """Return the DRA health stream's complete list.
 
-        That API knows Unknown, so the devices of a silent service are that.
+        That API has the state Unknown, which is used for the devices of a silent service.
         """
         health_entries = self._health.get(device_class)
         if health_entries is None:
@@ -269,7 +269,7 @@ class NodeState:
         return health_entries
 
     def note_silence(self, silent: Mapping[str, str]) -> None:
-        """Take over which classes' services are silent, with since when."""
+        """Store which classes' services are silent, and since when."""
         self._silent = silent
         self._health.clear()
         self.changed.announce()
@@ -282,22 +282,22 @@ class NodeState:
         ledger_sequence: int,
         shares: Mapping[str, HeldShare] = MappingProxyType({}),
     ) -> None:
-        """Remember what was just adopted until the ledger that says so arrives: an allocated device
-        must not leave the list between the two.
+        """Remember what was just adopted until the ledger that contains it arrives: an allocated
+        device must not leave the list in between.
 
-        `shares` says of which of them the owner has a share, and how much.
+        `shares` has the devices of which the owner has a share, and how much.
         """
         self._hand_outs.add(device_class, names, owner, ledger_sequence, shares)
         self._refresh_holders([device_class])
 
     def times_handed_out(self, owner: Owner) -> int:
-        """Count how often this process gave an owner its devices: a new allocation of the same
-        devices looks like the old one otherwise.
+        """Count how often this process gave an owner its devices. Without this, a new allocation of
+        the same devices looks like the old one.
         """
         return self._hand_outs.times(owner)
 
     async def follow_inventories(self) -> None:
-        """Keep the inventories, for ever."""
+        """Follow the inventories until cancelled."""
         async for change in self._bus.watch(INVENTORY, node=self.node):
             if change.kind is ChangeKind.SNAPSHOT_END:
                 self._seen["inventories"].set()
@@ -308,7 +308,7 @@ class NodeState:
             self.take_inventory(change.parts["device_class"], change.value if change.kind is ChangeKind.PUT else None)
 
     def take_inventory(self, device_class: str, inventory: Inventory | None) -> None:
-        """Take over a class's inventory; None: it was deleted."""
+        """Store a class's inventory. None: it was deleted."""
         if inventory is None:
             self._inventories.pop(device_class, None)
         else:
@@ -321,7 +321,7 @@ class NodeState:
         self._refresh([device_class])
 
     async def follow_ledger(self) -> None:
-        """Keep the ledger, for ever."""
+        """Follow the ledger until cancelled."""
         is_other_store = False
         async for change in self._bus.watch(LEDGER.read_as(Holders), node=self.node):
             if change.kind is ChangeKind.SNAPSHOT_END:
@@ -333,8 +333,8 @@ class NodeState:
                 is_other_store = False
 
     def take_ledger(self, ledger: Holders, *, is_other_store: bool = False) -> None:
-        """Take over the ledger; `is_other_store`: what was seen before was never stored where it
-        stands now.
+        """Store the ledger. `is_other_store`: the previous ledger was never stored in the present
+        store.
 
         Cost: O(owners), and O(what they hold) for the classes of those that changed.
         """
@@ -342,11 +342,12 @@ class NodeState:
         before = shown if shown is not None else Holders(node=self.node)
         classes: set[str] = set()
         if ledger.sequence < before.sequence:
-            # The store was lost and the service began anew: no later ledger will confirm what was
-            # adopted before. Kept, it would hide that nobody holds it now.
+            # The store was lost and the service began a new ledger, which will never confirm what
+            # was adopted before. If these entries were kept, devices without a holder would look
+            # held.
             classes |= self._hand_outs.clear()
-        # An older ledger may have been written on past the number that was seen here before it was
-        # read: then its epoch, or the store, tells.
+        # An older ledger may have been continued beyond the number seen here before it was read.
+        # Then its epoch, or the store, shows it.
         if shown is not None and (ledger.sequence < before.sequence or ledger.epoch != before.epoch or is_other_store):
             self.ledger_went_back.announce()
         self.ledger_changed.announce()
@@ -355,10 +356,10 @@ class NodeState:
         self._refresh_holders({*classes, *self._hand_outs.drop_confirmed(ledger), *of_classes})
 
     def _refresh_holders(self, classes: Iterable[str]) -> None:
-        """Look anew who holds what.
+        """Read again who holds what.
 
-        Classes where nothing has changed keep their lists, for the ledger is
-        written for each pod and each claim.
+        Classes without a change keep their lists, because the ledger is written for each pod and
+        each claim.
         """
         changed: list[str] = []
         for device_class in sorted(classes):
@@ -377,7 +378,7 @@ class NodeState:
             self._refresh(changed)
 
     def _refresh(self, classes: Iterable[str]) -> None:
-        """Build the lists of these classes again and wake who streams them."""
+        """Build the lists of these classes again and wake their streams."""
         for device_class in classes:
             self._health.pop(device_class, None)
             previous = {
@@ -401,14 +402,14 @@ class NodeState:
                 entries = self._with_ids(resource, device_class, unnamed_entries, previous.get(resource, ()))
                 if entries != previous.get(resource):
                     self._replace_list(resource, _List(device_class, entries))
-        # Health messages are no part of the lists, so everybody looks again: each
-        # stream sends only what is new to it.
+        # Health messages are no part of the lists, so all streams check again. Each sends only what
+        # has changed for it.
         self.changed.announce()
 
     def _with_ids(
         self, resource: str, device_class: str, entries: tuple[ListEntry, ...], previous: tuple[ListEntry, ...]
     ) -> tuple[ListEntry, ...]:
-        """Name the devices of a list as kubelet is to know them."""
+        """Add the ids by which kubelet knows the devices of a list."""
         profile = self._ids(device_class, resource)
         if profile == "topobus":
             return entries

@@ -1,9 +1,8 @@
 """Runs the gateway: starts a task for each duty, and plugins for each class as soon as it has
 devices.
 
-Flows in: settings and the bus. Flows out: served kubelet sockets. The gateway is ready
-when it has seen inventories and ledger once; registration with kubelet counts for
-readiness only on a node where kubelet runs.
+The gateway is ready when it has received inventories and ledger once. Registration with kubelet
+counts for readiness only on a node where kubelet runs.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-# Where installers put CDI files; of lower priority than our own folder.
+# Where installers put CDI files. It has a lower priority than our own folder.
 _STATIC_CDI_DIR = Path("/etc/cdi")
-# How long a gateway that stands by waits for its drivers to be registered before it is
-# ready; kubelet looks every second.
+# Seconds that a standby gateway waits for its drivers to be registered before it is ready. kubelet
+# checks every second.
 _STAND_BY_S = 15.0
 
 
@@ -75,12 +74,12 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
 
     Errors: raises ConfigError for settings or a checkpoint that cannot be used.
     """
-    # First of all: NATS is ready already, and a gateway that counts as ready before it stands by
-    # would let a roll-over end the other one too early.
+    # First of all: NATS is ready already, and a gateway that counts as ready before it is on
+    # standby would let a roll-over end the other one too early.
     runtime.readiness.set("inventories", is_ready=False, why="starting")
     check(settings)
-    # Of this process alone where no pod's uid is given: a socket of an earlier one
-    # may still be in kubelet's hands.
+    # Unique for this process where no pod's uid is given, because kubelet may still use a socket of
+    # an earlier one.
     instance = settings.instance or uuid.uuid4().hex[:8]
     with open_node_lock(Path(settings.checkpoint_path), instance, runtime.readiness) as lock:
         async with _opened(settings) as cluster:
@@ -93,8 +92,8 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
     if settings.cluster.mode == "off":
         yield None
         return
-    # The client library costs memory and start-up time, so a gateway
-    # without a cluster never loads it.
+    # The client library costs memory and start-up time, so a gateway without a cluster never loads
+    # it.
     with needing_extra("gateway"):
         from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
@@ -107,7 +106,7 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What only the gateway does whose turn it is."""
+    """The parts that run only in the gateway that holds the node lock."""
 
     preparer: ClaimPreparer
     releaser: LedgerRelease | None
@@ -164,7 +163,8 @@ class _Gateway:
             )
         self._claimed: ServedByClaims | None = None
         if cluster is not None and settings.resources_by != "device-plugin":
-            # With the evaluator of selectors, which a gateway without a cluster does not need.
+            # It imports the evaluator of selectors, which a gateway without a cluster does not
+            # need.
             from topobus.gateway.cluster.served_by_claims import ServedByClaims
 
             self._claimed = ServedByClaims(cluster, self._state, settings)
@@ -184,26 +184,25 @@ class _Gateway:
     async def run(self) -> None:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
         self._stands_by_until = 0.0
-        # After a reboot all files are there again before anybody is served; who stands by leaves
-        # them to the one that has the turn.
+        # After a reboot all files are restored before anything is served. A standby gateway leaves
+        # them to the lock's holder.
         work = await self._begin() if self._lock.try_begin() else None
         if work is None:
-            # What could not be taken over must be known before we are ready: a roll-over
-            # then ends the gateway that works.
+            # A checkpoint that could not be taken over must be detected before this gateway is
+            # ready, because a roll-over then ends the one that works.
             await asyncio.to_thread(Checkpoint.load, Path(self._settings.checkpoint_path))
-        # What kubelet's lists come from ends last, after the lock was let go: see `lock`.
+        # The sources of kubelet's lists end last, after the lock was released: see `lock`.
         async with asyncio.TaskGroup() as lists:
             try:
                 await self._serve(lists, work)
             finally:
                 self._is_awaited = self._lock.is_awaited()
                 if self._is_awaited:
-                    # Else the next one finds that somebody answers
-                    # already, and says so to the operator.
+                    # Otherwise the next gateway finds another one that still answers, and reports
+                    # this to the operator.
                     await self._runtime.bus.stop_answering()
                 if self._work is not None:
-                    # A write that nobody waits for any more must not
-                    # fall upon the next one's files.
+                    # A write that is no longer awaited must not overwrite the next gateway's files.
                     await self._work.preparer.finish()
                     await self._work.record.finish()
                     if self._work.reports is not None:
@@ -211,14 +210,14 @@ class _Gateway:
                 self._lock.end()
 
     async def _begin(self) -> _Work:
-        """Take over the checkpoint: it is our turn.
+        """Take over the checkpoint, because this gateway holds the lock.
 
         Errors: raises ConfigError when it cannot be used.
         """
         settings = self._settings
         path = Path(settings.checkpoint_path)
-        # In threads: when the turn comes from another gateway, kubelet is served already. What must
-        # survive a reboot is beside the checkpoint.
+        # In threads: when the lock comes from another gateway, kubelet is being served already.
+        # What must survive a reboot is beside the checkpoint.
         checkpoint = await asyncio.to_thread(lambda: Checkpoint.load(path, boot_id=boot_id()))
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = stored_claims(self._runtime.bus, settings.nats)
@@ -231,7 +230,7 @@ class _Gateway:
             )
             releaser = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
         elif settings.nats.is_nodes_own and settings.offers_any_dra:
-            # Not refused: device plugins need no claims.
+            # Not refused, because device plugins need no claims.
             err = without_claims()
             get_logger().warning("claims.unreadable", error=err.message, next_step=err.next_step)
         metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories)
@@ -294,16 +293,16 @@ class _Gateway:
     def _runtime_door(
         self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClaimReports
     ) -> RuntimeDoor | None:
-        """Make the plugin of the container runtime.
+        """Build the plugin of the container runtime.
 
-        None where nothing needs one: such a gateway does without the runtime's messages.
+        None where nothing needs one: such a gateway works without the runtime's messages.
         """
         if not self._settings.runtime.socket:
             return None
         from topobus.gateway.containers.runtime_events import RuntimeDoor
 
-        # Ready all the same: device plugins and claims of other classes
-        # need no door of the runtime's.
+        # Ready in any case, because device plugins and claims of other classes do not need the
+        # runtime's interface.
         door = RuntimeDoor.of(
             self._settings,
             self._state,
@@ -328,8 +327,8 @@ class _Gateway:
             self._readiness.set("inventories", is_ready=True)
             group.create_task(self._plugin_watch.run())
             group.create_task(self._registry_watch.run())
-            # The drivers first, for the report must not say that none
-            # is missing before there is any.
+            # The drivers first, because the report must not state that none is missing before there
+            # is any.
             group.create_task(self._open_drivers(group))
             group.create_task(self._report_registration())
             group.create_task(self._liveness.run())
@@ -339,8 +338,8 @@ class _Gateway:
             if work is None:
                 await self._lock.begin()
                 work = await self._begin()
-                # The lists first: the gateway that had the turn leaves its own up until then, and
-                # not longer than three seconds.
+                # The lists first: the gateway that held the lock keeps its own until then, and not
+                # longer than three seconds.
                 plugins = group.create_task(self._plugins.run(lists, work.record))
                 for driver in tuple(self._drivers.values()):
                     await driver.take_over()
@@ -363,7 +362,7 @@ class _Gateway:
                 await self._plugins.run(lists, work.record)
 
     def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
-        """Publish slices, settle claims and look after pods that wait, where there is a cluster."""
+        """Publish slices, settle claims and follow waiting pods, where there is a cluster."""
         releaser = work.releaser
         if self._cluster is None or releaser is None or self._checkpoint is None or work.reports is None:
             return
@@ -392,7 +391,7 @@ class _Gateway:
 
     async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
         """Serve each class as a DRA driver from its first device on (or its first claim still to be
-        undone), also while we stand by.
+        undone), also on standby.
         """
         while True:
             ticket = self._state.changed.ticket()
@@ -401,29 +400,27 @@ class _Gateway:
                 {entry.device_class for entry in self._checkpoint.entries()} if self._checkpoint is not None else set()
             )
             for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
-                # A class no longer offered must still let go of what was prepared.
+                # A class that is no longer offered must still release what was prepared.
                 if self._offers_dra(device_class) or device_class in with_claims:
                     self._drivers[device_class] = self._make_driver(device_class)
                     group.create_task(self._drivers[device_class].run())
             await ticket.wait()
 
     def _own_resource(self, device_class: str) -> str:
-        """Name the resource of a class.
+        """Return the resource of a class.
 
-        Somebody else's keeps its name, so that pods need not change.
+        Another vendor's resource keeps its name, so that pods need not change.
         """
         foreign = self._foreign.resource_of(device_class) if self._foreign is not None else ""
         return foreign or f"{self._settings.resource_prefix}/{device_class}"
 
     def _rights_of(self, device_class: str) -> EditRights:
-        """Tell what devices of a class may bring into a container."""
+        """Return what devices of a class may bring into a container."""
         is_foreign = self._foreign is not None and bool(self._foreign.resource_of(device_class))
         return rights_of(device_class, self._settings.edits.get(device_class, NO_RIGHTS), is_foreign=is_foreign)
 
     def _offers_dra(self, device_class: str) -> bool:
-        """Say whether a class has anything for its DRA driver: what no pool has, or one of its
-        pools.
-        """
+        """Return whether a class has anything for its DRA driver, in a pool or without one."""
         inventory = self._state.inventories().get(device_class)
         pools = {"", *(device.pool for device in inventory.devices)} if inventory is not None else {""}
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
@@ -442,7 +439,7 @@ class _Gateway:
         )
 
     def _registrations(self) -> KubeletRegistrations:
-        """Tell what kubelet knows of us. What is not served yet is missing, too."""
+        """Return what is registered with kubelet. What is not served yet counts as missing."""
         return KubeletRegistrations(
             folder=str(self._plugin_watch.folder.absolute()),
             has_kubelet=identity(self._plugin_watch.folder / KUBELET_SOCKET) is not None,
@@ -451,7 +448,7 @@ class _Gateway:
         )
 
     async def _report_registration(self) -> None:
-        """Keep the readiness part `registration`, where and while there is a kubelet."""
+        """Update the readiness part `registration` while there is a kubelet."""
         said: tuple[bool, str] | None = None
         while True:
             registrations = self._registrations()
@@ -459,9 +456,9 @@ class _Gateway:
             missing = [
                 f"{resource}: {status}" for resource, status in registrations.plugins.items() if status != "registered"
             ]
-            # A kubelet without DRA is an ordinary one, so a driver counts only where its class is
-            # offered in no other way. Who stands by waits for all of them at first: once it is
-            # ready, the one that kubelet has is ended.
+            # A kubelet without DRA is ordinary, so a driver counts only where its class is offered
+            # in no other way. A standby gateway waits for all of them at first, because once it is
+            # ready, the one that kubelet uses is ended.
             is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until
             missing += [
                 f"{driver.driver}: {driver.status}"

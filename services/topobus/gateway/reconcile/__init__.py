@@ -1,1 +1,1 @@
-"""The ledger held against kubelet's PodResources, and corrected."""
+"""Compares the ledger with kubelet's PodResources, and corrects it."""

@@ -1,9 +1,9 @@
 """Publishes an event when kubelet and the ledger disagree twice in a row about a device, and
 another one when they agree again.
 
-Flows in: the current disagreements. Flows out: events, of which the newest about a device is its
-present state, and a log line for each. What was published before is read from the stream, so a
-restarted gateway neither repeats an event nor misses an end.
+The newest event about a device is its present state. Each event also has a log line. What was
+published before is read from the stream, so a restarted gateway neither repeats an event nor misses
+an end.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["LedgerDrift"]
 _Key = tuple[str, str]
 """Class and device."""
 
-# More devices than a node has; the stream keeps the newest of each in any case.
+# More devices than a node has. The stream keeps the newest event of each in any case.
 _RECALLED = 1024
 
 
 class LedgerDrift:
-    """The node's disagreements, as told."""
+    """The node's disagreements, as published."""
 
     def __init__(self, bus: Bus, node: str, clock: Clock | None = None) -> None:
         self._bus = bus
@@ -39,9 +39,10 @@ class LedgerDrift:
         self._ending: set[_Key] = set()
 
     async def publish(self, confirmed: Iterable[Disagreement], seen: Iterable[Disagreement]) -> None:
-        """Tell what is new of that which was seen twice, and what was not seen twice in a row.
+        """Publish new disagreements that were seen twice, and the end of those that were not seen
+        twice in a row.
 
-        What could not be told is told next time.
+        What could not be published is published next time.
         """
         wanted = {(disagreement.device_class, disagreement.device): disagreement for disagreement in confirmed}
         present = {(disagreement.device_class, disagreement.device) for disagreement in seen}
@@ -57,7 +58,7 @@ class LedgerDrift:
                 del disagreements[key]
             self._ending = absent
         except TopobusError as err:
-            # Done or not done is not known: what the stream has decides next time.
+            # The outcome is unknown. Next time the stream's content decides.
             self._published = None
             get_logger().warning("disagreement.untold", error=str(err))
 

@@ -1,8 +1,7 @@
 """Reads from kubelet which container has which device and compares it with the ledger, for the
-reconciliation and for the `pods` ask.
+reconciliation and for the `pods` request.
 
-Flows in: kubelet's PodResources, the ledger, the checkpoint, inventories. Flows out:
-comparisons, and the answer to `pods`.
+The answer to `pods` also contains the checkpoint's claims and the gateway's own state.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["PodLook"]
 
 
 class PodLook:
-    """Looks at kubelet's pods and at the ledger at once."""
+    """Reads kubelet's pods and compares them with the ledger."""
 
     def __init__(
         self,
@@ -66,15 +65,15 @@ class PodLook:
 
     @property
     def socket(self) -> Path:
-        """Where kubelet tells it."""
+        """The socket of kubelet's PodResources."""
         return self._reader.socket
 
     async def listing(self) -> Listing | str:
-        """Look at kubelet's pods alone; the text says why kubelet does not tell."""
+        """Read only kubelet's pods. A text is the reason why kubelet does not answer."""
         return await self._reader.read()
 
     async def compare_with_ledger(self) -> tuple[Listing, Comparison] | str:
-        """Look; the text says why kubelet does not tell."""
+        """Compare kubelet's pods with the ledger. A text is why kubelet does not answer."""
         listing = await self._reader.read()
         if isinstance(listing, str):
             return listing
@@ -86,9 +85,9 @@ class PodLook:
         )
 
     def _holders(self, device_class: str) -> dict[str, Owner]:
-        """Say who holds which device, and which replica.
+        """Return the holder of each device and replica.
 
-        Of a device that is held whole that one has all replicas.
+        The holder of a whole device counts as the holder of all its replicas.
         """
         holders, sharers = self._state.holders(device_class), self._state.sharers(device_class)
         inventory = self._state.inventories().get(device_class)
@@ -116,7 +115,7 @@ class PodLook:
             for exclusive_use in listing.exclusive
         ]
         wanted = [shown for use, shown in uses if request.namespace in ("", use.namespace)]
-        # A container's CPUs stand behind its devices.
+        # A container's CPUs come after its devices.
         wanted.sort(
             key=lambda container_devices: (
                 container_devices.namespace,
@@ -128,7 +127,7 @@ class PodLook:
         return self._with_state(PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements))
 
     def _with_state(self, reply: PodsReply) -> PodsReply:
-        """Add what the gateway says of itself."""
+        """Add the gateway's own state."""
         return structs.replace(
             reply,
             runtime=self._runtime(),
@@ -142,8 +141,8 @@ class PodLook:
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
         prepared: dict[tuple[str, str], PreparedHere] = {}
         for entry in self._checkpoint.entries():
-            # A claim that is begun may hold its devices already, and
-            # its containers may not run yet.
+            # A claim whose preparation has begun may hold its devices already, while its containers
+            # do not run yet.
             earlier = prepared.get((entry.namespace, entry.name))
             held = dict(earlier.held) if earlier is not None else {}
             looked_at = earlier.looked_at if earlier is not None else frozenset()

@@ -1,14 +1,14 @@
 """Keeps the ledger equal to kubelet's PodResources: releases what no pod uses any more, adopts what
 is in use and not in the ledger.
 
-Flows in: the ledger and kubelet's list. Flows out: releases, adoptions (also of exclusive CPUs and
-aligned memory that kubelet's own managers gave), and an event with both sides where the two
-disagree. The device plugin API has no deallocate call, so releases are derived: an allocation is
-released when two listings, one period apart, show none of its devices in use and the ledger had it
-at both. Two are needed because kubelet lists a pod only some time after it has allocated for it. No
-answer means no release, and the list of a kubelet that has just started is not used. Nor is it used
-of a pod with a container that has not ended (`live_containers`): kubelet lists active pods only,
-and one that was deleted by force is none.
+It also adopts exclusive CPUs and aligned memory that kubelet's own managers gave, and publishes an
+event with both sides where the two disagree. The device plugin API has no deallocate call, so
+releases are derived: an allocation is released when two listings, one period apart, show none of
+its devices in use and the ledger had it at both. Two are needed because kubelet lists a pod only
+some time after it has allocated for it. Without an answer nothing is released, and the list of a
+kubelet that has just started is not used. The list also does not count for a pod with a container
+that has not ended (`live_containers`), because kubelet lists only active pods, and a pod that was
+deleted by force is not active.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["Reconciler"]
 
-# Between two looks while a claim waits, in seconds: two of them and a try of kubelet's
-# are to fit into three seconds.
+# Seconds between two checks while a claim waits: two checks and a retry of kubelet should fit into
+# three seconds.
 _AWAITED_S = 0.5
 
 _Mark = tuple[str, str, int]
@@ -53,7 +53,7 @@ _Mark = tuple[str, str, int]
 
 
 class Reconciler:
-    """Looks at PodResources, period after period."""
+    """Compares PodResources with the ledger, period after period."""
 
     def __init__(
         self, usage: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming
@@ -74,7 +74,7 @@ class Reconciler:
         users.on_listing = self._note_listed
 
     async def run(self, beat: Heartbeat) -> None:
-        """Look for ever. Nothing happens where kubelet has no such socket."""
+        """Check until cancelled. Nothing happens where kubelet has no such socket."""
         self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
         idle_before: frozenset[_Mark] = frozenset()
         lacking_before: frozenset[Lacking | ExclusiveUse] = frozenset()
@@ -111,10 +111,10 @@ class Reconciler:
             }
 
     async def _pause(self) -> None:
-        """Wait for the next look.
+        """Wait for the next check.
 
-        While a claim waits for what a pod of kubelet's holds, see every
-        moment whether that pod is gone.
+        While a claim waits for what a pod has by kubelet's allocation, check frequently whether
+        that pod is gone.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._deadlines.reconcile_s
@@ -129,11 +129,11 @@ class Reconciler:
             await first_of([awaited, self._state.lingering_changed.ticket()], left_s)
 
     async def _release_gone(self, gone_before: frozenset[_Mark]) -> frozenset[_Mark]:
-        """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two
-        looks in a row, and whose containers have ended; those of this look.
+        """Release awaited allocations whose pod kubelet has listed and no longer lists, in two
+        checks in a row, and whose containers have ended.
 
-        What no pod was named for may be an allocation whose pod is not listed yet: that
-        is left to the ordinary looks.
+        Returns the allocations that this check found gone. An allocation without a named pod may
+        belong to a pod that is not listed yet, so it is left to the ordinary checks.
         """
         self._detect_kubelet_restart()
         listing = await self._usage.listing()
@@ -157,7 +157,7 @@ class Reconciler:
         return frozenset(gone)
 
     def _linger(self, idle: Iterable[Allocation]) -> None:
-        """Tell of which idle allocations a container has not ended."""
+        """Record which idle allocations have a container that has not ended."""
         self._state.linger(
             {
                 allocation.owner.key: why
@@ -167,21 +167,21 @@ class Reconciler:
         )
 
     def _detect_kubelet_restart(self) -> None:
-        """See whether kubelet was started again."""
+        """Detect whether kubelet was started again."""
         if identity(self._socket) != self._kubelet:
             self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
             self._used.clear()
 
     def _note_listed(self, listing: Listing) -> None:
-        """Remember what kubelet lists, whoever asked it: a pod may be over before the next look
-        here, and its devices are free all the same.
+        """Remember what kubelet lists, also when another part asked for it: a pod may have ended
+        before the next check here, and its devices are free in spite of that.
         """
         self._detect_kubelet_restart()
         ledger = self._state.ledger
         if ledger is None or listing.kubelet != self._kubelet:
             return
-        # By key: to compare each allocation with each idle one would grow
-        # with the square of a node's pods.
+        # By key: comparing each allocation with each idle one would grow with the square of a
+        # node's pods.
         idle = {allocation.owner.key for allocation in idle_allocations(ledger, listing.in_use)}
         plugins = (
             (key, allocation)
@@ -191,8 +191,8 @@ class Reconciler:
         self._used |= {self._mark(allocation) for key, allocation in plugins if key not in idle}
 
     def _is_believed(self, mark: _Mark) -> bool:
-        """A kubelet that has just started lists no pods yet: believe it when it has listed this
-        very allocation before, or after a while.
+        """Return whether kubelet's list counts for an allocation. A kubelet that has just started
+        lists no pods yet, so it must have listed this allocation before or have run for a while.
         """
         return (
             asyncio.get_running_loop().time() - self._appeared_at >= self._deadlines.kubelet_grace_s
@@ -203,12 +203,10 @@ class Reconciler:
         return (allocation.owner.key, allocation.decision_id, self._state.times_handed_out(allocation.owner))
 
     async def _adopt(self, lack: Lacking) -> None:
-        """Write down what a container has and nobody holds in the ledger, so that it is given to
-        nobody else.
-        """
+        """Record in the ledger what a container has without an owner, so that it stays taken."""
         owner = lack.owner or plugin_owner(lack.resource, lack.devices)
-        # Chosen of nothing but what it has, a claim gets the CPUs
-        # again on which its containers run.
+        # CPUs are chosen only from those that the claim has, so it gets the CPUs again on which its
+        # containers run.
         cpus = CpuSet.of(cpu for _, chosen in lack.group_cpus for cpu in chosen)
         devices, shared, shares = self._wanted(lack)
         try:
@@ -246,7 +244,7 @@ class Reconciler:
     def _wanted(
         self, lack: Lacking
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, dict[str, HeldShare]]]:
-        """Say what is to be adopted: devices, those of them by share, and how much.
+        """Return what is to be adopted: devices, those of them by share, and how much.
 
         Kubelet lists replicas, the ledger has devices.
         """
@@ -267,7 +265,7 @@ class Reconciler:
         )
 
     async def _adopt_exclusive(self, use: ExclusiveUse) -> None:
-        """Write down what kubelet's CPU and memory managers gave, so that alignment knows of it."""
+        """Record what kubelet's CPU and memory managers gave, so that alignment counts it."""
         devices = {CPU_RESOURCE: tuple(f"cpu-{cpu}" for cpu in use.cpus)} if use.cpus else {}
         try:
             adopted = await self._asks.adopt(
@@ -296,29 +294,29 @@ class Reconciler:
         )
 
     def _log_failure(self, owner: Owner, where: str, why: str) -> None:
-        """Say once why something cannot be written down; it is tried again at each look."""
+        """Log once why something cannot be recorded. It is tried again at each check."""
         if self._failed.get(owner.key) != why:
             self._failed[owner.key] = why
             get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=where, error=why)
 
     async def _report(self, disagreements: frozenset[Disagreement]) -> None:
-        """Tell each disagreement once, when it is seen at a second look.
+        """Report each disagreement once, when it is seen at a second check.
 
-        One that ends and comes again is told again.
+        One that ends and comes again is reported again.
         """
         self._disagreed = disagreements & (self._doubted | self._disagreed)
         self._doubted = disagreements
         await self._asks.disagreements.publish(self._disagreed, disagreements)
 
     async def _release(self, allocation: Allocation, mark: _Mark) -> None:
-        """Have the devices cleaned, and let them go: in this order, so that a crash in between
-        leaves them held, and the next look does it again.
+        """Have the devices cleaned, and then release them. In this order a crash in between leaves
+        them held, and the next check does it again.
         """
         async with AsyncExitStack() as turns:
             for device_class in sorted({name for holding in allocation.holdings for name in holding.devices}):
                 await turns.enter_async_context(self._state.hand_overs.of(device_class))
-            # Kubelet may have allocated the same devices meanwhile, and the same devices have the
-            # same owner: only what we looked at is meant.
+            # Kubelet may have allocated the same devices again meanwhile, for the same owner. Only
+            # the allocation that was checked may be released.
             if self._mark(allocation) != mark or why_lingering(allocation, self._state.containers):
                 return
             try:
@@ -336,9 +334,10 @@ class Reconciler:
                 )
 
     async def _undo(self, allocation: Allocation) -> Refusal | None:
-        """Tell device services which of their devices, and which replicas, nobody has any more.
+        """Report to device services which of their devices and replicas are no longer held.
 
-        What others have a share of in another way stays as it is.
+        Devices of which others have a share in another way are left unchanged.
+        Errors: raises PeerUnavailable.
         """
         ledger = self._state.ledger
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN or ledger is None:

@@ -1,8 +1,8 @@
-"""Tells the ledger which pod uses an Allocate result, as soon as kubelet lists that pod.
+"""Records in the ledger which pod uses an Allocate result, as soon as kubelet lists that pod.
 
-Flows in: the ledger, kubelet's PodResources. Flows out: the pod of each allocation. Kubelet lists a
-pod a moment after it has allocated for it, so the first queries follow quickly and later ones with
-the period of the reconciliation. While every allocation has its pod, kubelet is not queried.
+Kubelet lists a pod a moment after it has allocated for it, so the first queries follow quickly and
+later ones with the period of the reconciliation. While every allocation has its pod, kubelet is not
+queried.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from topobus.values.request import Owner
 
 __all__ = ["UserNaming"]
 
-# The first look after an allocation, in seconds, and what follows, doubled: kubelet lists a pod
+# Seconds before the first query after an allocation, doubled for each next one: kubelet lists a pod
 # when all its containers are admitted.
 _FIRST_LOOK_S = 0.1
-# As many as a claim can be reserved for (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
+# The API's limit on reservations of a claim (resource.k8s.io/v1, ResourceClaimReservedForMaxSize).
 _MOST_PODS = 256
 
 
 class UserNaming:
-    """Names the pods of one node's device plugin allocations."""
+    """Records the pods of one node's device plugin allocations."""
 
     def __init__(self, usage: PodLook, state: NodeState, asks: NodeAsks, longest_pause_s: float) -> None:
         self._usage = usage
@@ -48,7 +48,7 @@ class UserNaming:
         does not say it was told of an earlier allocation."""
 
     async def run(self) -> None:
-        """Look for ever, while there is an allocation whose pod nobody has said."""
+        """Query until cancelled, while there is an allocation whose pod is not known."""
         attempt = 0
         seen: set[str] = set()
         while True:
@@ -68,7 +68,7 @@ class UserNaming:
                 await self.name(listing)
 
     async def name(self, listing: Listing) -> None:
-        """Tell the ledger the pods of one listing; what is not heard is told at the next one."""
+        """Record the pods of one listing in the ledger. What fails is sent again next time."""
         ledger = self._state.ledger
         if ledger is None:
             return
@@ -84,8 +84,8 @@ class UserNaming:
             if self._sent.get(allocation.owner.key) != message:
                 self._sent[allocation.owner.key] = message
                 if not await self._is_told(allocation, user) and self._sent.get(allocation.owner.key) == message:
-                    # The loop and the reconciliation name pods at the same time: the other one may
-                    # have told more, or found the owner gone, meanwhile.
+                    # This loop and the reconciliation record pods at the same time. The other one
+                    # may have recorded more, or found the owner gone, meanwhile.
                     del self._sent[allocation.owner.key]
         await self._name_pods_of_claims(ledger, listing)
 
@@ -102,7 +102,7 @@ class UserNaming:
                 )
             except TopobusError as err:
                 get_logger().warning("pods.untold", owner=key, error=str(err))
-        # Kept without uids: what kubelet has listed once and lists no more has ended.
+        # Stored without uids: a pod that kubelet has listed once and no longer lists has ended.
         named = {key: frozenset(map(without_uid, pods)) for key, pods in present.items()}
         listed = {
             key: frozenset(pod for use in listing.uses if use.claim for pod in [pod_of(use)]) & pods

@@ -1,9 +1,7 @@
 """Compares the devices that kubelet lists for its pods with the ledger.
 
-Flows in: devices by container as kubelet lists them, who holds what, the claims prepared
-here. Flows out: allocations that the ledger lacks and should adopt, and disagreements
-with both sides. Devices of admin access are left out: the ledger has no holder for them,
-so there is nothing to compare.
+The result is allocations that the ledger lacks and should adopt, and disagreements with both sides.
+Devices of admin access are left out, because the ledger has no holder for them.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ class PodUse(Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Name the container and the claim or resource by which it has the device."""
+        """Describe the container and the claim or resource by which it has the device."""
         origin = f"claim {self.claim_namespace}/{self.claim}" if self.claim else self.resource
         return f"container {self.container} of pod {self.namespace}/{self.pod} ({origin})"
 
 
 class PreparedHere(Struct, frozen=True, kw_only=True):
-    """A claim that the checkpoint calls prepared: its uid, what it holds, and what it only looks at
-    (as class and device).
+    """A claim that is prepared according to the checkpoint: its uid, what it holds, and its devices
+    with admin access (as class and device).
     """
 
     owner: Owner
@@ -58,7 +56,7 @@ class PreparedHere(Struct, frozen=True, kw_only=True):
 
 
 class Lacking(Struct, frozen=True, kw_only=True):
-    """Devices in use that the ledger gives to nobody.
+    """Devices in use that have no owner in the ledger.
 
     `owner` None: the holder is kubelet's own allocation of `resource`.
     """
@@ -80,7 +78,7 @@ class Lacking(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What was found, sorted by container."""
+    """The differences between kubelet and the ledger, sorted by container."""
 
     lacking: tuple[Lacking, ...] = ()
     exclusive: tuple[ExclusiveUse, ...] = ()
@@ -94,12 +92,12 @@ def compare(
     prepared: Mapping[tuple[str, str], PreparedHere],
     sharers: Mapping[tuple[str, str], frozenset[Owner]] = MappingProxyType({}),
 ) -> Comparison:
-    """Compare kubelet's word with the ledger's.
+    """Compare kubelet's list with the ledger.
 
     Shapes: holders — class to device to owner; prepared — namespace and name of a claim to what is
     prepared of it; sharers — class and device to those who hold a share of it.
-    Errors: raises nothing; a claim that is not prepared here is a disagreement, for
-    its devices could be given away.
+    Errors: raises nothing; a claim that is not prepared here is a disagreement, because its devices
+    could be given away.
     """
     lacking: list[Lacking] = []
     disagreements: list[Disagreement] = []
@@ -114,8 +112,8 @@ def compare(
             holder = holders.get(use.device_class, {}).get(name)
             sharing = sharers.get((use.device_class, name), frozenset())
             if claim is not None and (use.device_class, name) in claim.by_share and (holder is None or sharing):
-                # Others with a share are no disagreement; that it has none
-                # itself is what the ledger lacks.
+                # Other owners of a share are no disagreement. The claim's own share is what the
+                # ledger lacks.
                 free += [] if claim.owner in sharing else [name]
                 continue
             if holder is None and (claim is not None or not use.claim):
@@ -149,7 +147,7 @@ def compare(
 
 
 def is_listed(uses: Iterable[PodUse], namespace: str, claim: str) -> bool:
-    """Say whether kubelet lists a container with a claim; it tells a claim by its name alone."""
+    """Return whether kubelet lists a container with a claim. It lists a claim only by its name."""
     return any((use.claim_namespace, use.claim) == (namespace, claim) for use in uses)
 
 

@@ -1,9 +1,10 @@
-"""Finds the pods that use a device plugin allocation or a claim: Allocate names no pod, and
-kubelet's PodResources lists it afterwards; a claim gets further ones.
+"""Finds the pods that use a device plugin allocation or a claim, from the devices that kubelet
+lists by container.
 
-Flows in: the ledger, devices by container as kubelet lists them. Flows out: the pod of each
-allocation whose pod the ledger does not have yet. While two pods are listed for one allocation
-(kubelet lists an ended pod for a while) nothing is reported.
+Allocate names no pod, and kubelet's PodResources lists it only afterwards. A claim may get further
+pods later. The result has the pod of each allocation whose pod the ledger does not have yet. While
+two pods are listed for one allocation (kubelet lists an ended pod for a while), nothing is
+reported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["nameless", "pod_of", "pods_of_claims", "unnamed_users", "without_uid
 
 
 def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
-    """List allocations of kubelet's own of which nobody has said the pod."""
+    """List allocations of kubelet whose pod is not known yet."""
     allocations = ledger.allocations.values() if ledger is not None else ()
     return tuple(
         allocation
@@ -31,9 +32,9 @@ def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
 
 
 def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Allocation, Owner], ...]:
-    """Find the pod of each device plugin allocation, where the ledger says none or another one.
+    """Find the pod of each device plugin allocation for which the ledger has none or another one.
 
-    By the owner's key. kubelet tells no uid, so it is empty.
+    In the order of the owners' keys. kubelet lists no uid, so it is empty.
     """
     pods: dict[tuple[str, str], set[Owner]] = {}
     for use in uses:
@@ -52,10 +53,10 @@ def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Alloca
 def pods_of_claims(
     ledger: Holders, uses: Iterable[PodUse], listed_before: Mapping[str, frozenset[Owner]]
 ) -> dict[str, tuple[Owner, ...]]:
-    """Say which pods use each claim now, by the owner's key.
+    """Return which pods use each claim now, by the owner's key.
 
-    Those that kubelet lists, and those that the ledger has and kubelet has not listed yet: a claim
-    may be reserved for a pod some time before kubelet lists it.
+    These are the pods that kubelet lists, and those that the ledger has and kubelet has not listed
+    yet: a claim may be reserved for a pod some time before kubelet lists it.
     Shapes: listed_before — by the owner's key, pods that kubelet has listed once, without uids.
     """
     listed: dict[tuple[str, str], set[Owner]] = {}
@@ -79,10 +80,10 @@ def pods_of_claims(
 
 
 def without_uid(pod: Owner) -> Owner:
-    """Name a pod as kubelet does."""
+    """Return a pod's name without its uid, as kubelet lists it."""
     return structs.replace(pod, uid="")
 
 
 def pod_of(use: PodUse) -> Owner:
-    """Name the pod of a container as kubelet lists it."""
+    """Return the name of a container's pod as kubelet lists it."""
     return Owner(kind=OwnerKind.POD, namespace=use.namespace, name=use.pod, uid="")
