@@ -42,7 +42,8 @@ from topobus.values.sandbox import ContainerName, Sandbox
 __all__ = ["NodeAsks", "Preference", "StillAtWork", "configured"]
 
 Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, ...] | None]]
-"""Chooses out of what is available, with what must be included, so many; None is no opinion."""
+"""Chooses a number of devices from those available, with those that must be included. None is no
+opinion."""
 
 
 # Answers whose edits were checked and allowed: those of the containers that start now, each of some
@@ -77,12 +78,12 @@ class NodeAsks:
         self._node = node
         self._deadlines = deadlines
         self._allowed: dict[tuple[str, ...], tuple[EditRights, dict[str, str], frozenset[int] | None, Prepared]] = {}
-        """By class and devices: the newest answer of `prepare` that was allowed, by which rights,
-        and where its paths led. The same need not be looked at again."""
+        """By class and devices: the newest answer of `prepare` that was allowed, by which
+        rights, and where its paths led. The same answer need not be checked again."""
         self.preferences: dict[str, Preference] = {}
-        """By class: who has a choice of his own."""
+        """By class, for classes with a choice of their own."""
         self.disagreements = LedgerDrift(bus, node)
-        """Where everybody is told of what kubelet and the ledger see differently."""
+        """Publishes the disagreements between kubelet and the ledger."""
 
     async def prefer(
         self,

@@ -56,7 +56,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 SHORT_NAME = 16
-"""Characters that the names of our own sockets have at most for the resource that they serve."""
+"""The most characters of a resource's part in the names of our own sockets."""
 
 
 class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,11 +66,11 @@ class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
-    """kubelet.sock stands here, and our device plugin sockets beside it."""
+    """Folder of kubelet.sock and of our device plugin sockets."""
     plugins_registry_dir: str = "/var/lib/kubelet/plugins_registry"
     """Registration sockets of DRA drivers, which kubelet watches."""
     plugins_dir: str = "/var/lib/kubelet/plugins"
-    """Service sockets of DRA drivers, a folder each; made when missing."""
+    """Service sockets of DRA drivers, in a folder for each, which is made when missing."""
 
 
 class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,31 +79,32 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     first_list_s: Seconds = 5.0
-    """Between Register and kubelet's ListAndWatch; later we register again (kubelets before 1.36
-    lose a plugin that replaces another)."""
+    """Time from Register to kubelet's ListAndWatch. When it is over, the gateway registers again
+    (kubelets before 1.36 lose a plugin that replaces another)."""
     retry_s: Seconds = 1.0
     """Pause after a registration that failed."""
     watchdog_s: Seconds = 1.0
-    """How often sockets are looked at, besides the file system's own events."""
+    """How often sockets are checked, in addition to the file system's own events."""
     prefer_s: Seconds = 0.04
-    """The topology service's choice of devices; later the gateway chooses by name. It takes a few
-    milliseconds, and an answer within 50 ms is promised."""
+    """The topology service's choice of devices. When it is over, the gateway chooses by name. A
+    choice takes a few milliseconds, and an answer within 50 ms is promised."""
     allocate_s: Seconds = 20.0
     """All of Allocate: `adopt_s`, `prepare_s` and, when preparing fails, `adopt_s` again to give
-    back. kubelet waits for ever, with all other pods."""
+    back. kubelet itself waits without a limit, and all other pods with it."""
     pre_start_s: Seconds = 25.0
-    """All of PreStartContainer; below kubelet's 30 s, so that our error arrives and not a broken
-    call."""
+    """All of PreStartContainer, below kubelet's 30 s, so that our error arrives instead of a
+    broken call."""
     adopt_s: Seconds = 3.0
     """Writing the ledger."""
     prepare_s: Seconds = 10.0
     """A device service's prepare or unprepare, drivers included."""
     claim_s: Seconds = 40.0
-    """All of one claim; below kubelet's 45 s, so that our error arrives and not a broken call."""
+    """All of one claim, below kubelet's 45 s, so that our error arrives instead of a broken
+    call."""
     claim_retry_s: Annotated[float, Meta(ge=0)] = 10.0
-    """How long a claim is tried again while somebody it needs is not there: a service that
-    restarts, NATS, the API server. kubelet itself would come back only after a minute and more; a
-    peer that hangs uses this up with its first answer that does not come."""
+    """How long a claim is tried again while a peer is not there: a service that restarts, NATS,
+    the API server. kubelet itself would retry only after more than a minute. A peer that hangs
+    uses up this time with its first missing answer."""
     health_refresh_s: Annotated[float, Meta(gt=0, lt=30)] = 10.0
     """How often DRA health is sent again without news. kubelet calls a
     device Unknown after 30 s."""
@@ -111,8 +112,8 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often kubelet's PodResources are compared with what device plugin allocations hold: that
     API has no deallocate."""
     forgotten_s: Seconds = 60.0
-    """How often prepared claims are looked at of which kubelet lists no container; two looks that
-    find them deallocated, too, undo them."""
+    """How often prepared claims without a container in kubelet's list are checked. Two checks
+    that find them also deallocated undo them."""
     kubelet_grace_s: Annotated[float, Meta(ge=0)] = 60.0
     """How long after kubelet's start only allocations that it has listed since are released: at
     first it lists no pods at all."""
@@ -127,31 +128,30 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     mode: Literal["off", "in-cluster", "kubeconfig"] = "off"
-    """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file
-    says."""
+    """Which cluster: none, the one of our pod (service account), or that of a kubeconfig file."""
     kubeconfig: str = ""
     """Path of the file, with mode `kubeconfig`."""
     context: str = ""
-    """Context of the file; empty: its current one."""
+    """Context of the file. Empty: its current one."""
     call_s: Seconds = 10.0
     """How long one call may take, in seconds."""
     retry_s: Seconds = 1.0
-    """First pause after a call that failed, in seconds; doubled up to ten."""
+    """First pause after a call that failed, in seconds, doubled up to ten."""
     publish_delay_s: Annotated[float, Meta(ge=0)] = 0.2
     """How long changes are collected before slices are written, in seconds: a burst becomes one
     write."""
     silence_effect: Literal["NoSchedule", "NoExecute", "none"] = "NoSchedule"
-    """What the taint on the devices of a silent device service does; none: no taint. Silence is no
-    evidence of a fault, so it evicts nobody by itself."""
+    """Effect of the taint on the devices of a silent device service, or `none` for no taint.
+    Silence is no evidence of a fault, so by default no pod is evicted for it."""
     retries_pods: bool = True
-    """Whether a pod whose claims could not be prepared is annotated (`topobus.dev/prepare-again`)
-    when what stood in the way is over. kubelet then looks at once; by itself it comes back after 60
-    to 90 s. Needs the right to patch pods."""
+    """Whether a pod whose claims could not be prepared is annotated
+    (`topobus.dev/prepare-again`) when the obstacle is gone. kubelet then tries at once, and
+    otherwise only after 60 to 90 s. Needs the right to patch pods."""
     evict_after_s: Annotated[float, Meta(ge=0)] = 0.0
-    """How long a pod waits for a device that somebody else holds before it is evicted, in seconds,
-    when a controller makes it anew: its claim is then allocated afresh. As long does a pod keep a
-    device that is sick when it names a resource that claims serve: the cluster evicts pods that
-    name their claims, and not these. 0: never. Needs the right to create evictions."""
+    """Seconds that a pod waits for a device that another owner holds before it is evicted, if a
+    controller recreates it. Its claim is then allocated again. A pod that names a resource which
+    claims serve keeps an unhealthy device for the same time, because the cluster evicts only
+    pods that name their claims. 0: never. Needs the right to create evictions."""
     resync_s: Seconds = 300.0
     """How often slices are compared without news, in seconds."""
 
@@ -160,11 +160,11 @@ class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Device plugins of other vendors, which register with the gateway as with kubelet."""
 
     dir: str = ""
-    """A folder of our own in which kubelet.sock is served; mount it into the plugin's container in
-    place of kubelet's. Empty: none."""
+    """A folder of the gateway's own in which kubelet.sock is served. Mount it into the plugin's
+    container in place of kubelet's. Empty: none."""
     dial_s: Seconds = 10.0
-    """How long a plugin's socket may take to answer when it registers, in seconds; kubelet's own
-    limit."""
+    """How long a plugin's socket may take to answer when it registers, in seconds. The default
+    is kubelet's own limit."""
     allocate_s: Seconds = 4.0
     """How long its Allocate may take, in seconds. Twice this must fit
     into `deadlines.prepare_s`."""
@@ -176,10 +176,10 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Which CPUs Topobus gives to containers exclusively, and by which interface."""
 
     owned: str = ""
-    """CPUs that claims may have for themselves: a list as the kernel writes it (`4-63,68-127`), or
-    `all`. Empty: none; a claim of class cpu then tells its container which CPUs were chosen and
-    pins nothing, since the node's CPUs are kubelet's. With kubelet's static CPU manager name only
-    CPUs that it does not give (its reserved ones)."""
+    """CPUs that claims may have exclusively: a list in the kernel's notation (`4-63,68-127`), or
+    `all`. Empty: none. A claim of class cpu then only informs its container which CPUs were
+    chosen and pins nothing, because kubelet manages the node's CPUs. With kubelet's static CPU
+    manager name only CPUs that it does not give (its reserved ones)."""
 
 
 class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,18 +190,18 @@ class RuntimeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     socket: str = "/var/run/nri/nri.sock"
-    """The runtime's socket for plugins, where containerd and CRI-O have it. A claim that needs it
-    for its CPUs or interfaces is refused while it does not answer; where it is not there at all,
-    kubelet's word that a pod is over is believed (docs/explanation/double-hand-out.md). Whoever has
-    the socket may change every container of the node; empty: it is not opened, and no CPUs may be
-    owned."""
+    """The runtime's socket for plugins, where containerd and CRI-O have it. A claim that needs
+    it for its CPUs or interfaces is refused while it does not answer. Where the socket does not
+    exist, kubelet's list alone decides whether a pod has ended
+    (docs/explanation/double-hand-out.md). A process with access to the socket may change every
+    container of the node. Empty: it is not opened, and no CPUs may be owned."""
     attach_s: Annotated[float, Meta(gt=0, lt=2)] = 1.5
     """How long a new sandbox waits for the devices of its claims, in seconds. The runtime
-    disconnects a plugin after 2 s, and starts nothing else on the node meanwhile; what takes longer
-    goes on, and the pod's containers wait for it."""
+    disconnects a plugin after 2 s, and starts nothing else on the node meanwhile. An attachment
+    that takes longer continues, and the pod's containers wait for it."""
     adjust_s: Annotated[float, Meta(gt=0, lt=2)] = 1.0
-    """How long a new container waits for its device services to say what it gets, in seconds; less
-    where attaching has used up the runtime's 2 s. Then it is refused, and kubelet tries again."""
+    """How long a new container waits for its device services' edits, in seconds, or less where
+    attaching has used up the runtime's 2 s. Then it is refused, and kubelet tries again."""
 
 
 class MetadataSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -210,12 +210,12 @@ class MetadataSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     versions: tuple[MetadataVersion, ...] = ()
-    """Which versions of metadata.resource.k8s.io a file has, newest first: `["v1alpha1"]`. Empty:
-    claims get no files, as Kubernetes' own library does without a version: the format is alpha, and
-    a container cannot be made that has /var/run mounted read-only."""
+    """Which versions of metadata.resource.k8s.io a file has, newest first: `["v1alpha1"]`.
+    Empty: claims get no files, as with Kubernetes' own library without a version. The format is
+    alpha, and a container with a read-only mount at /var/run could not be created."""
     dir: str = ""
-    """Where the files are, on the host as in the gateway; must survive a reboot. Empty:
-    `device-metadata` beside the checkpoint."""
+    """Where the files are, under the same path on the host and in the gateway. It must survive a
+    reboot. Empty: `device-metadata` beside the checkpoint."""
 
 
 class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -230,58 +230,58 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     metadata: MetadataSettings = MetadataSettings()
     silence: SilenceSettings = SilenceSettings()
     hardware: HardwareSettings = HardwareSettings()
-    """Where the kernel is asked which CPUs containers have: their control groups below
+    """Where the kernel's cpusets of containers are read: their control groups below
     `sys/fs/cgroup` of `root`."""
     instance: str = ""
-    """Names this gateway's DRA sockets, so that two stand side by side while one replaces the
-    other: the pod's uid, from the downward API. Empty: another name at each start."""
+    """Part of the names of this gateway's DRA sockets, so that two gateways can run side by side
+    while one replaces the other: the pod's uid, from the downward API. Empty: another name at
+    each start."""
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """kubelet's PodResources service."""
     cdi_dir: str = "/var/run/cdi"
     """Where CDI files of claims are written: the folder of highest priority, emptied at boot and
     then written again from the checkpoint."""
     checkpoint_path: str = "/var/lib/topobus/gateway/checkpoint.json"
-    """What is prepared on this node; must survive a reboot."""
+    """What is prepared on this node. The file must survive a reboot."""
     resource_prefix: str = "topobus.dev"
     """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
     exposure: dict[str, Exposure] = field(default_factory=dict)
-    """How a class or one of its pools is offered: `{"cpu": "both", "gpu": "none", "gpu-h100":
-    "both"}`. A pool that is not named goes with its class. Class `cpu` has no device plugin unless
-    it is named here: such a plugin can pin nothing, so a pod would have CPUs that everybody else
-    runs on, too."""
+    """How a class or one of its pools is offered:
+    `{"cpu": "both", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named is offered
+    like its class. Class `cpu` has no device plugin unless it is named here: such a plugin
+    cannot pin CPUs, so other containers would run on a pod's CPUs as well."""
     profiles: tuple[VendorProfile, ...] = ()
-    """Whose device plugin is stood in for, as pods and exporters see it: resource names and ids of
-    `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov` (pools of NICs,
+    """Vendors whose device plugin the gateway replaces, for pods and exporters: resource names
+    and ids of `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov` (pools of NICs,
     `intel.com/…`). That vendor's own plugin must not run on the node: docs/how-to/drop-in.md.
     Change it while no pod has such a device."""
     ids: dict[str, IdProfile] = field(default_factory=dict)
-    """How devices of a class or one of its pools are named towards kubelet: `topobus` (their name,
-    as by default), `pci`, `uuid` or `card` (`pci`, and parts of a card by their name); `{"nic-vf":
-    "pci", "gpu": "uuid"}`. What is not named here goes by `profiles`. With `pci`, Multus and
-    sriov-cni work as with their own device plugin: docs/how-to/use-multus.md. Change it while no
-    pod has such a device."""
+    """The ids that kubelet gets for devices of a class or one of its pools: `topobus` (their
+    name, the default), `pci`, `uuid` or `card` (`pci`, and parts of a card by their name);
+    `{"nic-vf": "pci", "gpu": "uuid"}`. What is not named here follows `profiles`. With `pci`,
+    Multus and sriov-cni work as with their own device plugin: docs/how-to/use-multus.md. Change
+    it while no pod has such a device."""
     device_info_dir: str = "/var/run/k8s.cni.cncf.io/devinfo/dp"
-    """Where the files are written by which Multus learns of a device with `ids` `pci`: its own
-    folder."""
+    """Multus' own folder, for the files by which it learns of a device with `ids` `pci`."""
     node_labels_dir: str = ""
     """A folder of Node Feature Discovery, where a file `topobus` names this node's labels:
     `/etc/kubernetes/node-feature-discovery/features.d`. Empty: none is written. Labels as the
     vendors' own feature discovery sets them (`nvidia.com/gpu.product`, `amd.com/gpu.vram`, …):
     docs/how-to/drop-in.md."""
     edits: dict[str, EditRights] = field(default_factory=dict)
-    """What devices of a class may bring into containers, besides what the drivers need that come
-    with Topobus: `{"fpga": {"device_nodes": ["/dev/acme"]}}`. Whatever else a device service wants
-    to give is refused, for a container runtime does as root what it is told."""
+    """What devices of a class may bring into containers, in addition to the needs of the drivers
+    that come with Topobus: `{"fpga": {"device_nodes": ["/dev/acme"]}}`. Any other edit of a
+    device service is refused, because a container runtime applies edits as root."""
     default_exposure: Exposure = "both"
-    """For classes not named in `exposure`. `both`: a pod may take a device either way; the ledger
-    keeps it from being given twice."""
+    """For classes not named in `exposure`. `both`: a pod may take a device either way. The
+    ledger prevents that it is given twice."""
 
     resources_by: ResourcesBy = "auto"
-    """How pods that ask for `topobus.dev/gpu: 1` are served, where a class is offered both ways and
-    there is a cluster. `auto`: by claims that kube-scheduler makes, as soon as the API server has a
-    DeviceClass whose `extendedResourceName` is the resource and which selects its devices and no
-    others; else by the device plugin. `claims`, `device-plugin`: always so. Pods that have devices
-    keep them when it changes: docs/explanation/double-hand-out.md."""
+    """How pods that ask for `topobus.dev/gpu: 1` are served, where a class is offered both ways
+    and there is a cluster. `auto`: by claims that kube-scheduler makes, as soon as the API
+    server has a DeviceClass whose `extendedResourceName` is the resource and which selects its
+    devices and no others; else by the device plugin. `claims`, `device-plugin`: always so. Pods
+    that have devices keep them when it changes: docs/explanation/double-hand-out.md."""
 
     def offers_plugin(self, device_class: str, pool: str = "") -> bool:
         """Return whether a class's pool (empty: devices without one) has a device plugin."""

@@ -36,8 +36,8 @@ class NodeLock:
 
     def __init__(self, path: Path, lock: int, queue: int, instance: str, readiness: Readiness) -> None:
         self.instance = instance
-        """The name of this gateway's own sockets; another one than was given when the gateway that
-        has the turn goes by that."""
+        """The name of this gateway's own sockets. It differs from the given one when the gateway
+        that holds the lock has that name."""
         self._path = path
         self._lock = lock
         self._queue = queue

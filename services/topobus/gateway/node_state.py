@@ -49,7 +49,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     """`topobus.dev/gpu-h100`."""
     device_class: str
     pool: str = ""
-    """Empty: the class's own resource, with what no pool has."""
+    """Empty: the class's own resource, with the devices without a pool."""
 
     @property
     def name(self) -> str:
@@ -84,35 +84,35 @@ class NodeState:
         self.node = node
         self.changed = Broadcast()
         self.ledger_changed = Broadcast()
-        """Also when nobody holds anything else than before: a decision, or a pod's name, is another
+        """Also announced when no holding has changed: a decision, or a pod's name, is another
         one."""
         self.ledger_went_back = Broadcast()
-        """The ledger that is shown is an older one than before, or was rebuilt, or its store is
-        another one, so that it may be older although its number is not."""
+        """Announced when the ledger is older than the previous one, was rebuilt, or is in
+        another store, so that it may be older although its number is not."""
         self.hand_overs = KeyLocks()
-        """By class: kubelet is given devices, or they are taken back and cleaned; never both at
-        once."""
+        """By class: held while kubelet is given devices, or while they are taken back and
+        cleaned, so that the two never overlap."""
         self.containers = LiveContainers()
-        """Those that exist, where the container runtime tells of them."""
+        """The existing containers, where the container runtime reports them."""
         self.lingering: Mapping[str, str] = {}
-        """Allocations of kubelet's that it has forgotten while a container that has them runs on:
-        key of the owner to why nobody else gets them; set by `linger`."""
+        """Allocations that kubelet has forgotten while a container that has them still runs: key
+        of the owner to why they are not given to another one. Set by `linger`."""
         self.lingering_changed = Broadcast()
         self.awaited: frozenset[str] = frozenset()
-        """Keys of owners that hold what a claim of a pod of this node
-        waits for; set by `wait_for`."""
+        """Keys of owners that hold what a claim of a pod of this node waits for. Set by
+        `wait_for`."""
         self.awaited_changed = Broadcast()
         self._bus = bus
         self._own_resource = own_resource
         self._ids = ids
         self._profiles = profiles
         self._names: dict[str, dict[str, str]] = {}
-        """Resource to kubelet's id to name, also of devices that are gone: pods may have them
-        still."""
+        """Resource to kubelet's id to name, also of devices that are gone, because pods may
+        still have them."""
         self._inventories: dict[str, Inventory] = {}
         self._ledger: Holders | None = None
         self._ledgers: dict[str, Holders] = {}
-        """By class: what of the ledger is of it."""
+        """By class: the part of the ledger that concerns it."""
         self._hand_outs = HandOuts()
         self._lists: dict[str, _List] = {}
         self._holders: dict[str, dict[str, Owner]] = {}

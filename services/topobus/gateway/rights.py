@@ -9,10 +9,10 @@ from topobus.devicekit.rights import Right, RightKind
 __all__ = ["EXCLUSIVE_CPUS", "NODE_LABELS", "RIGHTS"]
 
 EXCLUSIVE_CPUS = "exclusive-cpus"
-"""Claims get CPUs for themselves (docs/how-to/exclusive-cpus.md)."""
+"""Claims get exclusive CPUs (docs/how-to/exclusive-cpus.md)."""
 
 NODE_LABELS = "node-labels"
-"""Node Feature Discovery is told the node's labels (docs/how-to/drop-in.md)."""
+"""Node Feature Discovery gets the node's labels (docs/how-to/drop-in.md)."""
 
 
 def _mount(what: str, why: str, feature: str = "", *, is_writable: bool = True) -> Right:

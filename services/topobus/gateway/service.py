@@ -144,7 +144,7 @@ class _Gateway:
         self._lock = lock
         self._forwarder = ClaimForwarder(settings.kubelet, lock, settings.deadlines.claim_s)
         self._checkpoint: Checkpoint | None = None
-        """None: another gateway has the turn, so the file is not ours to read yet."""
+        """None: another gateway holds the lock, so this one must not read the file yet."""
         self._work: _Work | None = None
         self._is_awaited = False
         watchdog_s = settings.deadlines.watchdog_s

@@ -38,7 +38,7 @@ class Attachments(Protocol):
 
 
 Describe = Callable[[ClaimEntry, Mapping[str, AttachedInterface]], Awaitable[None]]
-"""Writes what devices became in a sandbox where containers of it will read it."""
+"""Writes what devices became in a sandbox to files that its containers read."""
 
 
 class AttachmentReports(Protocol):

@@ -24,7 +24,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     at_s: float
     """The event loop's time."""
     code: str = ""
-    """Reason code of the error; empty: it was no refusal."""
+    """Reason code of the error. Empty: it was not a refusal."""
 
 
 class Attempts:

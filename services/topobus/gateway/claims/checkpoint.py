@@ -38,9 +38,10 @@ class SandboxAttachment(Struct, frozen=True, kw_only=True):
 
     sandbox: Sandbox
     is_attached: bool = False
-    """False: begun, or half undone. Whoever goes on asks the device service, which knows."""
+    """False: attaching was begun or half undone. The next step asks the device service, which
+    has the state."""
     interfaces: dict[str, AttachedInterface] = {}
-    """What the devices became, by device; one that is no interface is absent."""
+    """What the devices became, by device. A device that is no interface is absent."""
 
 
 class ClaimEntry(Struct, frozen=True, kw_only=True):
@@ -55,47 +56,46 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     unprepare."""
     devices: tuple[AllocatedDevice, ...] = ()
     is_prepared: bool = False
-    """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have
+    """False: begun. A retry continues the same attempt. An unprepare undoes what may have
     happened."""
     is_undoing: bool = False
-    """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as
+    """True: undoing was begun. The claim can be prepared again only after it was undone, and as
     another attempt."""
     is_left: bool = False
-    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs
-    was away, or a container had its devices. They stay held until it is."""
+    """True: kubelet got the answer that the claim is undone, so that its pod ends, although a
+    peer was away or a container still had its devices. The devices stay held until it is undone."""
     left_for: tuple[str, ...] = ()
-    """Ids of the containers that had its devices then: it is not undone before the container
-    runtime has told that they have ended."""
+    """Ids of the containers that had its devices then. It is not undone before the container
+    runtime has reported their end."""
     boot_id: str = ""
-    """The boot of the machine in which its devices were made ready; in another one they are no
-    longer, and may have other numbers."""
+    """The boot of the machine in which its devices were made ready. After another boot they are
+    no longer ready and may have other numbers."""
     cpus: dict[str, CpuSet] = {}
-    """Which CPUs the ledger chose for it, by the group of CPUs that it has a share of."""
+    """The CPUs that the ledger chose for it, by the group of CPUs of which it has a share."""
     to_attach: tuple[str, ...] = ()
     """Devices that must be in the pod's sandbox before a container of it starts."""
     to_adjust: tuple[str, ...] = ()
-    """Devices whose service is asked for each container that gets them."""
+    """Devices whose service is called for each container that gets them."""
     config: dict[str, tuple[dict[str, Any], ...]] = {}
-    """Opaque parameters of `to_attach` and `to_adjust`, by device: a sandbox may start while nobody
-    can be asked for the claim."""
+    """Opaque parameters of `to_attach` and `to_adjust`, by device. They are stored because a
+    sandbox may start while the claim cannot be read."""
     pods: tuple[str, ...] = ()
-    """Uids of the pods that the claim was reserved for when it was looked at last; others may have
+    """Uids of the pods that the claim was reserved for when it was last read. Others may have
     come since."""
     attachment: SandboxAttachment | None = None
     """None: its devices are in no sandbox."""
     left_sandbox: str = ""
-    """Id of the sandbox that they were taken out of last: a runtime goes on listing one that it has
-    stopped."""
+    """Id of the last sandbox that they were taken out of: a runtime keeps listing a sandbox that
+    it has stopped."""
     generation: int = 0
-    """The claim's, when it was prepared; 0: not known."""
+    """The claim's generation when it was prepared. 0: not known."""
     pod_claim_name: str = ""
-    """The name that its pod knows the claim by, where it was made of a template; empty: the claim's
-    own."""
+    """The name by which its pod knows the claim, if it was made from a template. Empty: the
+    claim's own."""
     has_metadata: bool = False
-    """Its containers get files that describe its devices."""
+    """Whether its containers get files that describe its devices."""
     cdi: CdiSpec | None = None
-    """The CDI file's content, to write it again after a reboot; None
-    when nothing is to be edited."""
+    """The CDI file's content, to write it again after a reboot. None: there is nothing to edit."""
 
     @property
     def is_running(self) -> bool:

@@ -16,9 +16,9 @@ from topobus.gateway.claims.rules.device_metadata import metadata_device_name
 __all__ = ["WHOLE_CLAIM", "PreparedDevice", "answer_of"]
 
 WHOLE_CLAIM = "_whole"
-"""Stands for a request in what all requests have in common. No container can name it (it is no DNS
-label), and kubelet gives it to those that name none: pkg/kubelet/cm/dra/claiminfo.go,
-cdiDevicesAsList."""
+"""The request name under which the edits common to all requests are listed. No container can
+name it (it is no DNS label), and kubelet gives it to those that name none:
+pkg/kubelet/cm/dra/claiminfo.go, cdiDevicesAsList."""
 
 
 class PreparedDevice(Struct, frozen=True, kw_only=True):

@@ -32,9 +32,9 @@ class DeviceAnswers:
     """The device service's answers to one preparation of a claim."""
 
     prepared: Prepared
-    """Of all devices together."""
+    """The answer for all devices together."""
     by_request: dict[str, Prepared]
-    """Of the devices of each request, where the claim has several; else empty."""
+    """The answer for the devices of each request, if the claim has several requests. Else empty."""
 
 
 class ClaimDevices:

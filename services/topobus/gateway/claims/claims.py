@@ -100,7 +100,7 @@ class ClaimPreparer:
         self._ledger = ClaimLedger(state, asks, reader, checkpoint, releaser)
         self._locks = KeyLocks()
         self._has_left = asyncio.Event()
-        """Set when a claim was left that is to be undone later."""
+        """Set when a claim was left to be undone later."""
 
     async def restore(self, *, is_offered: bool = True) -> None:
         """Write CDI files that a reboot removed, and remove those that belong to no claim.

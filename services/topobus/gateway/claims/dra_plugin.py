@@ -77,7 +77,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         self.device_class = device_class
         self.driver = driver_name(device_class)
         self.status = "waiting for kubelet"
-        """`registered`, or what stands in the way."""
+        """`registered`, or what prevents it."""
         sockets = driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, self.driver, instance)
         self._registry = Path(sockets.registration)
         self._service = Path(sockets.service)

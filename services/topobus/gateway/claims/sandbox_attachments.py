@@ -51,9 +51,9 @@ class _Attaching:
     sandbox: Sandbox
     task: asyncio.Task[Refusal | None] = field(init=False)
     is_under_way: bool = False
-    """True: the device service has been asked and has not refused; it may still be at work."""
+    """True: the device service has been called and has not refused. It may still be working."""
     remark: str = ""
-    """What it works at, or why it cannot be asked."""
+    """What the device service is doing, or why it cannot be called."""
 
 
 class SandboxAttachments:
@@ -75,7 +75,7 @@ class SandboxAttachments:
         container can be created.
         """
         self.why_no_runtime: Callable[[], str] = lambda: _NO_RUNTIME
-        """Says why no event comes; nothing: they do."""
+        """Returns why no events arrive. Empty: they do."""
         self._asks = asks
         self._checkpoint = checkpoint
         self._reader = reader
@@ -85,7 +85,7 @@ class SandboxAttachments:
         self._details = details
         self._describe = describe
         self._sandboxes: dict[str, Sandbox] = {}
-        """Those that are there, by id."""
+        """The existing sandboxes, by id."""
         self._attaching: dict[str, _Attaching] = {}
         self._detaching: dict[str, asyncio.Task[None]] = {}
         self._locks = KeyLocks()

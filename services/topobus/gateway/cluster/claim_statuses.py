@@ -66,7 +66,7 @@ class ClaimStatuses:
         self._wanted = dict(record.reports)
         self._health = {key: report.health for key, report in record.reports.items() if report.health}
         self._due: dict[str, float] = {}
-        """Keys of what is to be written, with the clock's time from which on."""
+        """What has to be written, by key, with the clock's time from which on."""
         self._failures: dict[str, int] = {}
         self._busy: set[str] = set()
         self._troubles: dict[str, str] = {}

@@ -44,7 +44,7 @@ class ClusterReports:
     ) -> None:
         self.events = PodEvents(recorder, node)
         self.details = details
-        """What the API server tells of pods."""
+        """The API server's facts about pods."""
         self.health = DeviceHealthReports(state, checkpoint, statuses, self.events, clock)
         self._statuses = statuses
         self._recorder = recorder

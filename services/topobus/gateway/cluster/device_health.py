@@ -36,8 +36,8 @@ class DeviceHealthReports:
         self._events = events
         self._clock = clock
         self._told: set[tuple[PodUid, str, str]] = set()
-        """Pods that were told of a sick device: uid, claim and class, device. One that comes while
-        the device is sick is told, too."""
+        """Pods to which an unhealthy device was reported: uid, claim and class, device. A pod
+        that comes while the device is unhealthy gets the report as well."""
 
     def tell(self, pods: Collection[NodePod]) -> Mapping[str, tuple[str, ...]]:
         """Report what has changed.

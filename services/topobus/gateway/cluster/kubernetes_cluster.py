@@ -55,7 +55,7 @@ class KubernetesCluster:
         self._settings = settings
         self._client = client
         self._version = ""
-        """Of resource.k8s.io; empty: not asked yet, or to be asked again."""
+        """The version of resource.k8s.io. Empty: not read yet, or to be read again."""
 
     @classmethod
     def open(cls, settings: ClusterSettings) -> KubernetesCluster:

@@ -33,7 +33,7 @@ __all__ = [
 
 
 NOT_KEPT = 501
-"""Code of our own for a server that took a write and dropped what it was about."""
+"""Our own code for a server that accepted a write and dropped the field it was about."""
 
 
 class ResourceKind(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class ClusterChangeKind(StrEnum):
     """The kinds of changes in a watch."""
 
     SNAPSHOT = "snapshot"
-    """All objects that there are; what was known before is void."""
+    """All existing objects. They replace what was known before."""
     PUT = "put"
     DELETE = "delete"
 

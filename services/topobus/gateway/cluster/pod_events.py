@@ -53,8 +53,8 @@ class PodEvents:
         self._recorder = recorder
         self._node = node
         self._published: dict[str, tuple[str, str, float]] = {}
-        """Uid of a pod or claim to what was told last: the error, who has the devices, and when
-        that try ended."""
+        """By uid of a pod or claim, its last event: the error, the pods that have the devices,
+        and when that try ended."""
 
     def keep(self, uids: Collection[PodUid | ClaimUid]) -> None:
         """Keep these uids and forget all others."""

@@ -53,8 +53,8 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["ANNOTATION", "PodRetries"]
 
 ANNOTATION = "topobus.dev/prepare-again"
-"""On a pod: when kubelet was last asked to look at it again. Nobody reads it; a change of it is
-what counts."""
+"""Annotation on a pod: when kubelet was last made to process it again. Its value is never read,
+because the change itself triggers kubelet."""
 
 # Seconds between two changes of pods: after a service comes back, a hundred pods may have been
 # waiting.
@@ -108,7 +108,7 @@ class PodRetries:
         self._obstacles: dict[PodUid, str] = {}
         self._blocked_since: dict[PodUid, float] = {}
         self._sick_since: dict[PodUid, float] = {}
-        """Pods by resource with a sick device, as the clock was when it was seen first."""
+        """Pods with an unhealthy device, and the clock's time when it was first seen."""
         self._evicted_at: dict[PodUid, float] = {}
         self._failed_calls: dict[str, str] = {}
 

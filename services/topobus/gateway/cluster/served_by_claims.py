@@ -35,7 +35,7 @@ class ServedByClaims:
         self._settings = settings
         self._compiler = CelCompiler()
         self._classes: dict[str, ApiObject] | None = None
-        """By name; None: the API server has not told yet."""
+        """By name. None: the API server has not sent them yet."""
         self._is_known = asyncio.Event()
         self._too_old = ""
         self._said: dict[str, str] = {}

@@ -95,9 +95,9 @@ class SlicePublisher:
         self._left_out: dict[str, dict[str, str]] = {}
         self._shown: dict[str, tuple[Inventory, bool, Inventory, tuple[SliceDevice, ...]]] = {}
         """By class: the inventory, whether the server keeps counters, the part of it that is
-        offered, and how that is shown."""
+        offered, and the slice devices for that part."""
         self._settled: dict[str, tuple[object, ...]] = {}
-        """By class: all that decides, when it was last found that there is nothing to write."""
+        """By class: all inputs of the decision when there was nothing to write the last time."""
         self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
 
     def dropped(self) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class CallFailed(Exception):
 
 
 Answerer = Callable[[str, str, bytes], Awaitable[bytes]]
-"""Answers a call: service, method, request; gives the answer's bytes. Raises CallFailed for an
+"""Answers a call (service, method, request) with the answer's bytes. Raises CallFailed for an
 answer that is an error."""
 
 

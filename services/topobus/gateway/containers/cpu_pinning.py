@@ -77,22 +77,22 @@ class _Pinned(Struct, kw_only=True):
     container: RunningContainer
     sandbox: Sandbox
     given: CpuSet | None
-    """What kubelet asked for; None: nothing, or it is not known any more."""
+    """The CPUs that kubelet requested. None: it requested none, or they are no longer known."""
     applied: CpuSet | None
-    """What it was made with, or was confirmed last; None: nothing, it has those of its parent,
-    which are all."""
+    """The CPUs that it was created with or that were confirmed last. None: it has those of its
+    parent, which are all."""
     sent: CpuSet = CpuSet()
-    """What it was sent since, and nobody has confirmed: it may have that instead."""
+    """The CPUs that were sent since and not confirmed. It may have these instead."""
     is_confirmed: bool = True
     is_started: bool = True
-    """False: no update counts yet."""
+    """False: no update takes effect yet."""
     made_s: float = 0.0
-    """When it began to be made, by the clock."""
+    """When its creation began, by the clock."""
     is_overdue: bool = False
     """Its start took so long that claims do not wait for it any more."""
     trouble: str = ""
-    """Why it could not be changed the last time; it is changed alone then, so that it stands in
-    nobody's way."""
+    """Why it could not be changed the last time. It is then changed alone, so that it does not
+    delay the others."""
     pause_s: float = 0.0
     next_try_s: float = 0.0
 
@@ -176,7 +176,7 @@ class CpuPinning:
         self._metrics = metrics
         self._tell_unseen = tell_unseen
         self.unseen = ""
-        """Why the kernel's cpusets cannot be read; empty while they can, or need not."""
+        """Why the kernel's cpusets cannot be read. Empty while they can, or need not be read."""
         self._kubelet_cpus = kubelet_cpus
         self._owned = owned
         self._state = state
@@ -185,18 +185,18 @@ class CpuPinning:
         self._runtime = runtime
         self._containers: dict[str, _Pinned] = {}
         self._promised: dict[str, Mapping[str, Cpuset]] = {}
-        """What claims bring that are being prepared, by the claim's key."""
+        """CPUs of claims that are being prepared, by the claim's key."""
         self._changed = asyncio.Event()
         self._started = Broadcast()
-        """A container runs, or is gone."""
+        """Announced when a container runs or is gone."""
         self._settled = Broadcast()
-        """What was wanted has been tried."""
+        """Announced when the wanted changes have been tried."""
         self._look_now = asyncio.Event()
         self._found: dict[str, CpuDifference] = {}
-        """By container: what is to be told as soon as it was tried to put it right."""
+        """By container: differences to be reported as soon as a correction was tried."""
         self._turn = asyncio.Lock()
         self._trouble = ""
-        """Why the runtime did not take the last update, as it was said."""
+        """Why the runtime did not accept the last update, as it was logged."""
 
     async def run(self) -> None:
         """Keep the cpusets as they should be, until cancelled."""

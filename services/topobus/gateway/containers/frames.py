@@ -19,7 +19,7 @@ from topobus.values.errors import ContractError
 __all__ = ["MAX_MESSAGE_BYTES", "Channel", "Demultiplexer", "Message", "MessageType", "frames_of"]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""The longest data of a message; ttrpc refuses a longer one."""
+"""The longest data of a message. ttrpc refuses a longer one."""
 
 _PIECE = struct.Struct(">II")
 _HEADER = struct.Struct(">IIBB")
@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
     channel: int
     stream_id: int
-    """Odd; chosen by the caller, higher with each call."""
+    """Odd. The caller chooses it, higher with each call."""
     type: int
     data: bytes
 

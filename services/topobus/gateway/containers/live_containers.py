@@ -60,7 +60,7 @@ class LiveContainer(Struct, frozen=True, kw_only=True):
     pod_uid: str
     sandbox_id: str = ""
     cdi_devices: tuple[str, ...] = ()
-    """Names without vendor and class; none, too, where the runtime does not tell them."""
+    """Names without vendor and class. Also empty where the runtime does not report them."""
 
     def __str__(self) -> str:
         return f"container {self.name} of pod {self.namespace}/{self.pod}"
@@ -72,14 +72,14 @@ class LiveContainers:
     def __init__(self) -> None:
         """Begin without containers."""
         self.tree = LIVE
-        """Where the machine's processes are seen, as far as they may be."""
+        """Where the machine's processes are read, as far as they are visible."""
         self.changed = Broadcast()
         self.is_told = False
-        """The runtime has told once what there is."""
+        """Whether the runtime has reported the existing containers once."""
         self._why_absent: Callable[[bool], str] = lambda _: ""
         self._containers: dict[str, LiveContainer] = {}
         self._unlisted: dict[str, LiveContainer] = {}
-        """Known of before, not listed by the runtime any more, and looked at from the outside."""
+        """Containers that the runtime no longer lists, whose processes are checked instead."""
 
     def expect(self, why_absent: Callable[[bool], str]) -> None:
         """Set how to find out why no runtime has reported yet.

@@ -49,7 +49,7 @@ __all__ = ["PLUGIN_INDEX", "PLUGIN_NAME", "NriPlugin", "RuntimeEvents"]
 
 PLUGIN_NAME = "topobus"
 PLUGIN_INDEX = "90"
-"""Late: what other plugins decide of CPUs before us is overwritten and not the other way round."""
+"""Late: our decisions about CPUs override those of other plugins, and not the other way round."""
 
 _PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
@@ -133,10 +133,10 @@ class NriPlugin:
         self._report = report
         self._connection: RuntimeConnection | None = None
         self._refused = ""
-        """Why the runtime ended the last connection, as it was said; empty: it did not."""
+        """Why the runtime ended the last connection, as it was logged. Empty: it did not."""
         self._parts: tuple[list[Sandbox], list[RunningContainer]] = ([], [])
         self.why_not = "not connected yet"
-        """Why no call can be made; empty while one can."""
+        """Why no call can be made. Empty while one can."""
         self._handlers: dict[str, Callable[[bytes], Awaitable[Message]]] = {
             "Configure": self._configure,
             "Synchronize": self._synchronize,

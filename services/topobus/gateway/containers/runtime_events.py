@@ -64,7 +64,7 @@ class RuntimeDoor:
         self.attachments: SandboxAttachments | None = None
         self.plugin = NriPlugin(socket, self, clock, report)
         self.pinning: CpuPinning | None = None
-        """None where the node's CPUs are not Topobus' to give; set before `run`."""
+        """None where Topobus gives no CPUs of the node. Set before `run`."""
         self._entry = entry
         self._clock = clock
         self._begun_s = clock.monotonic()

@@ -44,30 +44,30 @@ class RunningContainer(Struct, frozen=True, kw_only=True):
     sandbox_id: str
     name: str
     cdi_devices: tuple[str, ...] = ()
-    """Names without vendor and class; those of others may be among them."""
+    """Names without vendor and class. Those of other vendors may be among them."""
     cpus: CpuSet | None = None
-    """What its cgroup was given; None: nothing, it has its parent's."""
+    """The CPUs that its cgroup was given. None: none, it has its parent's."""
     is_started: bool = True
-    """False: it exists and does not run; what the runtime says of its CPUs then need not be what
-    its start has read."""
+    """False: it exists and does not run. Its start may then have read other CPUs than the
+    runtime reports."""
     control_group: str = ""
-    """Its control group as the runtime writes it (`cgroups_path`); empty: it does not say."""
+    """Its control group as the runtime writes it (`cgroups_path`). Empty: not reported."""
     guards: tuple[tuple[ClaimUid, str], ...] = ()
-    """Claims by uid and class whose guard keeps it from starting; of one that runs already,
-    nothing."""
+    """Claims, by uid and class, whose guard keeps it from starting. Empty for a container that
+    runs already."""
     has_ended: bool = False
-    """The runtime lists it, and it has stopped."""
+    """The runtime lists it although it has stopped."""
 
 
 class ContainerAnswer(Struct, frozen=True, kw_only=True):
     """What a new container gets."""
 
     cpuset: ContainerCpuset | None = None
-    """None: it has the CPUs that it would have without us."""
+    """None: it gets the CPUs that it would have without us."""
     passed: tuple[tuple[ClaimUid, str], ...] = ()
-    """Claims whose guard is taken out."""
+    """Claims whose guard is removed."""
     edits: ContainerEdits = ContainerEdits()
-    """What the device services give it besides: variables, bind mounts and annotations."""
+    """Additional edits of the device services: variables, bind mounts and annotations."""
 
 
 class CpusetUpdate(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class CpusetUpdate(Struct, frozen=True, kw_only=True):
     container_id: str
     cpus: CpuSet
     mems: NodeSet = NodeSet()
-    """Empty: they stay."""
+    """Empty: they stay unchanged."""
 
 
 def sandbox_of(pod: nri.PodSandbox) -> Sandbox:

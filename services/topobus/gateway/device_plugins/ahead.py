@@ -25,7 +25,8 @@ from topobus.values.request import Owner
 __all__ = ["Ahead", "PreparationAhead"]
 
 Ahead = asyncio.Task[Prepared | None] | None
-"""What was asked ahead; None, and a result of None: it is asked when the ledger has the owner."""
+"""The request made ahead. None, or a result of None: the request is made when the ledger has the
+owner."""
 
 
 class PreparationAhead:
@@ -35,8 +36,8 @@ class PreparationAhead:
         self._asks = asks
         self._class = device_class
         self._in_vain = (0, frozenset[str]())
-        """A generation of the inventory, and its devices of which the service said that something
-        would change."""
+        """A generation of the inventory, and those of its devices for which the service answered
+        that something would change."""
 
     @asynccontextmanager
     async def begun(

@@ -57,11 +57,11 @@ from topobus.values.shares import number_of_replica
 __all__ = ["LIST_LIMIT_BYTES", "BeforeStart", "DevicePlugin", "plugin_owner"]
 
 BeforeStart = Callable[[list[str]], Awaitable[Refusal | None]]
-"""What else must be done before each start of a container with these devices; None is done."""
+"""Called before each start of a container with these devices. None: it may start."""
 
 LIST_LIMIT_BYTES = 4 * 1024 * 1024
-"""kubelet receives with gRPC's default limit: a message of more bytes ends the stream, and all
-devices with it. The five bytes that gRPC writes before a message do not count (grpc-go rpc_util.go,
+"""kubelet receives with gRPC's default limit: a longer message ends the stream, and all devices
+with it. The five bytes that gRPC writes before a message do not count (grpc-go rpc_util.go,
 recvMsg; the C core counts alike)."""
 
 # Seconds that Allocate waits for the containers of a pod that kubelet has forgotten, which it kills

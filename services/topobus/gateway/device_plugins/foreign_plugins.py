@@ -92,7 +92,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._hosts: dict[str, _HostReport] = {}
         self._series: DeviceSeries | None = None
-        """Of all plugins' devices together; none on a node where no plugin has ever registered."""
+        """The series of all plugins' devices together. None on a node where no plugin has ever
+        registered."""
         self._is_served = False
         self._group: asyncio.TaskGroup | None = None
         self._known = _load(self._folder / _KNOWN_FILE)
@@ -345,7 +346,7 @@ class _HostReport(Readiness):
         self._news = tell
         self._has_begun = asyncio.Event()
         self.failure = ""
-        """Why the host ended; empty while it runs."""
+        """Why the host ended. Empty while it runs."""
 
     def set(self, part: str, is_ready: bool, why: str = "") -> None:
         """Store the part's readiness and update the gateway's remark: the host is running."""

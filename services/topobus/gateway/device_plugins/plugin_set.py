@@ -73,7 +73,7 @@ class DevicePlugins:
     ) -> None:
         """`foreign` has the plugins registered with us. `claimed` is None without a cluster."""
         self.classes: dict[str, str] = {}
-        """Resource to class, of those that pods can have devices by."""
+        """Resource to class, for those through which pods can have devices."""
         self._settings = settings
         self._watch = watch
         self._state = state

@@ -26,7 +26,7 @@ class PodContent(Struct, frozen=True, kw_only=True):
     devices: tuple[tuple[str, str, tuple[str, ...]], ...]
     """Container, resource, kubelet's ids."""
     claimed: tuple[tuple[str, str, str, str, str, str], ...]
-    """Container, the claim's namespace and name, pool, class, device; of our drivers alone."""
+    """Container, the claim's namespace and name, pool, class, device. Only of our drivers."""
     exclusive: tuple[ExclusiveUse, ...]
     """CPUs and memory of the pod as a whole, then of its containers."""
 

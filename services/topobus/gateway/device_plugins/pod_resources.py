@@ -37,10 +37,10 @@ class Listing(Struct, frozen=True, kw_only=True):
     """One answer of kubelet."""
 
     kubelet: tuple[int, int, int]
-    """Whose list it is: kubelet's socket as it was before the look."""
+    """Identity of the kubelet that answered: its socket before the call."""
     in_use: dict[str, frozenset[str]]
-    """Resource to the devices that pods have, ours by their names; other people's resources are in
-    it."""
+    """Resource to the devices that pods have, ours by their names. Resources of other vendors
+    are included."""
     uses: tuple[PodUse, ...]
     """Our devices by container."""
     exclusive: tuple[ExclusiveUse, ...] = ()
@@ -76,14 +76,14 @@ class PodResourcesReader:
         self._name_of = name_of
         self._lock = asyncio.Lock()
         self._begun = 0
-        """How many looks have begun."""
+        """How many calls have begun."""
         self._seen: tuple[int, Listing | str] = (0, "")
-        """Which look was the last to end, and what it gave."""
+        """The last call to end, and its result."""
         self._rests_until = 0.0
         self._contents = PodContents()
         self._connection: _Connection | None = None
         self._allocating = 0
-        """How many calls of kubelet's are under way in which it allocates."""
+        """How many of kubelet's running calls allocate devices."""
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 

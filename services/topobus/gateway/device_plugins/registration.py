@@ -93,9 +93,9 @@ class PluginRegistrar:
         """
         self.resource = offer.resource
         self.status = "waiting for kubelet"
-        """`registered`, or what stands in the way."""
+        """`registered`, or what prevents it."""
         self.rival = ""
-        """Which device plugin of somebody else has the resource; empty for none."""
+        """The other vendor's device plugin that has the resource. Empty: none."""
         self._plugin = plugin
         self._watch = watch
         self._state = state

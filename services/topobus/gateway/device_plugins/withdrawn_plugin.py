@@ -52,8 +52,8 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
         self.open_streams = 0
         self.streams_seen = 0
         self.is_over = False
-        """kubelet was sent the list, and no pod has a device by it: the stream has ended behind the
-        list, so that kubelet reads both in this order."""
+        """kubelet got the list, and no pod has a device through it. The stream has ended after
+        the list, so that kubelet reads both in this order."""
         self._offer = offer
         self._state = state
 

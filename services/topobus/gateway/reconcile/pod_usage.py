@@ -52,8 +52,8 @@ class PodLook:
         profiles: tuple[VendorProfile, ...] = (),
     ) -> None:
         self.dropped_slice_fields: Callable[[], tuple[str, ...]] = tuple
-        """What the API server does not keep of ResourceSlices; nothing
-        where there is no cluster."""
+        """The fields of ResourceSlices that the API server does not keep. Empty without a
+        cluster."""
         self._runtime = runtime
         self._rivals = rivals
         self._registrations = registrations

@@ -49,7 +49,7 @@ __all__ = ["Reconciler"]
 _AWAITED_S = 0.5
 
 _Mark = tuple[str, str, int]
-"""Tells an allocation from a later one of the same devices."""
+"""Distinguishes an allocation from a later one of the same devices."""
 
 
 class Reconciler:

@@ -40,12 +40,12 @@ class UserNaming:
         self._asks = asks
         self._longest_pause_s = longest_pause_s
         self.on_listing: Callable[[Listing], object] = lambda _: None
-        """Told of each list that kubelet gave here, before anybody is named."""
+        """Called with each list that kubelet gave here, before any pod is recorded."""
         self._listed: dict[str, frozenset[Owner]] = {}
-        """By claim: the pods that kubelet has listed once."""
+        """By claim, the pods that kubelet has listed once."""
         self._sent: dict[str, tuple[Owner, int, str, int, int]] = {}
-        """By allocation: what was told, and of which ledger. A ledger that has changed since and
-        does not say it was told of an earlier allocation."""
+        """By allocation: what was sent, and the ledger at that time. If the ledger has changed
+        since and lacks it, it was recorded for an earlier allocation."""
 
     async def run(self) -> None:
         """Query until cancelled, while there is an allocation whose pod is not known."""

@@ -51,14 +51,13 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     pool: str
     device: str
     is_shared: bool = False
-    """Admin access: looks at the device, holds nothing."""
+    """Admin access: the claim accesses the device without holding it."""
     alternative: str = ""
-    """Of the request, which one was chosen; empty: it has none."""
+    """The chosen alternative of the request. Empty: it has none."""
     share_id: str = ""
-    """The share that the claim has of a device with consumable
-    capacity; empty: the whole device."""
+    """The claim's share of a device with consumable capacity. Empty: the whole device."""
     amounts: dict[str, int] = {}
-    """How much of the device the share is: capacity to amount."""
+    """How much of the device the share is, by capacity."""
 
 
 class ClaimAllocation(Struct, frozen=True, kw_only=True):
@@ -66,34 +65,34 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
 
     devices: tuple[AllocatedDevice, ...]
     held: dict[str, tuple[str, ...]] = {}
-    """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of
-    a claim is one whole."""
+    """Devices that the claim holds on this node, by class, of all our drivers: a claim is one
+    entry in the ledger."""
     by_share: dict[str, tuple[str, ...]] = {}
-    """Those of `held` of which the claim has a share: other claims may have one, too."""
+    """Those of `held` of which the claim has a share. Other claims may have a share as well."""
     shares: dict[str, dict[str, HeldShare]] = {}
-    """How much the claim has of those of `by_share`, where its allocation says so: class to device
-    to amounts."""
+    """How much the claim has of those of `by_share`, where its allocation contains it: class to
+    device to amounts."""
     config: dict[str, tuple[dict[str, Any], ...]] = {}
-    """Device to its opaque parameters: of the class before those of the claim, only such as mean
+    """Device to its opaque parameters: of the class before those of the claim, only those for
     the request that the device was given for."""
 
     group_cpus: dict[str, int] = {}
-    """How many CPUs the claim has of groups of CPUs, by the group's device: its ledger's entry is
-    one whole, whichever driver asks."""
+    """How many CPUs the claim has of groups of CPUs, by the group's device. The CPUs of all
+    drivers are listed, because a claim is one entry in the ledger."""
     cpus: dict[str, CpuSet] = {}
     """Which these are, once the ledger has chosen them."""
     generation: int = 0
-    """The claim's `metadata.generation`; 0: its API server counts none."""
+    """The claim's `metadata.generation`. 0: its API server counts none."""
     pod_claim_name: str = ""
-    """The name that pods know the claim by, of one that was made of a template for a pod; empty:
-    the claim's own."""
+    """The name by which pods know the claim, if it was made from a template. Empty: the claim's
+    own."""
     pods: tuple[str, ...] = ()
     """Uids of the pods that the claim is reserved for, sorted."""
     users: tuple[Owner, ...] = ()
     """The same pods with their names."""
     tolerated: tuple[str, ...] = ()
-    """Devices of this driver that the claim takes also when they are sick: its allocation tolerates
-    the taint that a sick device has."""
+    """Devices of this driver that the claim takes even when they are unhealthy: its allocation
+    tolerates the taint of an unhealthy device."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +115,7 @@ class _Grant(Struct, frozen=True, kw_only=True):
     """Empty: another vendor's driver."""
     device: AllocatedDevice
     cpus: int
-    """Of a group of CPUs, how many the claim has; 0: it is no share of one."""
+    """Of a group of CPUs, how many the claim has. 0: it is no share of one."""
     tolerates_sickness: bool
 
 

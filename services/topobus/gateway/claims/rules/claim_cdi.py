@@ -32,9 +32,9 @@ __all__ = [
 
 CDI_VENDOR = "topobus.dev"
 ADJUST_VARIABLE = "TOPOBUS_ADJUST_"
-"""Beginning of the variables that name devices whose service is asked when a container is made."""
+"""Prefix of the variables that name devices whose service is called when a container is created."""
 CPUSET_VARIABLE = "TOPOBUS_CPUSET_"
-"""Beginning of the variables that name devices that bring CPUs."""
+"""Prefix of the variables that name devices with CPUs."""
 # Edits that are lists, of which a container gets each element once.
 _LISTS = ("device_nodes", "mounts", "hooks", "additional_gids", "net_devices")
 

@@ -49,10 +49,10 @@ class DescribedClaim(Struct, frozen=True, kw_only=True):
     driver: str
     devices: tuple[AllocatedDevice, ...]
     pod_claim_name: str = ""
-    """The name that its pod knows it by, where it was made of a
-    template; empty: the claim's own."""
+    """The name by which its pod knows the claim, if it was made from a template. Empty: the
+    claim's own."""
     attributes: Mapping[str, Mapping[str, Any]] = {}
-    """By device, as they stand in a ResourceSlice."""
+    """By device, in the form of a ResourceSlice."""
     interfaces: Mapping[str, AttachedInterface] = {}
     """By device."""
 

@@ -43,24 +43,24 @@ class ClaimReport(Struct, frozen=True, kw_only=True):
     uid: ClaimUid
     device_class: str
     devices: tuple[AllocatedDevice, ...] = ()
-    """None: nothing is to stand there."""
+    """Empty: the status should contain no entry."""
     interfaces: dict[str, AttachedInterface] = {}
     """By device."""
     cpus: dict[str, str] = {}
-    """By device, CPUs that containers have for themselves, as the kernel writes them."""
+    """CPUs that containers have exclusively, by device, in the kernel's notation."""
     pod: str = ""
-    """Whose sandbox the devices are in, `namespace/name`; empty: they
-    are in none, and need none."""
+    """The pod in whose sandbox the devices are, `namespace/name`. Empty: they are in none, and
+    need none."""
     refused: str = ""
-    """Why they are in no sandbox although they should be; empty: they are ready."""
+    """Why they are in no sandbox although they should be. Empty: they are ready."""
     code: str = ""
     """The reason code of `refused`."""
     health: dict[str, HealthNote] = {}
-    """By device, of those that were ever sick since the claim was prepared."""
+    """By device, for those that have been unhealthy since the claim was prepared."""
     generation: int = 0
-    """Of the claim, as it was prepared; 0: its API server counts none."""
+    """The claim's generation when it was prepared. 0: its API server counts none."""
     since: str = ""
-    """When it became so, in whole seconds of UTC."""
+    """When this state began, in whole seconds of UTC."""
 
     @property
     def key(self) -> str:

@@ -28,7 +28,7 @@ class DriverSockets(Struct, frozen=True, kw_only=True):
     service: str
     """kubelet calls it for claims and health."""
     registration: str
-    """kubelet's plugin watcher finds it, and asks it for the other's path."""
+    """kubelet's plugin watcher finds it, and requests the service socket's path through it."""
 
 
 def driver_sockets(plugins_dir: str, registry_dir: str, driver: str, instance: str) -> DriverSockets:

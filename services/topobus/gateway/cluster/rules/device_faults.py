@@ -23,10 +23,10 @@ class HealthNote(Struct, frozen=True, kw_only=True):
 
     is_healthy: bool
     code: str = ""
-    """The reason code of what makes it sick (`fell-off-bus`); empty when it is well."""
+    """The reason code of its fault (`fell-off-bus`). Empty: it is healthy."""
     message: str = ""
     since: str = ""
-    """When it became so, in whole seconds of UTC."""
+    """When this state began, in whole seconds of UTC."""
 
 
 def health_note(device: Device | None, earlier: HealthNote | None, now: str) -> HealthNote | None:

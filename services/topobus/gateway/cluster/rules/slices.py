@@ -60,11 +60,10 @@ __all__ = [
 ]
 
 OCCUPIED_TAINT = "topobus.dev/occupied"
-"""On a device that a pod holds by another way than a claim: the
-scheduler must not give it again."""
+"""On a device that a pod holds other than by a claim: the scheduler must not allocate it again."""
 LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "bools", "strings", "versions"))
-"""Lists as attributes: a server that does not know them refuses the slice instead of dropping the
-field."""
+"""Attributes with a list as value. A server that does not support them refuses the slice instead
+of dropping the field."""
 
 # Generations are signed numbers of 64 bits.
 # Where somebody else published one near their end there is none above it: it is not counted, only
@@ -90,8 +89,8 @@ class SlicePlan(Struct, frozen=True, kw_only=True):
     """Complete objects with the resource version that they replace."""
     creates: tuple[ApiObject, ...] = ()
     foreign: tuple[str, ...] = ()
-    """Names of those to delete that no gateway of ours made: somebody
-    else published in this pool."""
+    """Names of those to delete that no gateway of ours made: another program published in this
+    pool."""
 
     @property
     def is_empty(self) -> bool:

@@ -17,8 +17,7 @@ from topobus.values.partitions import Partitions
 __all__ = ["COUNTER_FIELDS", "countable", "keeps_counters"]
 
 COUNTER_FIELDS = frozenset({"spec.sharedCounters", "spec.devices.*.consumesCounters"})
-"""What a server without the feature DRAPartitionableDevices leaves out (off by default before
-1.36)."""
+"""What a server without the feature DRAPartitionableDevices drops (off by default before 1.36)."""
 
 
 def keeps_counters(dropped: Collection[str]) -> bool:

@@ -51,10 +51,10 @@ class NodePod(Struct, frozen=True, kw_only=True):
     claims: tuple[str, ...]
     """Names of its claims, as far as they are known yet."""
     resource_claim: str = ""
-    """That of `claims` which the scheduler made of the pod's resources; empty: it names none that
-    claims serve."""
+    """The one of `claims` that the scheduler made for the pod's resources. Empty: the pod names
+    no resource that claims serve."""
     has_controller: bool = False
-    """Something makes it anew when it is gone."""
+    """Whether a controller recreates the pod when it is gone."""
 
 
 class WaitingClaim(Struct, frozen=True, kw_only=True):
@@ -62,12 +62,12 @@ class WaitingClaim(Struct, frozen=True, kw_only=True):
 
     owner: Owner
     held: dict[str, tuple[str, ...]]
-    """Class to devices that it will hold; what it only looks at (admin access) is none of it."""
+    """Class to devices that it will hold, without those with admin access."""
     by_share: dict[str, tuple[str, ...]] = {}
     classes: tuple[str, ...] = ()
     """Of our drivers that have to prepare it."""
     tolerated: frozenset[tuple[str, str]] = frozenset()
-    """Class and device that the claim takes also when they are sick."""
+    """Class and device that the claim takes even when they are unhealthy."""
 
     @property
     def uid(self) -> ClaimUid:
@@ -81,10 +81,10 @@ class PodWait(Struct, frozen=True, kw_only=True):
     since_s: float
     """When it was seen first, or when this gateway could first have served it."""
     failed_s: float | None = None
-    """End of the last try that failed; None: kubelet has not asked this process."""
+    """End of the last try that failed. None: kubelet has not called this process for it."""
     nudged_s: float | None = None
     tries: int = 0
-    """How often kubelet was made to look since something stood in the way the last time."""
+    """How often kubelet was made to process it since the last obstacle."""
 
 
 def pod_of(pod: ApiObject) -> NodePod | None:

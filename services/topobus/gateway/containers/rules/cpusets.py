@@ -27,16 +27,16 @@ class CpuOwnership(Struct, frozen=True, kw_only=True):
     online: CpuSet
     """All that the node has now."""
     owned: CpuSet | None = None
-    """Those that Topobus may give; None: all."""
+    """Those that Topobus may give. None: all."""
     claims: Mapping[str, Cpuset] = {}
-    """CDI device name to what it brings."""
+    """CDI device name to its exclusive CPUs."""
     running: CpuSet = CpuSet()
-    """Those of `claims` that containers may run on: not of claims that are being undone, whose
-    containers have ended."""
+    """Those of `claims` that containers may run on. Claims that are being undone are not
+    included, because their containers have ended."""
     kubelet: CpuSet = CpuSet()
     """What kubelet's CPU manager gave to containers of its choice."""
     kubelet_may_give: CpuSet = CpuSet()
-    """What it may give: all but its reserved ones with policy static, else none."""
+    """What it may give: with the static policy all but its reserved ones, else none."""
 
     @property
     def exclusive(self) -> CpuSet:
@@ -57,7 +57,7 @@ class ContainerCpuset(Struct, frozen=True, kw_only=True):
 
     cpus: CpuSet
     mems: NodeSet = NodeSet()
-    """Empty: they stay as they are."""
+    """Empty: they stay unchanged."""
     is_exclusive: bool = False
 
 
@@ -67,17 +67,17 @@ class CpuDifference(Struct, frozen=True, kw_only=True):
     sandbox: Sandbox
     container: str
     has: CpuSet
-    """What the kernel said."""
+    """The CPUs in the kernel's cpuset."""
     wanted: CpuSet
     claims: tuple[Owner, ...] = ()
-    """Claims that had CPUs of `has` for themselves; none: nobody's
-    promise was broken but its own."""
+    """Claims that had CPUs of `has` exclusively. Empty: only the container's own promise was
+    broken."""
     sandboxes: tuple[Sandbox, ...] = ()
-    """Those of `claims`, as far as they run."""
+    """The sandboxes of `claims`, as far as they run."""
     shared: CpuSet = CpuSet()
     """CPUs of these claims on which it ran."""
     error: str = ""
-    """Why it was not put right at once; empty: it was."""
+    """Why it was not corrected at once. Empty: it was."""
 
     def __str__(self) -> str:
         text = f"container {self.container} of pod {self.sandbox} was found on CPUs {self.has}, wanted {self.wanted}"

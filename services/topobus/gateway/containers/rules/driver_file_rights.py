@@ -15,7 +15,7 @@ from topobus.sysfs.driver_files import HOOK_PROGRAM, LIBRARY_PATH
 __all__ = ["DRIVER_FILES", "DRIVER_HOOKS", "DRIVER_LIBRARIES", "DRIVER_VARIABLES", "LIBRARY_NAME"]
 
 LIBRARY_NAME = re.compile(r"(lib[A-Za-z0-9_+-]+|nvidia_drv)\.so(\.[0-9]+)*")
-"""What the file of a library is named: `libcuda.so.580.95.05`."""
+"""Form of a library's file name: `libcuda.so.580.95.05`."""
 
 _ROOTS = ("", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/usr/local/nvidia", "/run/opengl-driver")
 _PROGRAMS = ("smi", "debugdump", "persistenced", "cuda-mps-control", "cuda-mps-server", "imex", "imex-ctl", "xconfig")

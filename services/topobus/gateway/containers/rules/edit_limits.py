@@ -68,28 +68,28 @@ class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prefixes of the host's device nodes. Raw memory, disks, consoles and the like are covered
     only by a prefix that names them (`/dev/sdb`)."""
     may_mknod: bool = False
-    """Allow permission `m`: the container may make the node again, under another name."""
+    """Allow permission `m`: the container may create the node again, under another name."""
     mounts: tuple[str, ...] = ()
     """Folders or files of the host that may be mounted read-only, with what is below them."""
     libraries: tuple[str, ...] = ()
     """Folders of the host below which single libraries (`lib*.so`, with or without a version) may
     be mounted read-only."""
     writable_mounts: tuple[str, ...] = ()
-    """Those that may be mounted for writing, too."""
+    """Those that may also be mounted for writing."""
     variables: tuple[str, ...] = ()
     """Names of variables that would be refused otherwise, such as `LD_PRELOAD`: a program obeys
-    them before it does anything of its own. `NAME=VALUE` allows this value alone."""
+    them before it does anything of its own. `NAME=VALUE` allows only this value."""
     annotations: tuple[str, ...] = ()
     """Prefixes of annotations. Those that a runtime obeys (`cdi.k8s.io/`) are covered only by a
     prefix that names them."""
     cpus: bool = False
-    """Allow CPUs for the container alone: they are taken from all others."""
+    """Allow exclusive CPUs for the container: they are taken from all others."""
     hooks: tuple[str, ...] = ()
     """Programs of the host that the container runtime may run as root for the container: whole
     paths."""
     gids: bool = False
-    """Allow groups for the container's processes: those of the device nodes that come with them,
-    such as video and render; never root's."""
+    """Allow groups for the container's processes: those of the device nodes in the same answer,
+    such as video and render, but never root's."""
     majors: tuple[int, ...] = ()
     """Major numbers of device nodes that need not exist on the host: a number reaches its device
     under any path."""
@@ -98,7 +98,7 @@ class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rdt: bool = False
     """Allow cache and memory bandwidth to be set (resctrl)."""
     as_kubelet: bool = False
-    """For somebody else's device plugin alone: check nothing but the gateway's own guard, as
+    """Only for another vendor's device plugin: check nothing but the gateway's own guard, as
     kubelet checks nothing of a plugin that registers with it."""
 
 
@@ -165,7 +165,7 @@ FOREIGN_RIGHTS = EditRights(
     hooks=NVIDIA_HOOKS,
     gids=True,
 )
-"""Of somebody else's device plugin, unless the operator says more."""
+"""For another vendor's device plugin, unless the operator configures more."""
 
 
 def rights_of(device_class: str, configured: EditRights, *, is_foreign: bool) -> EditRights:

@@ -21,7 +21,7 @@ from topobus.values.request import Owner, OwnerKind
 __all__ = ["CPU_RESOURCE", "ExclusiveUse", "compare_exclusive", "idle_containers"]
 
 CPU_RESOURCE = "cpu"
-"""Kubernetes' name of it, and our class's."""
+"""The name of the resource in Kubernetes, and of our class."""
 
 
 class ExclusiveUse(Struct, frozen=True, kw_only=True):

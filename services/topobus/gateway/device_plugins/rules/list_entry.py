@@ -17,13 +17,13 @@ class ListEntry(Struct, frozen=True, kw_only=True):
     is_healthy: bool
     nodes: tuple[int, ...] | None = None
     reason: str = ""
-    """Why it is not healthy, for the error of an Allocate; kubelet has no field for it."""
+    """Why it is not healthy, for the error of an Allocate. kubelet has no field for it."""
     is_held: bool = False
-    """Somebody holds it, so it must not leave the list."""
+    """It is held, so it must stay in the list."""
     kubelet_id: str = ""
-    """By what kubelet knows it; empty: by `id`, its name (`device_ids`)."""
+    """Its id for kubelet. Empty: its name `id` (see `device_ids`)."""
     is_unnamed: bool = False
-    """It cannot be named as the resource's devices are, so it is offered to nobody."""
+    """It cannot be named as the resource's devices are, so it is not offered."""
 
     @property
     def wire_id(self) -> str:

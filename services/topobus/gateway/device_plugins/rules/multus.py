@@ -35,10 +35,10 @@ class PciUse(Struct, frozen=True, kw_only=True):
 
     address: PciAddress
     edits: ContainerEdits = ContainerEdits()
-    """What the container gets of it, and in common with the others."""
+    """The edits for this device, including those in common with the others."""
     rdma_device: str = ""
     physical: PciAddress | None = None
-    """Of the physical function, where the device is a virtual one."""
+    """Address of the physical function, where the device is a virtual one."""
 
 
 def variables(resource: str, uses: Mapping[str, PciUse]) -> dict[str, str]:

@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 ShareHolders = Mapping[str, tuple[tuple[Owner, HeldShare], ...]]
-"""Device to those who have a share of it, with what they have; amounts and replicas are empty where
-the ledger does not say."""
+"""Device to the owners with a share of it, and what they have. Amounts and replicas are empty
+where the ledger does not have them."""
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Chosen(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     """Each once, sorted."""
     shares: dict[str, HeldShare] = {}
-    """Those of the devices that are had by replicas, with what these are worth."""
+    """Those of the devices that are chosen by replicas, with the replicas' worth."""
 
     @property
     def amounts(self) -> dict[str, dict[str, int]]:

@@ -48,9 +48,9 @@ class PreparedHere(Struct, frozen=True, kw_only=True):
     held: dict[str, tuple[str, ...]]
     looked_at: frozenset[tuple[str, str]] = frozenset()
     by_share: frozenset[tuple[str, str]] = frozenset()
-    """Of what it holds, that of which others may hold a share, too."""
+    """Of what it holds, that of which others may hold a share as well."""
     shares: dict[str, dict[str, HeldShare]] = {}
-    """How much of it, where that is known: class to device."""
+    """How much of it, where that is known, by class and device."""
     group_cpus: dict[str, CpuSet] = {}
     """Which CPUs it has of groups of CPUs, by group."""
 
@@ -67,14 +67,14 @@ class Lacking(Struct, frozen=True, kw_only=True):
     resource: str = ""
     owner: Owner | None = None
     whole: tuple[tuple[str, tuple[str, ...]], ...]
-    """What is to be adopted, by class: of a claim all that it holds, since the ledger's entry of an
-    owner is one whole."""
+    """What is to be adopted, by class. For a claim it is all that it holds, because an owner has
+    one entry in the ledger."""
     by_share: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Those of `whole` that are to be adopted by share."""
+    """Those of `whole` that have to be adopted by share."""
     shares: tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...] = ()
     """How much of those of `by_share`: class, device, capacity and amount."""
     group_cpus: tuple[tuple[str, CpuSet], ...] = ()
-    """Those of `whole` that are groups of CPUs, with the very CPUs that its containers run on."""
+    """Those of `whole` that are groups of CPUs, with the CPUs that its containers run on."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     lacking: tuple[Lacking, ...] = ()
     exclusive: tuple[ExclusiveUse, ...] = ()
-    """What kubelet's own managers gave and the ledger does not say so."""
+    """What kubelet's own managers gave and the ledger lacks."""
     disagreements: tuple[Disagreement, ...] = ()
 
 
