@@ -16,10 +16,10 @@ class DiscoverySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkno
     """Settings of the discovery service."""
 
     hardware: HardwareSettings = HardwareSettings()
-    """Where the machine is read and how often; see `topobus.sysfs.tree`."""
+    """Where the machine is read and how often (`topobus.sysfs.tree`)."""
     full_rescan_s: Annotated[float, Meta(gt=0)] = 300.0
-    """Seconds between two looks at everything, whether anything seems to have changed or not. In
-    between, each look (`hardware.rescan_s`) reads what a running kernel changes: CPUs, memory, huge
-    pages, our cpuset, PCI functions and their drivers; one that finds a change reads everything.
-    300 s: what only this finds (a file of a recorded machine that somebody edits) is no news of a
-    running machine."""
+    """Seconds between two complete reads, whether or not anything seems to have changed. In
+    between, each read (`hardware.rescan_s`) covers what a running kernel changes: CPUs, memory,
+    huge pages, our cpuset, PCI functions and their drivers. A read that finds a change is
+    followed by a complete one. 300 s: what only a complete read finds (an edited file of a
+    recorded machine) does not change on a running machine."""

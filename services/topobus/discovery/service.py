@@ -71,12 +71,12 @@ class _Publisher:
         self._last: Machine | None = None
         self._full_rescan_s = settings.full_rescan_s
         self._volatile: VolatileFacts | None = None
-        """What could change, as it was before `_last` was read; None when that says nothing about
-        the tree any more."""
+        """What could change, as it was before `_last` was read. None: it proves nothing about
+        the tree."""
         self._full_look_due_at = 0.0
         self._standing = ""
-        """Fingerprint of the published entry as it was last seen to be `_last`; empty when it was
-        not."""
+        """Fingerprint of the published entry when it was last seen equal to `_last`. Empty: it
+        was not."""
         self._unreadable = ""
         self._unpublished = ""
         self._looks = LOOKS.register(runtime.registry)

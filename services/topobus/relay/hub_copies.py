@@ -52,10 +52,11 @@ class HubCopies:
         self._kept: dict[Key, bytes | None] = {}
         self._written_by: dict[Key, str] = {}
         self._whole_since: dict[str, float] = {}
-        """By state: since when all that the node's server has is known."""
+        """By state: the time since which the complete contents of the node's server are known."""
         self._copies: dict[Key, Copy] = {}
         self._refused: dict[Key, str] = {}
-        """Digests of what the hub refuses: said again when it changes, or after a cut."""
+        """Digests of the values that the hub refuses. They are sent again when they change, or
+        after the connection was lost."""
         self._newest: Key | None = None
         """The key that the hub acknowledged last."""
         self._rotation = 0

@@ -28,7 +28,7 @@ class HubLink:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.joined = asyncio.Event()
-        """Set while the hub is there and the note is what the hub has."""
+        """Set while the hub is reachable and has the present note."""
         self.wake = asyncio.Event()
         """Set when there is something to do: a value, a note, a loss."""
         self.note = NodeRelay(node=runtime.node)

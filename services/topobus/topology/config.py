@@ -34,7 +34,7 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     full_pcpus_only: bool = False
-    """Only whole cores: a request that is no multiple of the threads a core is refused."""
+    """Only whole cores: a request that is not a multiple of the threads per core is refused."""
     distribute_cpus_across_numa: bool = False
     """Share CPUs evenly where more than one NUMA node is needed."""
     align_by_socket: bool = False
@@ -46,8 +46,8 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     strict_cpu_reservation: bool = False
     """Keep the reserved CPUs out of the shared pool."""
     is_corrected: bool = False
-    """False: kubelet 1.36 to the bit. True: without its known defects;
-    docs/knowledge/kubelet-defects.md lists them."""
+    """False: exactly as kubelet 1.36. True: without its known defects, which
+    docs/knowledge/kubelet-defects.md lists."""
 
     def __post_init__(self) -> None:
         """Refuse pairs of options that kubelet refuses.
@@ -75,11 +75,11 @@ class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How memory is aligned."""
 
     policy: Literal["none", "static"] = "none"
-    """kubelet's memory manager policy: `static` aligns memory and huge pages of containers that ask
-    for them. The default is kubelet's."""
+    """kubelet's memory manager policy: `static` aligns memory and huge pages of containers that
+    ask for them. The default is kubelet's."""
     reserved_bytes: dict[str, Annotated[int, Meta(ge=0)]] = {}
-    """Bytes of ordinary memory by NUMA node that are never handed out: kubelet's --reserved-memory.
-    Keys are node ids: `{"0" = 1073741824}`."""
+    """Bytes of ordinary memory by NUMA node that are never allocated: kubelet's
+    --reserved-memory. Keys are node ids: `{"0" = 1073741824}`."""
 
     def __post_init__(self) -> None:
         """Refuse keys that are not node ids.
@@ -96,21 +96,21 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     policy: Policy = Policy.BEST_EFFORT
     """`none`, `best-effort`, `restricted` or `single-numa-node`. The default aligns where it can
-    and turns no pod away."""
+    and rejects no pod."""
     scope: Scope = Scope.CONTAINER
-    """Whether each `container` or the `pod` as a whole is aligned; kubelet's default."""
+    """Whether each `container` or the `pod` as a whole is aligned. The default is kubelet's."""
     prefer_closest_numa_nodes: bool = False
-    """Among equally wide node sets take the nearest by distance; kubelet's default is the lowest
-    ids."""
+    """Among equally wide node sets take the nearest by distance. kubelet's default, off, takes
+    the lowest ids."""
     reserved_cpus: str = ""
-    """CPUs never handed out exclusively, as a cpulist (`0,112`): kubelet's --reserved-cpus. Empty:
-    none is reserved."""
+    """CPUs that are never allocated exclusively, as a cpulist (`0,112`): kubelet's
+    --reserved-cpus. Empty: none is reserved."""
     kubelet: KubeletVersion = KubeletVersion.V1_36
-    """Whose semantics to have, where releases differ: `1.35`, `1.36` or `1.37`. The node's
-    kubelet's; the default is the newest that we could compare with."""
+    """Whose semantics to use, where releases differ: `1.35`, `1.36` or `1.37`. Set the version
+    of the node's kubelet. The default is the newest version compared with kubelet."""
     max_allowable_numa_nodes: Annotated[int, Meta(ge=0)] = 0
-    """kubelet's option of that name: machines with more NUMA nodes are refused. 0: no limit;
-    kubelet needs one because its merge is exponential."""
+    """kubelet's option of that name: machines with more NUMA nodes are refused. 0: no limit.
+    kubelet needs a limit because its merge is exponential."""
     cpu: CpuSettings = CpuSettings()
     """How exclusive CPUs are taken."""
     memory: MemorySettings = MemorySettings()
@@ -118,14 +118,14 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mode: PlanMode = PlanMode.COMPATIBLE
     """`compatible`: a pod that kubelet's order of containers and choices refuses is refused.
     `corrected`: other hints, devices and ways to share among its containers are searched first.
-    What `compatible` admits is placed alike in both. The default is kubelet's answer; docs/adr/0009
-    says why."""
+    What `compatible` admits is placed alike in both. The default gives kubelet's answer (reasons
+    in docs/adr/0009)."""
     search_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 2000
     """Tries of one container that mode `corrected` spends on a pod before it answers `gave-up`.
     2000 take about half a second of one core."""
     allow_request_policy: bool = True
-    """Whether pods may ask for a policy, scope or locality of their own; false refuses those that
-    ask for another with `policy-forbidden`."""
+    """Whether pods may ask for a policy, scope or locality of their own. False refuses those
+    that ask for another with `policy-forbidden`."""
 
     def __post_init__(self) -> None:
         """Refuse an invalid cpulist, and an option that does not fit the policy.
@@ -164,16 +164,16 @@ class ReservationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long devices are held for an owner that has not committed."""
 
     expire_s: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds until a reservation that nobody commits is let go, counted anew when the service
-    starts. 60 s: longer than any asker keeps trying."""
+    """Seconds until a reservation that is not committed is released, counted again from the
+    start of the service. 60 s: longer than any requester keeps trying."""
 
 
 class HintSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long to wait for device services that give hints of their own."""
 
     timeout_s: Annotated[float, Meta(gt=0, le=5)] = 0.02
-    """Seconds until silence counts as "no opinion" (and is recorded). 20 ms: a kubelet call has 10
-    ms to spare at its 99th percentile."""
+    """Seconds until silence counts as "no opinion" (and is recorded). 20 ms: a kubelet call has
+    10 ms to spare at its 99th percentile."""
 
 
 class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,4 +186,4 @@ class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknow
     reservations: ReservationSettings = ReservationSettings()
     """Placements that wait for their commit."""
     silence: SilenceSettings = SilenceSettings()
-    """When a device service that does not answer makes placements on its devices be refused."""
+    """When placements are refused on the devices of a device service that does not answer."""

@@ -40,7 +40,7 @@ from topobus.values.ledger import Ledger
 __all__ = ["Decide", "LedgerStore"]
 
 Decide = Callable[[Ledger], Awaitable[Step]]
-"""Makes a decision on a ledger; called again when the ledger turned out to be another one."""
+"""Makes a decision on a ledger. Called again when the ledger has changed meanwhile."""
 
 # After this many lost compare-and-sets in a row the request fails and may be repeated. Two
 # instances that run side by side lose one now and then.

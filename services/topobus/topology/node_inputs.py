@@ -45,7 +45,7 @@ class NodeInputs:
         self.machine: Machine | None = None
         self.inventories: dict[str, Inventory] = {}
         self._changed = asyncio.Event()
-        """Set, and another one made, with each change of `inventories`."""
+        """Set and replaced at each change of `inventories`."""
         self._bus = bus
         self._node = node
         self._options = options

@@ -38,11 +38,11 @@ class AlignmentPublisher:
         self._clock = clock or SystemClock()
         self._wanted = node_alignment
         self._stored: NodeAlignment | None = None
-        """What stands there, as far as it is of this release."""
+        """What is stored, if this release wrote it."""
         self._revision = 0
-        """At which revision it stands there."""
+        """Revision of what is stored."""
         self._is_settled = False
-        """Whether all that stood there at the start has been read."""
+        """Whether everything that was stored at the start has been read."""
         self._news = asyncio.Event()
 
     def note_silence(self, unheard_classes: Mapping[str, str]) -> None:

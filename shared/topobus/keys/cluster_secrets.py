@@ -43,9 +43,9 @@ class _Form(Struct, frozen=True, kw_only=True):
     """What there are users for."""
 
     has_leaves: bool
-    """Nodes have servers of their own."""
+    """Whether nodes have servers of their own."""
     classes: tuple[str, ...]
-    """Device classes besides ours."""
+    """Device classes in addition to the built-in ones."""
 
 
 async def make_users(objects: NamespaceObjects, *, has_leaves: bool = False, classes: Iterable[str] = ()) -> None:

@@ -49,7 +49,7 @@ TLS_SECRET = "topobus-nats-tls"
 """The server's certificate, its key and the authorities to trust, as cert-manager has them:
 `tls.crt`, `tls.key`, `ca.crt`."""
 AUTHORITY_SECRET = "topobus-nats-authority"
-"""The authority with its key; no pod but that of the Job has it."""
+"""The authority with its key. Only the Job's pod mounts it."""
 AUTHORITY_MAP = "topobus-nats-ca"
 """A ConfigMap, for the clients: `ca.crt`."""
 _PASSWORD = "password"

@@ -43,9 +43,9 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     """Where the API server is, as given by a service's own settings."""
 
     kubeconfig: str = ""
-    """Path of a file; empty: the service account of the pod around us."""
+    """Path of a kubeconfig. Empty: the service account of the pod."""
     context: str = ""
-    """Context of the file; empty: its current one."""
+    """Context of the kubeconfig. Empty: its current context."""
     call_s: float = 10.0
     """How long one call may take, in seconds."""
     setting: str
@@ -53,8 +53,8 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     next_step: str
     """What an operator does about a configuration that cannot be used."""
     runs_programs: bool = False
-    """Whether a user entry may name a program that prints its token (exec): what a person's
-    kubeconfig does, and a daemon on a node must not."""
+    """Whether a user entry may name a program that prints its token (exec). A person's
+    kubeconfig may do so, but a daemon on a node must not run a program."""
 
 
 class Access:
@@ -64,8 +64,8 @@ class Access:
         self.client = client
         self.server = server
         self.extensions: dict[str, str] = {"sni_hostname": server_name} if server_name else {}
-        """Of every request: the name that the server's certificate must have when it is not that of
-        its address (tls-server-name)."""
+        """Added to every request: the name that the server's certificate must have when it
+        differs from the name in the address (tls-server-name)."""
         self._files = files
         self._state = _state_of(files)
 

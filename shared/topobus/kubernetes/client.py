@@ -50,7 +50,7 @@ class KubernetesClient:
         self._retired: list[httpx2.AsyncClient] = []
         self._renewing = asyncio.Lock()
         self._not_before = 0.0
-        """The event loop's time up to which the server wants to be left alone."""
+        """Time of the event loop before which the server asked to get no request."""
 
     @classmethod
     def open(cls, settings: AccessSettings) -> KubernetesClient:

@@ -32,13 +32,13 @@ class ObjectFeed:
         self._drop = drop
         self._refused = refused
         self._revisions: dict[ObjectKey, Hashable] = {}
-        """At which revision each object was told last."""
+        """The revision of each object that was reported last."""
         self._listed: set[ObjectKey] | None = None
-        """What the list under way has told; None while there is none."""
+        """The objects reported by the running list. None: no list is running."""
         self._position = 0
         self._moved = asyncio.Event()
         self.is_whole = False
-        """Whether a whole list has been taken in."""
+        """Whether a complete list has been stored."""
 
     async def reached(self, revision: int, timeout_s: float) -> bool:
         """Wait until the copy contains everything up to a revision.

@@ -27,10 +27,10 @@ class Kind(Struct, frozen=True, kw_only=True):
     versions: tuple[str, ...] = ("v1",)
     is_namespaced: bool = False
     is_optional: bool = False
-    """Servers without it are fine: there are no objects of it then."""
+    """Whether a server may lack the kind. It then has no objects of it."""
     fields: str = ""
-    """Only objects of these fields are listed and watched (a field selector): one that leaves them
-    is told as deleted."""
+    """A field selector: only objects that match it are listed and watched. An object that stops
+    matching is reported as deleted."""
 
 
 DRA_GROUP = "resource.k8s.io"
@@ -44,7 +44,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
     items: tuple[Plain, ...]
     version: str = ""
-    """The list's version; only the last page's is one to watch from."""
+    """The list's version. Only the version of the last page can be watched from."""
     is_last: bool = False
 
 

@@ -24,8 +24,8 @@ class Copy(Struct, frozen=True, kw_only=True):
     sequence: int
     digest: str
     is_certain: bool
-    """False after a cut, and for what was read (a copy of a replicated hub may lag): the sequence
-    is asked for before anything is concluded."""
+    """False after the connection was lost, and for a copy that was read (a replica of the hub
+    may lag). The sequence is read again before anything is concluded."""
 
 
 class Step(Enum):
@@ -35,7 +35,7 @@ class Step(Enum):
     READ = "read"
     """Nothing is known: read the hub's copy."""
     COMPARE = "compare"
-    """The hub seems to have it: ask for its sequence alone."""
+    """The hub seems to have it: read only its sequence."""
     WRITE = "write"
     """Write the node's value over the known sequence."""
 
