@@ -21,6 +21,8 @@ _MAX_CPU_ID = 8191
 # include/linux/numa.h with NODES_SHIFT 10, the largest that any
 # architecture offers: MAX_NUMNODES is 1024.
 _MAX_NODE_ID = 1023
+# Of the highest id. A text no longer than this is one id, as most are.
+_DIGITS = 4
 # Every second CPU of the largest machine takes 20 kB to write down; a text
 # longer than this repeats itself.
 _MAX_TEXT = 64 * 1024
@@ -90,6 +92,8 @@ class IdSet:
             raise ValueError(
                 f"not a list of ids: {text[:20]!r}… has {len(text)} characters, wanted at most {_MAX_TEXT}"
             )
+        if len(text) <= _DIGITS and text.isascii() and text.isdecimal() and (only := int(text)) <= cls.MAX_ID:
+            return cls._wrap(1 << only)
         bits = 0
         for part in text.strip().split(","):
             span = part.strip()
@@ -157,9 +161,11 @@ class IdSet:
         return hash((type(self).__name__, self.bits))
 
     def __str__(self) -> str:
-        # Run by run, not id by id: messages hold hundreds of these sets.
-        parts: list[str] = []
+        # Run by run, not id by id: messages hold hundreds of these sets, and most have one id.
         bits, start = self.bits, 0
+        if bits and not bits & (bits - 1):
+            return str(bits.bit_length() - 1)
+        parts: list[str] = []
         while bits:
             gap = (bits & -bits).bit_length() - 1
             bits >>= gap

@@ -13,6 +13,9 @@ __all__ = ["PciAddress"]
 _ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([01][0-9a-fA-F])\.([0-7])")
 
 
+_set = object.__setattr__
+
+
 @total_ordering
 class PciAddress:
     """A PCI function's address: domain, bus, device, function. Immutable and ordered by its
@@ -40,7 +43,7 @@ class PciAddress:
         ):
             if not 0 <= value < limit:
                 raise ValueError(f"PCI {name} {value} is out of range: wanted 0 to {limit - 1}")
-            object.__setattr__(self, name, value)
+            _set(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("PciAddress is immutable")
@@ -55,7 +58,13 @@ class PciAddress:
         if match is None:
             raise ValueError(f"not a PCI address: {text!r}, wanted domain:bus:device.function such as 0000:3b:00.0")
         domain, bus, device, function = match.groups()
-        return cls(int(domain or "0", 16), int(bus, 16), int(device, 16), int(function, 16))
+        # What matches is in range.
+        address = cls.__new__(cls)
+        _set(address, "domain", int(domain, 16) if domain else 0)
+        _set(address, "bus", int(bus, 16))
+        _set(address, "device", int(device, 16))
+        _set(address, "function", int(function, 16))
+        return address
 
     @property
     def key(self) -> tuple[int, int, int, int]:

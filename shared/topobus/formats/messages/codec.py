@@ -24,10 +24,11 @@ T = TypeVar("T")
 # A message that no contract accepts is kept in logs up to this many bytes.
 _SAMPLE_BYTES = 200
 _NO_CPUS = CpuSet()
+_TEXTS = (IdSet, PciAddress)
 
 
 def _encode_custom(value: object) -> object:
-    if isinstance(value, IdSet | PciAddress):
+    if isinstance(value, _TEXTS):
         return str(value)
     raise NotImplementedError(f"no wire form for {type(value).__name__}")
 
