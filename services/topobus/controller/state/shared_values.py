@@ -10,6 +10,7 @@ of the processor time to store a node (docs/explanation/large-fleets.md).
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -64,6 +65,8 @@ class SharedValues(DeviceViews):
     def __init__(self) -> None:
         self._parts: dict[bytes, Any] = {}
         self._kinds: dict[bytes, _Kind] = {}
+        self._together: dict[bytes, tuple[_Kind, ...]] = {}
+        """By the digest of all devices of a node and class."""
         self._kinds_by_attributes: dict[int, _Kind] = {}
         """By the identity of the attributes, which all devices of a kind share."""
         self._forms: dict[int, _Form] = {}
@@ -84,9 +87,11 @@ class SharedValues(DeviceViews):
         """Return an equal inventory. Cost: one encoding of the devices without a uuid."""
         self._bound()
         healths: dict[tuple[HealthState, str], DeviceHealth] = {}
-        return structs.replace(
-            inventory, devices=tuple([self._device(device, healths) for device in inventory.devices])
-        )
+        devices = [
+            device if kind is None else structs.replace(kind.device, health=_first_alike(device.health, healths))
+            for device, kind in zip(inventory.devices, self._kinds_of(inventory.devices), strict=True)
+        ]
+        return structs.replace(inventory, devices=tuple(devices))
 
     def slice_device(self, device: Device) -> SliceDevice:
         """Convert a device to its form in a slice. Healthy devices of one kind are one value."""
@@ -119,20 +124,37 @@ class SharedValues(DeviceViews):
         part: T = self._parts.setdefault(encode(value), value)
         return part
 
-    def _device(self, device: Device, healths: dict[tuple[HealthState, str], DeviceHealth]) -> Device:
-        if device.uuid:
-            return device  # no other node has an equal one
-        kind = self._kinds.setdefault(encode(structs.replace(device, health=HEALTHY)), _Kind(device))
-        self._kinds_by_attributes[id(kind.device.attributes)] = kind
-        health = device.health
-        if not health.conditions:
-            health = healths.setdefault((health.state, health.since), health)
-        return structs.replace(kind.device, health=health)
+    def _kinds_of(self, devices: tuple[Device, ...]) -> tuple[_Kind | None, ...]:
+        """Give each device's kind; None: it has a uuid, so no other node has its like.
+
+        Most nodes have all devices of a class alike, and are known by these together.
+        """
+        bare = tuple([structs.replace(device, health=HEALTHY) for device in devices if not device.uuid])
+        if len(bare) < len(devices):
+            return tuple([None if device.uuid else self._kind(device) for device in devices])
+        together = hashlib.sha256(encode(bare)).digest()
+        kinds = self._together.get(together)
+        if kinds is None:
+            kinds = self._together[together] = tuple(map(self._kind, devices))
+        return kinds
+
+    def _kind(self, device: Device) -> _Kind:
+        bare = encode(structs.replace(device, health=HEALTHY))
+        kind = self._kinds.get(bare)
+        if kind is None:
+            kind = self._kinds[bare] = self._kinds_by_attributes[id(device.attributes)] = _Kind(device)
+        return kind
 
     def _bound(self) -> None:
-        """Drop all values when there are too many, so that values of former nodes do not stay."""
-        if len(self._kinds) + len(self._parts) > _MOST_VALUES:
+        """Forget all when there is too much, so that what nodes had years ago does not stay."""
+        if len(self._kinds) + len(self._together) + len(self._parts) > _MOST_VALUES:
             self._parts.clear()
             self._kinds.clear()
+            self._together.clear()
             self._kinds_by_attributes.clear()
             self._forms.clear()
+
+
+def _first_alike(health: DeviceHealth, healths: dict[tuple[HealthState, str], DeviceHealth]) -> DeviceHealth:
+    """Give one value for all devices that are so since the same moment."""
+    return health if health.conditions else healths.setdefault((health.state, health.since), health)
