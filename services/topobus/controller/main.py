@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from topobus.process.packages import needing_extra
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from topobus.process.service import Runtime
 
 __all__ = ["main"]
+
+# New objects between two rounds of the garbage collector. The copies of a fleet are millions of
+# values that stay and make no cycles; at Python's 700 the collector walks over them all the while
+# they are read, which is a third of the processor time of a start with 1,000 DGX.
+_OBJECTS_A_ROUND = 50_000
 
 
 def main() -> None:
@@ -28,6 +34,7 @@ def main() -> None:
 
 async def _serve(settings: ControllerSettings, runtime: Runtime) -> None:
     """Serve in the home that the settings name."""
+    gc.set_threshold(_OBJECTS_A_ROUND)
     if settings.home == "cluster":
         # Before anything is loaded: a replica that has no copy yet must not
         # be taken for one that is ready.
