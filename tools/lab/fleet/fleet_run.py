@@ -164,6 +164,11 @@ class _Fill:
         count = max(run.claims - 1, 1)
         row = {
             "from the controller's start to the first_s": first_s,
+            **{
+                f"processor_s to the first, {name}": value
+                for name, value in spent.items()
+                if name.startswith("controller")
+            },
             "claims a second": count / max(times[-1] - times[0], 1e-9),
             "all allocated, from the controller's start_s": times[-1] - began,
             "controllers killed": run.kills,
