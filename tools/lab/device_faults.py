@@ -1,13 +1,13 @@
-"""One recorded fault for each sign that a device is sick: what a kernel writes on that day, to
-which device, and what is to be seen.
+"""One recorded fault for each sign that a device is sick: what a kernel writes then, to which
+device, and what can be seen of it.
 
-Flows in: the machine of `faulty_machine.toml`, and the devices that the drivers found on it. Flows
-out: faults, each with a card of its own, that can be struck. A test strikes all of them and looks
-at every road out; `python -m lab.bench health` strikes one after another and takes the times. The
-codes are those of docs/reference/health-reasons.md.
+The devices are those that the drivers find on the machine of `faulty_machine.toml`. Each fault has
+a card of its own. A test triggers all of them and checks every output. `python -m lab.bench health`
+triggers one after another and measures the times. The codes are those of
+docs/reference/health-reasons.md.
 
-What no file of a machine can show is not here: what NVML tells, and what the service itself finds
-out (a driver that hangs, a device that is cleaned).
+Faults that no file of a machine can show are not here: those that NVML reports, and those that the
+service itself detects (a driver that hangs, a device that is being cleaned).
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ _COUNTERS = ("rx_crc_errors", "rx_errors", "rx_frame_errors", "rx_length_errors"
 Act = Literal["write", "remove", "unbind", "unbind-parent", "forget-parent", "offline", "tell"]
 """`tell`: the kernel sends an event and writes nothing."""
 Reach = Literal["device", "card", "core", "socket"]
-"""Whom it hits: the device, all virtual functions of a card, all CPUs of a core or of a socket."""
+"""What it affects: the device, all virtual functions of a card, all CPUs of a core or of a
+socket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedFault:
-    """One fault, before it is known which card it gets."""
+    """A fault before it is assigned to a card."""
 
     code: str
     device_class: str
     driver: str
     state: HealthState
     files: Mapping[str, str] = field(default_factory=dict)
-    """Path to text; both may name the card's folders (`_folders`), a text also the file's present
+    """Path to text. Both may name the card's folders (`_folders`), a text also the file's present
     `{text}`."""
     act: Act = "write"
     reach: Reach = "device"
     is_rise: bool = False
-    """A counter rose: the sign is over with the next look."""
+    """A counter rose: the sign is over with the next observation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +61,19 @@ class PlacedFault:
     fault: RecordedFault
     machine: RecordedMachine
     devices: tuple[Device, ...]
-    """Whom it hits."""
+    """The devices that it affects."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the devices that it hits."""
+        """Names of the devices that it affects."""
         return tuple(device.name for device in self.devices)
 
     def strike(self) -> None:
-        """Let it happen, as a kernel would."""
+        """Cause the fault, as a kernel would."""
         first, act = self.devices[0], self.fault.act
         folders = _folders(self.machine, first)
         if act == "remove":
-            # Of an Alveo the user function alone, which is the device's own.
+            # Of an Alveo only the user function, which is the device's own.
             self.machine.remove_pci(str(first.pci))
         elif act in ("unbind", "unbind-parent"):
             (self.machine.root / folders["folder" if act == "unbind" else "parent"] / "driver").unlink()
@@ -213,7 +214,7 @@ FAULTS: tuple[RecordedFault, ...] = (
 
 
 def build_faulty(into: Path) -> RecordedMachine:
-    """Build the machine, with all files in which its faults will show, and nothing wrong yet."""
+    """Build the machine, with all files in which its faults will show, and no fault yet."""
     machine = build(_PROFILE, into)
     for function in machine.functions:
         ground: dict[str, str] = {}
@@ -238,9 +239,9 @@ def build_faulty(into: Path) -> RecordedMachine:
 def place_faults(
     machine: RecordedMachine, devices: Sequence[Device], faults: Iterable[RecordedFault]
 ) -> tuple[PlacedFault, ...]:
-    """Give each fault a card of its own, so that all of them may be struck at once.
+    """Assign each fault to a card of its own, so that all of them may be triggered at once.
 
-    At least one card of each driver stays well.
+    At least one card of each driver stays healthy.
 
     Errors: raises ValueError when there are more faults than cards.
     """
@@ -257,7 +258,7 @@ def place_faults(
         tuple(device for device in virtual if device.parent == parent)
         for parent in sorted({device.parent for device in virtual})
     ]
-    # By number: the first of a core is the one whose file is read.
+    # By number: the driver reads the file of a core's first CPU.
     cpus = sorted((device for device in devices if device.cpu is not None), key=lambda device: device.cpu or 0)
     sockets = [
         tuple(cpu for cpu in cpus if cpu.socket == socket) for socket in sorted({cpu.socket or 0 for cpu in cpus})
@@ -276,7 +277,7 @@ def place_faults(
 
 
 def _folders(machine: RecordedMachine, device: Device) -> dict[str, str]:
-    """Name the folders of a card as they are now."""
+    """Map the names of a card's folders to their present paths."""
     if device.cpu is not None:
         cpu_folder = f"sys/devices/system/cpu/cpu{device.cpu}"
         return {"cpu": str(device.cpu), "cpu_folder": cpu_folder, "socket": str(device.socket)}

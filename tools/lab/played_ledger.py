@@ -1,10 +1,9 @@
 """Plays the topology service of one node for benchmarks: a ledger with one writer, and answers to
 `place` and `release` by the rules of `topobus.engine.ledger`.
 
-Flows in: the node as its engine sees it, and asks of the bus. Flows out: answers, and the ledger,
-written by compare-and-set. Dry runs and reservations are not served. Thousands of real services
-would keep watches of their own on the machine that measures something else.
-tests/integration/topology/test_topology_places.py holds it to what the service answers.
+The ledger is written by compare-and-set. Dry runs and reservations are not served. Thousands of
+real services would run watches of their own on the machine that measures something else.
+tests/integration/topology/test_topology_places.py compares its answers with the service's.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ __all__ = ["PlayedLedger"]
 class PlayedLedger:
     """The ledger of one node. Make it, then `start`.
 
-    Args: make_view — gives the node while nothing is held; asked once, and only when something is
-    placed there, for of thousands of nodes many never are asked.
+    Args: make_view — returns the node while nothing is held. It is called once, and only when
+    something is placed there, for many of thousands of nodes are never asked.
     """
 
     def __init__(self, bus: Bus, node: str, make_view: Callable[[], NodeView]) -> None:
@@ -41,8 +40,8 @@ class PlayedLedger:
         self._make_view = make_view
         self._view: NodeView | None = None
         self._revision = 0
-        # One writer, and each write is awaited: as in the service, asks
-        # are answered one after the other.
+        # One writer, and each write is awaited: as in the service, requests are answered one after
+        # the other.
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
@@ -83,8 +82,8 @@ class PlayedLedger:
     async def _write(self, ledger: Ledger) -> None:
         """Write the next ledger.
 
-        Errors: raises PeerUnavailable: the asker is told nothing, and asks
-        again by the same operation id.
+        Errors: raises PeerUnavailable. The requester gets no answer, and asks again with the same
+        operation id.
         """
         if ledger is self.ledger:
             return

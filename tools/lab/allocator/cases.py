@@ -30,8 +30,8 @@ DRIVER = "gpu.example.com"
 ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA = "resource.kubernetes.io/numaNode"
 
-# A card in the fashion of NVIDIA's MIG: how many partitions of each profile it offers, and what one
-# takes of the card's 7 compute and 8 memory slices.
+# A card modelled on NVIDIA's MIG: how many partitions of each profile it offers, and what one takes
+# of the card's 7 compute and 8 memory slices.
 PROFILES = {"whole": (1, 7, 8), "3g": (2, 3, 4), "2g": (3, 2, 2), "1g": (7, 1, 1)}
 
 
@@ -39,11 +39,13 @@ PROFILES = {"whole": (1, 7, 8), "3g": (2, 3, 4), "2g": (3, 2, 2), "1g": (7, 1, 1
 class Cluster:
     """Nodes with cards.
 
-    nodes       how many devices     cards a node; two neighbours share a PCIe root, four a NUMA
-    node kinds       in how many ways nodes differ: model, memory, and which cards share a root;
-    every node's ids and addresses are its own in any case partitions  each card is offered whole
-    and in parts, by shared counters is_plain    with partitions: the same devices without counters,
-    to compare with taken       share of each node's cards that is held already, scattered
+    - nodes — how many
+    - devices — cards per node. Two neighbours share a PCIe root, four a NUMA node
+    - kinds — in how many ways nodes differ: model, memory, and which cards share a root. Every
+      node's ids and addresses are its own in any case
+    - partitions — each card is offered whole and in parts, by shared counters
+    - is_plain — with partitions: the same devices without counters, to compare with
+    - taken — share of each node's cards that is held already, scattered
     """
 
     nodes: int
@@ -66,8 +68,8 @@ def device_class() -> dict[str, Any]:
 
 
 def slices(cluster: Cluster, index: int) -> Iterator[dict[str, Any]]:
-    """Publish one node's devices: four cards a slice where they come in parts (a slice may have 64
-    such devices), and one slice for the counters.
+    """Publish one node's devices: four cards per slice where they come in parts (a slice may have
+    64 such devices), and one slice for the counters.
     """
     node = node_name(index)
     with_counters = cluster.partitions and not cluster.is_plain
@@ -88,8 +90,8 @@ def slices(cluster: Cluster, index: int) -> Iterator[dict[str, Any]]:
 
 
 def claim(number: int, *, count: int = 2, match: str | None = ROOT, where: str = "", uid: str = "") -> dict[str, Any]:
-    """Ask for devices, all with one value of an attribute unless `match` is None, `where` a CEL
-    expression holds.
+    """Request devices, all with one value of an attribute unless `match` is None, for which the CEL
+    expression `where` holds.
     """
     selectors = [{"cel": {"expression": where}}] if where else []
     request = {"name": "gpus", "exactly": {"deviceClassName": "gpu", "count": count, "selectors": selectors}}
@@ -106,21 +108,21 @@ def claim(number: int, *, count: int = 2, match: str | None = ROOT, where: str =
 
 
 def taken_devices(cluster: Cluster, index: int) -> tuple[str, ...]:
-    """Name a node's cards that are held already; every node has another pattern of them."""
-    # A checksum scatters as well as dice do, and gives the same cards every time.
+    """Name a node's cards that are held already. Every node has another pattern of them."""
+    # A checksum scatters like a random choice, and gives the same cards every time.
     scattered = sorted(range(cluster.devices), key=lambda card: hashlib.sha256(f"{index}/{card}".encode()).digest())
     return tuple(f"card-{card}" for card in sorted(scattered[: round(cluster.devices * cluster.taken)]))
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """Claims for one node that are hard to refuse, or to serve: who tries all combinations does not
-    come to an end.
+    """Claims for one node that are hard to refuse, or to serve: a search of all combinations does
+    not end.
     """
 
     name: str
     claims: tuple[dict[str, Any], ...]
-    """Their specs; they are to be allocated together."""
+    """Their specs, which are to be allocated together."""
     devices: tuple[dict[str, Any], ...]
 
 
@@ -195,7 +197,7 @@ def puzzles(size: int) -> Iterator[Puzzle]:
 def puzzle_slices(puzzle: Puzzle, node: str) -> Iterator[dict[str, Any]]:
     """Publish a puzzle's devices.
 
-    Those that take counters share one card, in which half of what they would take goes in.
+    Those that take counters share one card, which has room for half of what they would take.
     """
     chunks = [puzzle.devices[start : start + 64] for start in range(0, len(puzzle.devices), 64)]
     has_counters = any("consumesCounters" in device for device in puzzle.devices)
@@ -245,7 +247,7 @@ def _puzzle(name: str, devices: list[dict[str, Any]], *claims: dict[str, Any]) -
 
 
 def _in_parts(count: int) -> list[int]:
-    """Cut a count into claims: one may have 32 devices at most."""
+    """Divide a count into claims: one may have 32 devices at most."""
     return [min(32, count - start) for start in range(0, count, 32)]
 
 
@@ -264,7 +266,7 @@ def _device(index: int, *, parts: int = 0, near: list[int] | None = None, **attr
 def _ask(
     *wanted: tuple[str, int, str], match: str = "", distinct: str = "", only: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Ask for counts of models (request, count, model); `only` these requests are to match."""
+    """Request counts of models (request, count, model). Only the requests in `only` must match."""
     requests = []
     for name, count, model in wanted:
         expression = f"device.attributes['{DRIVER}'].model == '{model}'"

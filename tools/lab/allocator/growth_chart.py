@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["draw_growth"]
 
-# Numbers on the axis closer than this would stand in each other.
+# Numbers on the axis closer than this would overlap.
 _LABEL_WIDTH = 30
 _WIDTH, _HEIGHT, _TOP, _BOTTOM = 360, 300, 60, 50
 
@@ -79,6 +79,6 @@ def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], a
 
 
 def _round_up(value: float) -> float:
-    """Give the next number that four lines divide well."""
+    """Return the next number that four lines divide well."""
     step = 10 ** math.floor(math.log10(value or 1))
     return float(next(factor * step for factor in (1, 2, 4, 8, 10) if factor * step >= value))

@@ -69,7 +69,7 @@ class Filled(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """How a puzzle ended."""
+    """The result of a puzzle."""
 
     outcome: str
     steps: int
@@ -77,10 +77,10 @@ class Solved(NamedTuple):
 
 
 class Bench:
-    """A world with what the controller keeps beside it."""
+    """A controller's state, with what the controller keeps beside it."""
 
     def __init__(self, cluster: Cluster, mode: Mode = Mode.CORRECTED) -> None:
-        gc.collect()  # what the case before left is not this one's cost
+        gc.collect()  # garbage of the case before must not cost time in this one
         self.cluster = cluster
         self.mode = mode
         self.compiler = CelCompiler()
@@ -99,7 +99,7 @@ class Bench:
                 self._put(_holder(cluster, index))
 
     def judge_all(self, raw: dict[str, Any], *, is_shared: bool = True) -> list[Outcome]:
-        """Ask every node about a claim, as scheduling does."""
+        """Search every node for a claim, as scheduling does."""
         claim = Claim(_object(raw))
         spec = claim.spec
         request_shape = self.judgements.shape([spec])
@@ -112,20 +112,20 @@ class Bench:
         return [self._search(node, claim, spec) for node in nodes]
 
     def warm(self) -> None:
-        """Do what the controller does at its start."""
+        """Do the controller's work at its start."""
         for node in self.state.nodes():
             self.state.stock.table_of(node).warm()
 
     def warming_ms(self) -> float:
-        """Time that."""
+        """Measure the time of that."""
         return median_ms(lambda _: self.warm(), rounds=1)
 
     def judging_ms(self, make: Callable[[int], dict[str, Any]], *, rounds: int, is_shared: bool = True) -> float:
-        """Time asking every node about claims, the median of several."""
+        """Measure the time of searching every node for claims, the median of several."""
         return median_ms(lambda number: self.judge_all(make(number), is_shared=is_shared), rounds=rounds)
 
     def place(self, raw: dict[str, Any]) -> bool:
-        """Allocate a claim on the first node where it fits, and write it down."""
+        """Allocate a claim on the first node where it fits, and record it."""
         claim = Claim(_object(raw))
         spec = claim.spec
         request_shape = self.judgements.shape([spec])
@@ -152,7 +152,9 @@ class Bench:
 
 
 def fill(bench: Bench, claim: Callable[[int], dict[str, Any]], *, most: int) -> Filled:
-    """Put claims to a cluster one after the other until one fits nowhere, or there were enough."""
+    """Allocate claims in a cluster one after the other until one fits nowhere, or until there are
+    enough.
+    """
     raws = [claim(number) for number in range(most)]
     done, tenths = 0, []
     started = last = time.process_time()
@@ -170,7 +172,7 @@ def fill(bench: Bench, claim: Callable[[int], dict[str, Any]], *, most: int) -> 
 
 
 def median_ms(run: Callable[[int], object], *, rounds: int) -> float:
-    """Time a call, its number given, several times."""
+    """Measure the median time of a call, which gets its number, over several calls."""
     spent = []
     for number in range(rounds):
         started = time.process_time()
@@ -180,7 +182,7 @@ def median_ms(run: Callable[[int], object], *, rounds: int) -> float:
 
 
 def solve(puzzle: Puzzle, *, mode: Mode, step_budget: int, is_clever: bool = True) -> Solved:
-    """Put a puzzle to one search."""
+    """Search for one puzzle."""
     node = cases.node_name(0)
     slices = [
         Slice(raw["metadata"]["name"], read_as(raw["spec"], SliceSpec, where="slice"))

@@ -1,3 +1,3 @@
-"""A cluster that is filled with gated pods: the nodes' side of the bus, the pods and what binds
-them, for the benchmark `cluster` and its test.
+"""A cluster that is filled with gated pods: the nodes' side of the bus, the pods and their binding,
+for the benchmark `cluster` and its test.
 """

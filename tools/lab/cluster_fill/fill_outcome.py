@@ -1,8 +1,7 @@
-"""What a fill must have come to, whatever died meanwhile: every claim has its devices, the nodes'
+"""The required result of a fill, whatever died meanwhile: every claim has its devices, the nodes'
 ledgers hold them for it, and no device is in two claims.
 
-Flows in: the claims as the API server has them, the nodes' ledgers. Flows out: what is wrong, in
-words; nothing when all is well. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ _SHOWN = 5
 
 
 def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
-    """Say what is wrong with a fill that has come to its end.
+    """Return what is wrong at the end of a fill. Empty when nothing is.
 
-    Shapes: claims — of drivers of ours alone, all of them reserved for a pod each.
+    Shapes: claims — only of drivers of ours, each reserved for a pod.
     """
     held = _held(ledgers)
     holders: dict[tuple[str, str, str], list[str]] = {}
@@ -59,7 +58,8 @@ def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
 
 def left_at_nodes(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
     """Name devices that a ledger holds and no claim has: a node that answered too late held them
-    for a claim that went elsewhere. Its gateway lets go of them; here is none.
+    for a claim that was allocated elsewhere. Its gateway would release them, but this fill has
+    none.
     """
     results = [
         result

@@ -1,9 +1,8 @@
 """The processes of a fill: nats-server, the API server simulator, the nodes, and replicas of the
 controller, each a process of its own.
 
-Flows in: how many nodes, and of which recorded machine. Flows out: running processes whose memory
-and processor time can be read, and clients of the two servers. All of them have ended, and their
-folder is gone, when the block ends.
+Their memory and processor time can be read, and there are clients of the two servers. When the
+block ends, all processes have ended and their folder is removed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from topobus.values.errors import PeerUnavailable
 __all__ = ["CONTROLLER", "FillRig", "fill_rig"]
 
 CONTROLLER = "controller"
-"""The user as whom the replicas ask the API server."""
+"""The user of the replicas at the API server."""
 _NODES, _PODS = "nodes", "pods"
 _LINE_LIMIT_S = 600.0
 _STOP_LIMIT_S = 10.0
@@ -44,7 +43,7 @@ _STOP_LIMIT_S = 10.0
 
 @dataclass
 class FillRig:
-    """Everything of one fill."""
+    """The processes and clients of one fill."""
 
     folder: Path
     nats: NatsServer
@@ -52,14 +51,14 @@ class FillRig:
     url: str
     """The API server's."""
     client: KubernetesClient
-    """Of the user who makes pods and binds them."""
+    """Of the user who creates pods and binds them."""
     pids: dict[str, int]
-    """Process ids of all but the replicas, by name."""
+    """Process ids of all except the replicas, by name."""
     replicas: list[BenchService] = field(default_factory=list)
-    """All that were started, those that ended too."""
+    """All that were started, including those that ended."""
 
     async def start_replica(self, settings: Mapping[str, str]) -> BenchService:
-        """Start one more controller; it is not ready yet."""
+        """Start one more controller, which is not ready yet."""
         port, log = free_port(), self.folder / f"controller-{len(self.replicas)}.log"
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
@@ -83,18 +82,18 @@ class FillRig:
         return replica
 
     def counts(self) -> dict[str, Counts]:
-        """Read what each process that lives has used."""
+        """Read what each living process has used."""
         living = {replica.name: replica.process.pid for replica in self.replicas if replica.process.returncode is None}
         return {name: read_counts(pid) for name, pid in {**self.pids, **living}.items()}
 
     async def requests(self) -> dict[RequestKind, int]:
-        """Read what the API server was asked for so far."""
+        """Read the number of requests to the API server so far."""
         return await asyncio.to_thread(_read_requests, self.url + METRICS_PATH)
 
 
 @asynccontextmanager
 async def fill_rig(record: NodeRecord, nodes: int) -> AsyncIterator[FillRig]:
-    """Run all but the controller until the block ends; the nodes are there."""
+    """Run everything except the controller until the block ends. The nodes are there."""
     folder = Path(tempfile.mkdtemp(prefix="tb"))
     try:
         async with AsyncExitStack() as stack:

@@ -1,8 +1,8 @@
-"""The pods of a fill, and as much scheduler as they need: creates pods behind the gate with a claim
-each, notes when their gates open, and binds them.
+"""The pods of a fill, and the scheduling that they need: creates pods behind the gate with a claim
+each, records when their gates open, and binds them.
 
-Flows in: how many. Flows out: pods and claims at the API server, and for each pod the seconds from
-its creation until its gate was open. Watches, no lists: one of pods, one of claims.
+For each pod it measures the seconds from its creation until its gate was open. It uses two watches,
+one of pods and one of claims, and no lists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DRA = "resource.k8s.io/v1"
 
 
 def claim_object(number: int, *, devices: int = 1) -> Object:
-    """Ask for GPUs."""
+    """Make a claim for GPUs."""
     exactly = {"deviceClassName": driver_name("gpu"), "allocationMode": "ExactCount", "count": devices}
     spec = {"devices": {"requests": [{"name": "gpus", "exactly": exactly}]}}
     metadata = {"name": f"claim-{number:06d}", "namespace": NAMESPACE}
@@ -54,7 +54,7 @@ def pod_object(number: int) -> Object:
 class Crowd:
     """All pods of a fill.
 
-    Args: parallel — requests under way at the same time; devices — GPUs a claim.
+    Args: parallel — requests under way at the same time; devices — GPUs per claim.
     """
 
     def __init__(self, client: KubernetesClient, *, parallel: int, devices: int = 1) -> None:
@@ -68,8 +68,8 @@ class Crowd:
         """Claim to its pod, of those that wait to be bound."""
         self._moved = asyncio.Event()
         self.waited_s: dict[str, float] = {}
-        """Pod to the seconds from its creation until its gate was open, of those whose gate is
-        open."""
+        """Pod to the seconds from its creation until its gate was open, for pods with an open
+        gate."""
         self.bound = 0
         self.began_s = 0.0
         self.last_open_s = 0.0
@@ -116,8 +116,8 @@ class Crowd:
             await self._moved.wait()
 
     async def _follow(self, path: str, take: Callable[[Object], None]) -> None:
-        """Follow a kind for ever: where the server ends a watch in order, the next one goes on from
-        there.
+        """Follow a kind until cancelled. Where the server ends a watch regularly, the next one
+        continues from there.
         """
         version = "0"
         while True:
@@ -145,8 +145,8 @@ class Crowd:
             self._bind_open(group)
 
     def _bind_open(self, group: asyncio.TaskGroup) -> None:
-        """Bind what is open and has a known node: the two watches may bring their halves in any
-        order.
+        """Bind the pods with an open gate and a known node: the two watches may deliver these in
+        any order.
         """
         for claim in self._open.keys() & self._nodes.keys():
             group.create_task(self._bind(self._open.pop(claim), self._nodes.pop(claim)))
@@ -154,7 +154,7 @@ class Crowd:
     async def _bind(self, pod: str, node: str) -> None:
         """Bind a pod, as kube-scheduler would.
 
-        Errors: raises PeerUnavailable for a refusal, too.
+        Errors: raises PeerUnavailable, even for a refusal.
         """
         body = {
             "kind": "Binding",

@@ -1,8 +1,7 @@
-"""What one node of the fill says of itself: machine and inventories as real services read them from
+"""The publications of one node of the fill: machine and inventories as real services read them from
 a recorded machine.
 
-Flows in: the name of a recorded machine. Flows out: the values that discovery and the device
-services wrote, which other nodes repeat under their own names.
+Other nodes repeat them under their own names.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
     inventories: tuple[Inventory, ...]
 
     def named(self, node: str) -> NodeRecord:
-        """Give the same of a node of another name."""
+        """Return the same for a node of another name."""
         return NodeRecord(
             machine=structs.replace(self.machine, node=node),
             inventories=tuple(structs.replace(inventory, node=node) for inventory in self.inventories),
@@ -91,7 +90,7 @@ def node_object(record: NodeRecord) -> Object:
 
 
 def slice_objects(record: NodeRecord, node_uid: str) -> list[Object]:
-    """Make a node's ResourceSlices, as its gateway would: one pool a class, owned by the Node
+    """Make a node's ResourceSlices, as its gateway would: a pool per class, owned by the Node
     object.
     """
     name = record.machine.node

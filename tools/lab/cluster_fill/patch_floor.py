@@ -1,9 +1,9 @@
 """The floor of a fill: bare status patches of claims by a plain client, as many under way as a
 controller has.
 
-Flows in: a client, how many patches, how many at a time. Flows out: the seconds that they took, the
-floor under what any controller can do with this API server on this machine: one that writes three
-times for each claim serves a third as many claims a second at most.
+The seconds that they take are the floor under what any controller can do with this API server on
+this machine: one that writes three times for each claim serves at most a third as many claims a
+second.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["patch_statuses"]
 
 _NAMESPACE = "floor"
 _DRA = "resource.k8s.io/v1"
-# A driver of nobody: what is patched here concerns no controller.
+# A driver without a controller, so that these claims concern none.
 _DRIVER = "floor.example.com"
 
 
 async def patch_statuses(client: KubernetesClient, count: int, parallel: int) -> float:
-    """Make claims, patch the status of each once, and delete them.
+    """Create claims, patch the status of each once, and delete them.
 
-    Gives the seconds that the patches took.
+    Returns the seconds that the patches took.
 
     Errors: raises PeerUnavailable.
     """

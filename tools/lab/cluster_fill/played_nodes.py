@@ -1,12 +1,11 @@
 """Plays the nodes' side of a fill in one process: `python -m lab.cluster_fill.played_nodes NATS_URL
 KUBECONFIG COUNT RECORD`.
 
-Each node publishes machine and inventories on the bus, its Node object and ResourceSlices
-at the API server, and answers PLACE and RELEASE with a ledger that it alone writes, by
-the rules of `topobus.engine.ledger`: its answers are those of its topology service.
-Prints `ready` when all are there.
-Flows in: a file with a NodeRecord as JSON. Flows out: nodes 0 to COUNT -
-1, which differ by their names.
+RECORD is a file with a NodeRecord as JSON. The nodes 0 to COUNT - 1 differ only by their names.
+Each publishes machine and inventories on the bus, its Node object and ResourceSlices at the API
+server, and answers PLACE and RELEASE with a ledger that it alone writes, by the rules of
+`topobus.engine.ledger`: its answers are those of its topology service. Prints `ready` when all are
+there.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from topobus.values.view import AlignmentOptions, NodeView
 __all__ = ["READY", "PlayedNode", "create", "open_client", "publish_nodes"]
 
 READY = "ready"
-# Nodes that come up at the same time: as many requests as one client
-# has under way at an API server.
+# Nodes that start at the same time: as many requests as one client has under way at an API server.
 _PARALLEL = 16
 _DRA = "resource.k8s.io/v1"
 
@@ -51,11 +49,11 @@ class PlayedNode:
 
     @property
     def ledger(self) -> Ledger:
-        """What the node holds now."""
+        """The node's present ledger."""
         return self._played.ledger
 
     async def start(self) -> None:
-        """Publish what there is and answer from now on."""
+        """Publish everything, and answer from now on."""
         node = self.record.machine.node
         await self._bus.put(catalogue.MACHINE, self.record.machine, node=node)
         for inventory in self.record.inventories:
@@ -77,9 +75,9 @@ def open_client(kubeconfig: str) -> KubernetesClient:
 
 
 async def create(client: KubernetesClient, plural: str, api_object: Object) -> Object:
-    """Make an object; gives it as it is stored.
+    """Create an object, and return it as it is stored.
 
-    Errors: raises PeerUnavailable for a refusal, too.
+    Errors: raises PeerUnavailable, even for a refusal.
     """
     path = object_path(
         str(api_object["apiVersion"]), plural, namespace=str(api_object["metadata"].get("namespace", ""))
@@ -93,7 +91,7 @@ async def create(client: KubernetesClient, plural: str, api_object: Object) -> O
 async def publish_nodes(
     bus: Bus, client: KubernetesClient, record: NodeRecord, names: Sequence[str]
 ) -> list[PlayedNode]:
-    """Bring nodes up: on the bus first, for slices of a node without inventory count for nothing.
+    """Start nodes: on the bus first, as slices of a node without inventory are ignored.
 
     Then the classes and the nodes' objects.
     """

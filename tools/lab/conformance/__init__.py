@@ -1,3 +1,3 @@
-"""Holds recorded answers of Kubernetes' own code against ours: `python -m
-lab.conformance FILE...`.
+"""Compares recorded answers of Kubernetes' own code with ours: `python -m lab.conformance
+FILE...`.
 """

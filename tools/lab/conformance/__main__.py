@@ -1,4 +1,6 @@
-"""`python -m lab.conformance FILE...`: recorded answers of Kubernetes' own code against ours."""
+"""`python -m lab.conformance FILE...`: recorded answers of Kubernetes' own code compared with
+ours.
+"""
 
 from lab.conformance.recorded_answers import main
 

@@ -1,7 +1,7 @@
 """Checks of kubelet's recorded answers: merged hints, hints of devices, of CPUs and of memory.
 
-Flows in: a case of a file, as recorded. Flows out: what kubelet answered and what ours does, both
-in the shape of the file; equal means passed.
+Each check takes a recorded case and returns kubelet's answer and ours, both in the shape of the
+file. Equal means passed.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def check_device_hints(case: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def check_cpus(case: dict[str, Any]) -> tuple[Any, Any]:
-    """Kind `cpu-static-policy`: the hints, and the very CPUs taken (None where kubelet fails; its
-    words are not compared).
+    """Kind `cpu-static-policy`: the hints, and the very CPUs taken. None where kubelet fails, as
+    its error text is not compared.
     """
     topology = CpuTopology(
         CpuPlace(cpu["cpu"], cpu["core"], cpu["socket"], cpu["numa"], cpu["l3"]) for cpu in case["cpus"]

@@ -1,10 +1,10 @@
 """Answers conformance cases: runs the allocator, or one selector, on a case. JSON in, JSON out.
 
 For `lab.conformance` and for the tests. A case has a node, classes, slices, claims, allocated
-devices and features; an answer is `{"outcome": ..., "results": [...], "steps": n, "reasons":
+devices and features. An answer is `{"outcome": ..., "results": [...], "steps": n, "reasons":
 [...]}` with share ids as "SHARE". A case of a selector is an expression over the device of the
-file's first line; compared are whether it is refused, its verdict or that there is an error, and
-whether an API server would refuse it for its cost.
+file's first line. The comparison covers whether it is refused, its verdict or that there is an
+error, and whether an API server would refuse it for its cost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from topobus.values.quantity import Quantity
 
 __all__ = ["CelSelectors", "answer", "answer_case", "check_allocation", "read_case"]
 
-# What upstream answers within its 10 s is to be answered; that is a million steps.
+# What upstream answers within its 10 s must be answered. That is a million steps.
 _STEPS = 1_000_000
 
 
@@ -60,7 +60,7 @@ def check_allocation(case: dict[str, Any]) -> tuple[Any, Any]:
     try:
         got = answer_case(case, _compiler(), step_budget=_STEPS)
     except (TopobusError, LookupError, TypeError, ValueError, AttributeError) as err:
-        # One case of an unknown shape fails alone; the others of the file still count.
+        # One case of an unknown shape fails alone, and the others of the file still count.
         return wanted, {"outcome": f"cannot be read: {type(err).__name__}: {err}", "results": None}
     return wanted, {"outcome": got["outcome"], "results": got.get("results")}
 
@@ -93,7 +93,7 @@ class CelSelectors:
         self._device = DeviceFacts(driver, attributes, capacity, bool(device.get("allowMultipleAllocations")))
 
     def __call__(self, case: dict[str, Any]) -> tuple[Any, Any]:
-        """Give what is expected of an expression, and what ours does."""
+        """Return the expected answer of an expression, and ours."""
         expect = case["expect"]
         if self._device is None:
             raise ValueError("the file has no device")
@@ -121,8 +121,8 @@ class CelSelectors:
         return wanted, got
 
     def remarks(self) -> list[str]:
-        """Tell how many estimates and costs are Kubernetes' own numbers, and how many are above or
-        below.
+        """Report how many estimates and costs are Kubernetes' own numbers, and how many are above
+        or below.
 
         No case fails by them.
         """
@@ -170,12 +170,12 @@ def answer_case(
 
 
 def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> AllocationInput:
-    """Read a case; feature gates that we do not know change nothing here and are left out.
+    """Read a case. Unknown feature gates change nothing here and are left out.
 
     Errors: raises ContractError for an object that is none, KeyError for a case without its parts.
     """
     allocated = case.get("allocated") or {}
-    # Situations that fail before any node matters name none.
+    # Cases that fail before any node matters name none.
     node = (case.get("node") or {}).get("metadata") or {}
     claims = case.get("claims") or ()
     gates = {gate.value for gate in Gate}
@@ -216,7 +216,7 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
 
 
 def answer(outcome: Outcome) -> dict[str, Any]:
-    """Write an outcome as the data has it."""
+    """Write an outcome in the shape of the data."""
     match outcome:
         case Allocated():
             results: list[dict[str, Any]] = json.loads(encode(outcome.results))
@@ -250,7 +250,7 @@ def _name(api_object: Mapping[str, Any]) -> str:
 
 
 def _device(text: str) -> DeviceId:
-    """Take a device's id apart; the pool's name may have slashes itself."""
+    """Split a device's id. The pool's name may have slashes itself."""
     driver, _, rest = text.partition("/")
     pool, _, device = rest.rpartition("/")
     return DeviceId(driver, pool, device)

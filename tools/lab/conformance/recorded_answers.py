@@ -1,10 +1,10 @@
-"""Runs recorded answers of Kubernetes' own code against ours: `python -m lab.conformance FILE...`.
+"""Compares recorded answers of Kubernetes' own code with ours: `python -m lab.conformance FILE...`.
 
 The kind of a file is recognised by the beginning of its name (`topology-merge…`, `device-hints…`,
-`cpu-static-policy…`, `memory-hints…`, `structured-allocation…`, `cel-selectors…`); it is JSON
-Lines, plain or gzip. A kind may want a first line that is no case (the device of `cel-selectors…`).
-One line a file tells what passed; what the kind remarks besides and the first differing cases
-follow. Exit status: 0 all passed, 1 something differs, 2 a file cannot be used.
+`cpu-static-policy…`, `memory-hints…`, `structured-allocation…`, `cel-selectors…`). A file is JSON
+Lines, plain or gzip. A kind may have a first line that is no case (the device of `cel-selectors…`).
+Each file gives a line with what passed, then the remarks of its kind and the first differing cases.
+Exit status: 0 all passed, 1 something differs, 2 a file cannot be used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lab.conformance.allocator_checks import CelSelectors, check_allocation
 __all__ = ["Check", "HeadedCheck", "kinds", "main", "run_file"]
 
 Check = Callable[[dict[str, Any]], tuple[Any, Any]]
-"""Turns a case into (expected, got) in the shape of the file; equal means passed."""
+"""Turns a case into (expected, got) in the shape of the file. Equal means passed."""
 
 
 @runtime_checkable
@@ -39,16 +39,16 @@ class HeadedCheck(Protocol):
         ...
 
     def remarks(self) -> list[str]:
-        """Tell what was compared besides, once all cases were checked."""
+        """Report what was compared besides, once all cases were checked."""
         ...
 
 
 _SHOWN = 3
-"""Differing cases printed a file."""
+"""Differing cases printed for each file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the files named on the command line; gives the exit status."""
+    """Check the files named on the command line, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m lab.conformance", description="Check recorded answers against ours."
     )
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def kinds() -> dict[str, Check]:
     """All kinds, by the beginning of a file's name.
 
-    A check with a first line is another one each time, so that each run has its own.
+    A check with a first line is a new object each time, so that each run has its own.
     """
     return {
         "cel-selectors": CelSelectors(),
@@ -92,10 +92,10 @@ def kinds() -> dict[str, Check]:
 
 
 def run_file(file: Path, check: Check) -> Iterator[tuple[str, Any, Any]]:
-    """Give (case id, expected, got) for each case of a file.
+    """Yield (case id, expected, got) for each case of a file.
 
-    Errors: raises ValueError with the number of a line that is no case, or where a
-    first line is wanted and missing.
+    Errors: raises ValueError with the number of a line that is no case, or where a first line is
+    required and missing.
     """
     wants_header = isinstance(check, HeadedCheck)
     with gzip.open(file, "rt", encoding="utf-8") if _is_gzip(file) else file.open(encoding="utf-8") as lines:

@@ -1,9 +1,9 @@
 """The floor of an allocation: the bare messages that the write protocol needs, without any
 decision.
 
-For each claim: two compare-and-sets of an object, one ask that its node answers without work, one
-event; so many at a time as the controller has asks under way. Measured on the same server, beside
-the same nodes, in the same run.
+For each claim: two compare-and-sets of an object, one request that its node answers without work,
+one event. As many run at a time as the controller has requests under way. It is measured on the
+same server, beside the same nodes, in the same run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_ONCE = 32
 
 
 async def measure_floor(bus: Bus, node: str, device_class: str, claims: int) -> float:
-    """Give the claims a second of bare messages; what it stores is deleted again.
+    """Return the claims per second of bare messages. What it stores is deleted again.
 
     Errors: raises PeerUnavailable.
     """

@@ -1,8 +1,7 @@
 """Checks a fleet after a run, from what is stored alone: each claim has its devices, its node's
 ledger holds exactly those, and no device has two holders.
 
-Flows in: all claims and ledgers. Flows out: what is wrong, one sentence each; nothing when all is
-well. It uses none of the controller's code.
+It uses none of the controller's code.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _Device = tuple[str, str, str]
 
 
 def find_faults(claims: Iterable[ApiObject], ledgers: Iterable[Ledger]) -> list[str]:
-    """Say what is wrong.
+    """Return what is wrong, one sentence each. Empty when nothing is.
 
     Shapes: claims — whole devices only, each on the node whose name its pool has.
     Cost: O(devices held).

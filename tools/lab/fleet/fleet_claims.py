@@ -1,5 +1,5 @@
-"""The claims of the fleet benchmark: what teams ask for, in a fixed mixture, so that every run asks
-for the same.
+"""The claims of the fleet benchmark: typical requests of teams, in a fixed mixture, so that every
+run has the same claims.
 
 Of four claims two want a pair of GPUs under one PCIe root, one a GPU and a NIC under one PCIe root,
 one a single GPU that a CEL selector names by its memory.
@@ -16,14 +16,14 @@ __all__ = ["GPUS_OF_FOUR", "NAMESPACE", "claim_name", "fleet_claim"]
 
 NAMESPACE = "fleet"
 GPUS_OF_FOUR = 6
-"""GPUs that four claims in a row take together."""
+"""GPUs that four consecutive claims take together."""
 
 _ROOT = "resource.kubernetes.io/pcieRoot"
 _LARGE = "device.capacity['gpu.topobus.dev'].memory.compareTo(quantity('40Gi')) >= 0"
 
 
 def claim_name(number: int) -> str:
-    """Name the claim of a number; names sort as numbers do.
+    """Name the claim of a number. Names sort like numbers.
 
     >>> claim_name(12)
     'claim-000012'

@@ -1,10 +1,9 @@
 """One simulated node of a fleet: its machine and devices as recorded, and a ledger that it alone
 writes.
 
-Flows in: what a recorded machine's services said (`NodeTemplate`), and asks of the bus. Flows out:
-machine, inventories and alignment of the node, answers to `hints`, and what `PlayedLedger` answers.
-Its uuids, serial numbers and times are its own, as on a real fleet, so a reader that keeps equal
-values once gains no more here than there.
+It publishes machine, inventories and alignment from a `NodeTemplate`, answers `hints`, and
+otherwise what `PlayedLedger` answers. Its uuids, serial numbers and times are its own, as on a real
+fleet, so a reader that keeps equal values once gains no more here than there.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from topobus.values.view import AlignmentOptions, NodeAlignment, NodeView
 
 __all__ = ["FleetNode", "NodeTemplate", "node_name", "node_template"]
 
-# Any: only that nodes differ by it.
+# Any time: nodes only need to differ by it.
 _FIRST_START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class NodeTemplate(Struct, frozen=True, kw_only=True):
-    """What all nodes of a fleet have alike."""
+    """What is equal on all nodes of a fleet."""
 
     machine: Machine
     inventories: tuple[Inventory, ...]
@@ -44,12 +43,12 @@ class NodeTemplate(Struct, frozen=True, kw_only=True):
 
 
 def node_template(content: NodeContent, classes: frozenset[str] | None = None) -> NodeTemplate:
-    """Read what a recorded machine's services said.
+    """Read the publications of a recorded machine's services.
 
-    Shapes: classes — the device classes that the fleet's nodes have;
-    None for all that were recorded.
-    Errors: raises ContractError for bytes that no contract accepts, ValueError
-    for a content without a machine.
+    Shapes: classes — the device classes that the fleet's nodes have; None for all that were
+    recorded.
+    Errors: raises ContractError for bytes that no contract accepts, ValueError for a content
+    without a machine.
     """
     machine: Machine | None = None
     inventories: list[Inventory] = []
@@ -71,7 +70,7 @@ def node_template(content: NodeContent, classes: frozenset[str] | None = None) -
 
 
 def node_name(index: int) -> str:
-    """Name the node of a number; names sort as numbers do.
+    """Name the node of a number. Names sort like numbers.
 
     >>> node_name(7)
     'node-00007'
@@ -90,7 +89,7 @@ class FleetNode:
         self._ledger = PlayedLedger(bus, self.name, lambda: structs.replace(template.view, node=self.name))
 
     async def start(self) -> None:
-        """Say what there is, and answer from now on; returns when all of it is stored.
+        """Publish everything, and answer from now on. Returns when all of it is stored.
 
         Errors: raises PeerUnavailable.
         """
@@ -122,5 +121,5 @@ class FleetNode:
 
 
 async def _no_opinion(_: HintsRequest) -> HintsReply:
-    """Answer for a device service: it is there, and has no hints of its own."""
+    """Answer for a device service that is present and has no hints of its own."""
     return HintsReply(hints=None)

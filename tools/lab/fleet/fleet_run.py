@@ -1,8 +1,8 @@
-"""One run of the fleet benchmark: nodes come, claims are stored, the real controller allocates
+"""One run of the fleet benchmark: nodes start, claims are stored, the real controller allocates
 them, and what is stored at the end is checked.
 
-Flows in: the size of the fleet. Flows out: one flat record of figures; each name says its unit. All
-processes are real but the nodes, which one process plays; all have ended at the end.
+The result is one flat record of figures, whose names have the units. All processes are real except
+the nodes, which one process plays. All have ended at the end.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class FleetRun(Struct, frozen=True, kw_only=True):
     """The device classes that each node has."""
     replicas: int = 1
     kills: int = 0
-    """How often a controller is killed during the fill; another one starts at once."""
+    """How often a controller is killed during the fill. Another one starts at once."""
     singles: int = 100
-    """Claims that come one after the other, when all others are allocated."""
+    """Claims that are stored one after the other, when all others are allocated."""
     limit_s: float = 600.0
     """How long the fill may take."""
 
@@ -73,7 +73,7 @@ async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
     """Measure one run.
 
     Errors: raises PeerUnavailable when a process ends by itself or the fill takes too long;
-    RuntimeError names what the check at the end found.
+    RuntimeError names the faults found by the check at the end.
     """
     folder = Path(tempfile.mkdtemp(prefix="topobus-fleet-"))
     store_mib = max(_LEAST_STORE_MIB, run.nodes * _STORE_MIB_A_NODE)
@@ -130,9 +130,9 @@ class _Fill:
         }
         self._controllers: list[BenchService] = []
         self._allocated: dict[str, float] = {}
-        """When each claim was seen to be allocated first, by the monotonic clock."""
+        """When each claim was first seen allocated, by the monotonic clock."""
         self._waiting: dict[str, str] = {}
-        """What the condition of each claim that is not allocated says."""
+        """The condition of each claim that is not allocated."""
         self._changed = asyncio.Event()
 
     async def measure(self, stack: AsyncExitStack) -> dict[str, Any]:
@@ -192,9 +192,7 @@ class _Fill:
         return row
 
     async def _singles(self) -> dict[str, Any]:
-        """Store claims one after the other, and give the times until each
-        was seen to be allocated.
-        """
+        """Store claims one after the other, and return the times until each was seen allocated."""
         run = self._run
         if not run.singles:
             return {}
@@ -231,8 +229,8 @@ class _Fill:
     async def _reached(self, count: int, *, limit_s: float) -> None:
         """Wait until so many claims are allocated.
 
-        Errors: raises PeerUnavailable when that takes too long, with what a waiting claim says and
-        the end of each controller's log.
+        Errors: raises PeerUnavailable when that takes too long, with a waiting claim's condition
+        and the end of each controller's log.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -250,7 +248,7 @@ class _Fill:
     async def _kill(self, stack: AsyncExitStack, turn: int) -> float:
         """Kill a controller when its part of the claims is allocated, and start another.
 
-        Gives the longest pause between two allocations that follow, 0 for none.
+        Returns the longest pause between two consecutive allocations that follow, 0 for none.
         """
         await self._reached(self._run.claims * (turn + 1) // (self._run.kills + 1), limit_s=self._run.limit_s)
         doomed = next(service for service in self._controllers if service.process.returncode is None)
@@ -272,8 +270,8 @@ class _Fill:
 
     def _processors(self) -> dict[str, float]:
         running = [service for service in self._controllers if service.process.returncode is None]
-        # One that was killed, and who came for it, are two processes:
-        # neither has a time for all claims.
+        # The killed controller and its replacement are two processes: neither has a time for all
+        # claims.
         is_single = len(self._controllers) == 1
         controllers = {
             "controller" if is_single else f"controller {service.process.pid}": service.process.pid

@@ -1,10 +1,10 @@
 """The process that answers for all nodes of a fleet: `python -m lab.fleet.player URL NODES
 CONTENT_FILE [CLASS,CLASS]`.
 
-Flows in: a NATS server's address, the number of nodes, what a recorded machine's services said.
-Flows out: a line for each hundred nodes that have come, the last one says `ready`; then it
-answers until it is ended. It shares the machine with the controller that is measured, so its own
-processor time is part of the figures.
+CONTENT_FILE has the publications of a recorded machine's services. It prints a line for each
+hundred nodes that have started, and `ready` after the last. Then it answers until it is ended. It
+shares the machine with the controller that is measured, so its own processor time is part of the
+figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def main(url: str, nodes: int, content: NodeContent, classes: frozenset[st
         for start in range(0, nodes, _AT_ONCE):
             await asyncio.gather(*(node.start() for node in fleet[start : start + _AT_ONCE]))
             print(min(start + _AT_ONCE, nodes), flush=True)
-        # Its own collections of garbage would be pauses of all nodes at once, which no fleet has.
+        # Its own garbage collections would pause all nodes at once, which happens in no fleet.
         gc.freeze()
         print(READY, flush=True)
         await asyncio.Event().wait()

@@ -1,3 +1,3 @@
-"""Nodes of a fleet without their servers: connections that speak nats-server's leaf protocol,
-hundreds in one process, for benchmarks of the hub.
+"""Nodes of a fleet without their servers: connections with nats-server's leaf protocol, hundreds in
+one process, for benchmarks of the hub.
 """

@@ -1,7 +1,6 @@
 """The processes that hold the simulated nodes of a benchmark, and the orders to them.
 
-Flows in: the hub's leaf port and what a node says. Flows out: reports. Each process holds every
-second node: one alone would be the bottleneck that is measured.
+Each process holds every second node: one alone would be the bottleneck that is measured.
 """
 
 from __future__ import annotations
@@ -39,9 +38,10 @@ class Crowd:
         self._processes: list[asyncio.subprocess.Process] = []
 
     async def order(self, order: Order) -> list[Report]:
-        """Give an order to all, the nodes divided among them; returns when all have done it.
+        """Give an order to all, with the nodes divided among them. Returns the reports when all
+        have done it.
 
-        Errors: raises RuntimeError with what one of them said.
+        Errors: raises RuntimeError with the error of one of them.
         """
         shares = [
             structs.replace(
@@ -78,8 +78,8 @@ class Crowd:
     async def __aexit__(self, *_: object) -> None:
         for process in self._processes:
             if process.stdin is not None:
-                # Before it is killed: its own end of a pipe that is still open would
-                # be an error that nobody awaits.
+                # Before the kill: our end of a pipe that is still open would be an error that is
+                # never awaited.
                 process.stdin.close()
             if process.returncode is None:
                 process.kill()

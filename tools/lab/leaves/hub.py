@@ -1,8 +1,6 @@
 """The hub of a benchmark: a real nats-server with the configuration that we ship, on free ports of
-this machine, and what it says of itself.
+this machine, and the counts of its monitoring pages.
 
-Flows in: a nats-server's version. Flows out: a running hub with its leaf port, and
-counts of its monitoring pages.
 Source: nats-server's /varz and /leafz.
 """
 
@@ -27,8 +25,8 @@ from topobus.simulation.nats_server import NatsServer, free_port
 __all__ = ["Hub", "HubCounts", "HubUse", "hub_use", "server_version"]
 
 
-# From the newest: a server takes the configuration of the newest version that is not newer than
-# itself. One before 2.10 is no hub of ours; the tests run on it, too.
+# From the newest: a server gets the configuration of the newest version that is not newer than
+# itself. One before 2.10 is no hub of ours, but the tests run on it as well.
 _RENDERED = ((2, 14), (2, 12), (2, 10), (0, 0))
 
 
@@ -46,13 +44,13 @@ class HubCounts(Struct, frozen=True, kw_only=True):
     bytes_in: int
     bytes_out: int
     leaf_messages_in: int
-    """From leaves; all others are of clients at the hub."""
+    """From leaves. All others are of clients at the hub."""
     leaf_messages_out: int
 
 
 class HubUse(Struct, frozen=True, kw_only=True):
-    """What the hub used and carried between two counts: a second on
-    average, and memory at the end.
+    """What the hub used and carried between two counts: the average per second, and memory at the
+    end.
     """
 
     elapsed_s: float
@@ -78,6 +76,8 @@ class Hub(NatsServer):
     def write_config(self) -> Path:
         """Write the configuration that we ship, with this hub's ports, folder and name, and room
         for any fleet.
+
+        Errors: raises RuntimeError when the shipped configuration lacks a line that is replaced.
         """
         text = render_hub(next(version for version in _RENDERED if version <= self.version[:2]))
         for shipped, own in (
@@ -120,7 +120,7 @@ class Hub(NatsServer):
 
 
 def hub_use(before: HubCounts, after: HubCounts) -> HubUse:
-    """Give what the hub used and carried between two counts."""
+    """Return what the hub used and carried between two counts."""
     elapsed_s = max(after.at - before.at, 1e-9)
     leaf_messages = (
         after.leaf_messages_in + after.leaf_messages_out - before.leaf_messages_in - before.leaf_messages_out
@@ -138,7 +138,10 @@ def hub_use(before: HubCounts, after: HubCounts) -> HubUse:
 
 
 def server_version(binary: Path) -> tuple[int, ...]:
-    """Ask a nats-server for its version; RuntimeError when it names none."""
+    """Ask a nats-server for its version.
+
+    Errors: raises RuntimeError when it names none.
+    """
     said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=20.0, check=True).stdout
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
     if numbers is None:

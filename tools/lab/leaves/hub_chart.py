@@ -12,7 +12,7 @@ from msgspec import Struct
 
 __all__ = ["draw_growth"]
 
-# Numbers on the axis closer than this would stand in each other.
+# Numbers on the axis closer than this would overlap.
 _LABEL_WIDTH = 34
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _GAP = 340, 320, 78, 50, 30
 _LINE_HEIGHT = 16
@@ -55,7 +55,7 @@ def draw_growth(rows: Sequence[Mapping[str, Any]]) -> str:
 
     Both axes begin at zero, so that a straight line through the corner is linear growth.
 
-    Shapes: rows — one a size of the fleet; a figure that a row lacks is left out of its line.
+    Shapes: rows — one per size of the fleet; a figure that a row lacks is left out of its line.
     """
     width = len(_PANELS) * (_WIDTH + _GAP)
     parts = [
@@ -87,8 +87,8 @@ def _panel(left: int, title: str, lines: Sequence[_Line], rows: Sequence[Mapping
         parts.append(f'<line x1="{inner_left}" y1="{y:.1f}" x2="{inner_right}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{inner_left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,g}</text>')
     last = math.inf
-    # From the right: sizes stand close to each other on the left, and the
-    # largest is the one that is asked for.
+    # From the right: sizes are close to each other on the left, and the largest is the most
+    # important.
     for row in reversed(rows):
         x, _ = at(float(row["nodes"]), 0)
         if last - x >= _LABEL_WIDTH:
@@ -107,7 +107,7 @@ def _panel(left: int, title: str, lines: Sequence[_Line], rows: Sequence[Mapping
 
 
 def _round_up(value: float) -> float:
-    """Give the next number that four lines divide well.
+    """Return the next number that four lines divide well.
 
     >>> _round_up(37.0), _round_up(0.0)
     (40.0, 1.0)

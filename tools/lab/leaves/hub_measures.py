@@ -1,7 +1,7 @@
-"""The steps of the leaf benchmark at one size of the fleet, and the figures that come of them.
+"""The steps of the leaf benchmark at one size of the fleet, and the resulting figures.
 
-Flows in: the number of nodes and what each says. Flows out: one flat record of figures; each name
-says its unit. Everything runs on this machine and has ended at the end.
+The result is one flat record of figures, whose names have the units. Everything runs on this
+machine and has ended at the end.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["Fleet", "measure_fleet"]
 
 _NEW_NODES = 20
 _ASKS = 200
-# A process is at rest that uses less than this part of a core; one that is not
-# after so long is measured as it is.
+# A process is at rest if it uses less than this part of a core. One that is not after so long is
+# measured as it is.
 _REST_PART = 0.03
 _REST_LIMIT_S = 120.0
 _READY_LIMIT_S = 600.0
@@ -57,10 +57,10 @@ class Fleet(Struct, frozen=True, kw_only=True):
     has_controller: bool = True
     change_s: float = 5.0
     parent: Path | None = None
-    """Where the hub's folder is made; None: the system's temporary folder. The disk there is what
-    bounds a hub that syncs each write."""
+    """Where the hub's folder is made. None: the system's temporary folder. That disk limits a hub
+    that syncs each write."""
     settle_s: float = 3.0
-    """Pause before a count: what came of the step before has ended by then (acknowledgements, the
+    """Pause before a count: effects of the step before have ended by then (acknowledgements, the
     hub's own work, garbage of both)."""
 
 
@@ -98,7 +98,9 @@ async def measure_fleet(fleet: Fleet) -> dict[str, Any]:
 
 
 async def _measure_floor(fleet: Fleet, folder: Path) -> dict[str, Any]:
-    """Put what some nodes say, and the same number of ledgers, by a plain client at an own hub."""
+    """Put the messages of some nodes, and the same number of ledgers, by a plain client at a hub of
+    its own.
+    """
     nodes = min(fleet.nodes, _FLOOR_NODES)
     async with Hub(parent=folder) as hub, Bus.session(NatsSettings(url=hub.url), name="bench") as bus:
         await bus.provision()
@@ -158,7 +160,7 @@ async def _rest(hub: Hub, fleet: Fleet, what: str) -> dict[str, Any]:
 
 
 async def _new_nodes(crowd: Crowd, watcher: Watcher, fleet: Fleet) -> dict[str, Any]:
-    """Let nodes come one by one beside all that are there."""
+    """Start nodes one by one beside all that are there."""
     times_s: list[float] = []
     for number in range(fleet.nodes, fleet.nodes + _NEW_NODES):
         report = await crowd.order_one(Order(do="join", first=number, count=1))
@@ -206,7 +208,7 @@ async def _change(hub: Hub, crowd: Crowd, fleet: Fleet) -> dict[str, Any]:
 
 
 async def _controller(hub: Hub, fleet: Fleet, folder: Path) -> dict[str, Any]:
-    """Run a real controller over what the nodes said."""
+    """Run a real controller over what the nodes published."""
     began = time.monotonic()
     async with bench_service("controller", hub.url, folder) as controller:
         await wait_ready([controller], limit_s=_READY_LIMIT_S)
@@ -230,7 +232,7 @@ async def _controller(hub: Hub, fleet: Fleet, folder: Path) -> dict[str, Any]:
 
 
 async def _until_rested(pid: int, fleet: Fleet) -> None:
-    """Wait until a process has done what its start brings: it reads, compiles and frees memory for
+    """Wait until a process has done the work of its start: it reads, compiles and frees memory for
     a while after it is ready.
     """
     ends_at = time.monotonic() + _REST_LIMIT_S
@@ -243,7 +245,7 @@ async def _until_rested(pid: int, fleet: Fleet) -> None:
 
 
 async def _restart(hub: Hub, crowd: Crowd, fleet: Fleet) -> dict[str, Any]:
-    """Stop the hub and start it again on its store: all nodes come back at the same time."""
+    """Stop the hub and start it again on its store: all nodes connect again at the same time."""
     coming_back = asyncio.create_task(crowd.order(Order(do="rejoin")))
     await asyncio.sleep(fleet.settle_s)
     stopped_at = time.monotonic()

@@ -1,11 +1,9 @@
 """One simulated leaf's connection to a hub: interest, messages with their acknowledgement, and
 pings.
 
-Nothing of a server's routing.
-
-Flows in: what the node behind it says and listens to. Flows out: the hub's messages to its
-listeners, what the hub listens to (`interest`), and counts of all frames. It does not come back by
-itself: whoever simulates a node decides when.
+It has nothing of a server's routing. The hub's messages go to the node's listeners. The hub's
+interest (`interest`) is recorded, and all frames are counted. It does not connect again by itself:
+the simulation of the node decides when.
 """
 
 from __future__ import annotations
@@ -36,24 +34,23 @@ _LOOP_PREFIX = "$LDS."
 
 
 class NoAnswer(PeerUnavailable):
-    """The hub said nothing in time, or the connection ended meanwhile: what was sent may have been
-    taken or not.
+    """The hub did not answer in time, or the connection ended meanwhile: the message may have been
+    stored or not.
     """
 
 
 class LeafConnection(asyncio.Protocol):
-    """Make with `open`; end with `close`."""
+    """Made by `open`, and ended by `close`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.interest: set[str] = set()
-        """Subjects at which somebody listens behind the hub, as far as
-        this leaf may speak there."""
+        """Subjects with a listener behind the hub, as far as this leaf may send there."""
         self.counts: Counter[str] = Counter()
         """Frames and bytes since the connection began: `Message in`, `Message out`, `Interest in`,
         `bytes in`, …"""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done when the connection has ended, with the hub's last word."""
+        """Done when the connection has ended, with the hub's last message."""
         self._parser = LeafParser()
         self._transport: asyncio.Transport | None = None
         self._is_accepted = False
@@ -81,10 +78,10 @@ class LeafConnection(asyncio.Protocol):
         denied: Sequence[str] = (),
         timeout_s: float = 60.0,
     ) -> LeafConnection:
-        """Connect to a hub's leaf port; returns when the hub has accepted the leaf.
+        """Connect to a hub's leaf port. Returns when the hub has accepted the leaf.
 
-        Errors: raises PeerUnavailable when nobody listens there, when the hub refuses
-        or when it says nothing in time.
+        Errors: raises PeerUnavailable when no server listens there, when the hub refuses or when it
+        does not answer in time.
         """
         connection = cls(name)
         server_id = f"N{secrets.token_hex(27).upper()}"
@@ -100,7 +97,8 @@ class LeafConnection(asyncio.Protocol):
                     cluster=cluster,
                     denied=denied,
                 ),
-                # A server notices by its own one that two of them are connected in a circle.
+                # A server notices by its own subject of this kind that two of them are connected in
+                # a circle.
                 interest_line(f"{_LOOP_PREFIX}{secrets.token_hex(11)}"),
                 interest_line(f"{connection._inbox}.*"),
                 b"PING\r\n",
@@ -120,14 +118,14 @@ class LeafConnection(asyncio.Protocol):
         return connection
 
     def listen(self, subject: str, listener: Callable[[Message], None]) -> None:
-        """Tell the hub that somebody listens here; `listener` is called with each message of
-        exactly this subject.
+        """Send the hub an interest in a subject. `listener` is called with each message of exactly
+        this subject.
         """
         self._listeners[subject] = listener
         self._send(interest_line(subject), "Interest")
 
     def publish(self, subject: str, data: bytes, *, headers: bytes = b"", reply: str = "") -> None:
-        """Send one message; nothing says that it arrived."""
+        """Send one message, without a confirmation that it arrived."""
         self._send(message_bytes(subject, data, headers=headers, reply=reply), "Message")
 
     async def request(self, subject: str, data: bytes, *, headers: bytes = b"", timeout_s: float = 30.0) -> Message:
@@ -149,7 +147,7 @@ class LeafConnection(asyncio.Protocol):
             self._answers.pop(reply, None)
 
     async def barrier(self, *, timeout_s: float = 60.0) -> None:
-        """Wait until the hub has taken in all that was sent.
+        """Wait until the hub has processed all that was sent.
 
         Errors: raises NoAnswer.
         """
@@ -170,12 +168,12 @@ class LeafConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep where to write; the hub speaks first."""
+        """Keep the transport. The hub sends first."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the hub sent."""
+        """Process what the hub sent."""
         self.counts["bytes in"] += len(data)
         try:
             for frame in self._parser.feed(data):
@@ -186,7 +184,7 @@ class LeafConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all that waits."""
+        """Fail everything that waits."""
         self._transport = None
         word = self._last_word or (str(exc) if exc else "the connection ended")
         if not self.ended.done():

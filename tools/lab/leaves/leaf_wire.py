@@ -1,10 +1,11 @@
 """Reads and writes nats-server's leaf protocol, as the side that connects to a hub.
 
-Flows in: bytes as they come from the hub, in any pieces. Flows out: frames (information, interest,
-messages, pings, errors), and the lines to send. It does no I/O.
+Bytes from the hub, in any pieces, become frames (information, interest, messages, pings, errors).
+It does no I/O.
+
 Source: nats-server, server/parser.go and server/leafnode.go (processLeafSub, processLeafMsgArgs,
 processLeafHeaderMsgArgs, leafConnectInfo); the lines are the same from 2.2 to 2.15. A hub that
-offers compression in its INFO takes a leaf that does not ask for it.
+offers compression in its INFO accepts a leaf that does not ask for it.
 """
 
 from __future__ import annotations
@@ -31,24 +32,22 @@ __all__ = [
 ]
 
 _END = b"\r\n"
-# nats-server's MAX_CONTROL_LINE_SIZE; an INFO may be longer, with the URLs of a large cluster.
+# nats-server's MAX_CONTROL_LINE_SIZE. An INFO may be longer, with the URLs of a large cluster.
 _LONGEST_LINE = 64 * 1024
 
 
 class HubInfo(Struct, frozen=True):
-    """What the hub says of itself: first when a connection begins, and again once it has accepted
-    it.
-    """
+    """The hub's INFO: first when a connection begins, and again once it has accepted it."""
 
     server_name: str = ""
     version: str = ""
     max_payload: int = 0
     remote_account: str = ""
-    """The hub's account that this leaf is bound to; empty in the first INFO."""
+    """The hub's account that this leaf is bound to. Empty in the first INFO."""
 
 
 class Interest(Struct, frozen=True):
-    """The hub has somebody who listens there (LS+), or has nobody any more (LS-)."""
+    """The hub has a listener at a subject (LS+), or no longer has one (LS-)."""
 
     subject: str
     queue: str
@@ -65,11 +64,11 @@ class Message(Struct, frozen=True):
 
 
 class Ping(Struct, frozen=True):
-    """The hub asks whether we live."""
+    """The hub asks for a sign of life."""
 
 
 class Pong(Struct, frozen=True):
-    """The hub answers our ping: it has taken in all that we sent before."""
+    """The hub answers our ping: it has processed all that we sent before."""
 
 
 class Failed(Struct, frozen=True):
@@ -82,7 +81,7 @@ Frame = HubInfo | Interest | Message | Ping | Pong | Failed
 
 
 class LeafParser:
-    r"""The frames of one connection; bytes that end within a frame wait for the rest.
+    r"""The frames of one connection. Bytes that end within a frame wait for the rest.
 
     >>> parser = LeafParser()
     >>> list(parser.feed(b"PING\r\nLS+ up.*.mach"))
@@ -96,9 +95,9 @@ class LeafParser:
         self._read = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take bytes in and give the frames that they complete.
+        """Add bytes, and yield the frames that they complete.
 
-        Errors: raises ContractError for a line that is none of the protocol.
+        Errors: raises ContractError for a line that is not of the protocol.
         """
         self._buffer += data
         while (frame := self._next()) is not None:
@@ -132,8 +131,8 @@ class LeafParser:
         end = start + total_bytes
         if len(self._buffer) < end + len(_END):
             return None
-        # With queue groups the reply has a mark before it: `+ reply queue…`, or
-        # `| queue…` where there is none.
+        # With queue groups the reply has a mark before it: `+ reply queue…`, or `| queue…` where
+        # there is none.
         reply = ""
         if len(names) > 1 and names[1] != "|":
             reply = names[2] if names[1] == "+" else names[1]
@@ -157,10 +156,10 @@ def connect_line(
 ) -> bytes:
     """Build the line that a leaf begins with.
 
-    Shapes: name — the leaf's server name; server_id — one of its own for each connection
-    that may exist at the same time; account — the leaf's own account; cluster — leaves of
-    one cluster are not told of each other's listeners; denied — what the leaf does not take
-    from the hub (`deny_imports`).
+    Shapes: name — the leaf's server name; server_id — one of its own for each connection that may
+    exist at the same time; account — the leaf's own account; cluster — the hub does not send leaves
+    of one cluster each other's interest; denied — what the leaf does not accept from the hub
+    (`deny_imports`).
     """
     said: dict[str, object] = {
         "version": "2.10.27",
@@ -177,7 +176,7 @@ def connect_line(
 
 
 def interest_line(subject: str, *, is_wanted: bool = True) -> bytes:
-    r"""Build the line that says that this leaf has somebody who listens, or nobody any more.
+    r"""Build the line for a listener at this leaf, or for its end.
 
     >>> interest_line("place.n1")
     b'LS+ place.n1\r\n'
@@ -186,8 +185,8 @@ def interest_line(subject: str, *, is_wanted: bool = True) -> bytes:
 
 
 def message_bytes(subject: str, data: bytes, *, reply: str = "", headers: bytes = b"") -> bytes:
-    r"""Build one message for the hub; `headers` as NATS writes them, with their first line and the
-    empty one at the end.
+    r"""Build one message for the hub. `headers` are as NATS writes them, with their first line and
+    the empty one at the end.
 
     >>> message_bytes("a", b"hi", reply="b")
     b'LMSG a b 2\r\nhi\r\n'
@@ -210,7 +209,7 @@ def _read_line(operation: bytes, rest: str, line: bytes) -> Frame:
         case b"INFO":
             return msgspec.json.decode(rest, type=HubInfo)
         case b"LS+" | b"LS-":
-            # A queue group comes with how many listen; one that has gone without.
+            # A queue group has a number of listeners. One that has ended has none.
             subject, *queue = rest.split()
             return Interest(subject=subject, queue=queue[0] if queue else "", is_wanted=operation == b"LS+")
         case b"-ERR":

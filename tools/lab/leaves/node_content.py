@@ -1,10 +1,10 @@
-"""What one simulated node says of itself: the values and events that real services wrote for one
+"""The publications of one simulated node: the values and events that real services wrote for one
 node, with the names of other nodes put in.
 
-Flows in: a node of the benchmarks (`lab.bench.node_processes`) on a recorded machine, with some
-pods placed. Flows out: the up subject's tokens after the node, and the bytes, of each value and
-event, as a node's relay would send them. Each simulated node says the same, so a hub that kept
-equal bytes once would be measured too small: nats-server keeps every message by itself.
+They are recorded from a node of the benchmarks (`lab.bench.node_processes`) on a recorded machine,
+with some pods placed, as a node's relay would send them. Each simulated node sends the same, so a
+hub that kept equal bytes once would be measured too small, but nats-server stores every message
+separately.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Saying(Struct, frozen=True):
 
 
 class NodeContent(Struct, frozen=True):
-    """All that one node says when it comes."""
+    """All messages of one node when it starts."""
 
     node: str
-    """The name in the recorded bytes, which another node's takes the place of."""
+    """The name in the recorded bytes, which another node's replaces."""
     sayings: tuple[Saying, ...]
 
     def for_node(self, name: str) -> tuple[Saying, ...]:
-        """Give the same, said by a node of another name."""
+        """Return the same messages for a node of another name."""
         return tuple(
             Saying(
                 saying.noun,
@@ -70,7 +70,7 @@ class NodeContent(Struct, frozen=True):
 
 
 def kept_content(file: Path | None, machine: str) -> NodeContent:
-    """Read a content from a file, or record it and keep it there; None keeps nothing.
+    """Read a content from a file, or record it and store it there. None stores nothing.
 
     Errors: raises OSError for a file that cannot be read or written.
     """
@@ -85,7 +85,7 @@ def kept_content(file: Path | None, machine: str) -> NodeContent:
 async def record_content(machine: str = "dgx") -> NodeContent:
     """Run a node's services on a recorded machine, place some pods, and read what they wrote.
 
-    Cost: some ten seconds; the processes have ended when it returns.
+    Cost: some ten seconds. The processes have ended when it returns.
     """
     async with bench_node(_SERVICES, machine=machine) as node:
         async with Bus.session(NatsSettings(url=node.nats.url), name="topobus-cli") as asking:
@@ -119,8 +119,8 @@ async def _read_event(bus: Bus, event: Event[Any], node: str) -> list[Saying]:
     sayings: list[Saying] = []
     async with aclosing(bus.follow(event, start=Start.PRESENT, node=node)) as received_events:
         async for received in received_events:
-            # The headers of topobus.bus.streams.events, as far as they have a size: each of
-            # them is stored with the event.
+            # The headers of topobus.bus.streams.events that matter for the size: each of them is
+            # stored with the event.
             event_id = f"{node}-{event.name}-{received.sequence}"
             headers = {
                 "Nats-Msg-Id": event_id,

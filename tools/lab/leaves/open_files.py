@@ -1,5 +1,5 @@
-"""Raises this process's limit of open files to what the system lets it have, and says when a
-benchmark needs more.
+"""Raises this process's limit of open files to the system's hard limit, and refuses a benchmark
+that needs more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["check_open_files", "raise_open_files"]
 def raise_open_files() -> int:
     """Raise the soft limit to the hard one, for this process and those that it starts.
 
-    Gives what holds now.
+    Returns the present limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -22,7 +22,7 @@ def raise_open_files() -> int:
 
 
 def check_open_files(wanted: int, limit: int) -> None:
-    """Refuse what would fail in the middle.
+    """Refuse a benchmark that would fail in the middle.
 
     Errors: raises ConfigError.
 

@@ -1,8 +1,7 @@
 """The floor of the leaf benchmark: the same messages put by one plain client of the hub, without
 leaves and without a client library.
 
-Flows in: subjects, headers and bytes, as the hub stores them. Flows out: how long it took until all
-were acknowledged. So many wait for their acknowledgement at most.
+The time runs until all are acknowledged. At most `window` messages wait for their acknowledgement.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LIMIT_S = 600.0
 async def bare_puts(port: int, messages: Iterable[tuple[str, bytes, bytes]], *, window: int) -> tuple[int, float]:
     """Put messages (subject, headers, data) and wait for each acknowledgement.
 
-    Gives how many there were, and the seconds.
+    Returns how many there were, and the seconds.
 
     Errors: raises PeerUnavailable when the server refuses one.
     """
@@ -65,7 +64,7 @@ async def bare_puts(port: int, messages: Iterable[tuple[str, bytes, bytes]], *, 
                 sent += 1
                 await writer.drain()
             is_all_sent.set()
-            # The last answer may have been read before all was known to be sent.
+            # The last answer may have been read before it was known that all was sent.
             writer.write(b"PING\r\n")
             return await answers, time.monotonic() - began
     finally:

@@ -1,10 +1,8 @@
-"""One simulated node of a fleet: it says what a node's relay says to the hub, is acknowledged,
-answers the hub's asks, and otherwise is silent.
+"""One simulated node of a fleet: it sends the hub what a node's relay would send, waits for
+acknowledgements, answers the hub's requests, and is otherwise silent.
 
-Flows in: a hub's address, the node's content. Flows out: the up subjects of its states and
-events, answers, and times. A node whose connection ended comes back as a leaf server does: at
-once, then after a second and up to a second more each time (nats-server: leafnodes
-`reconnect: 1` and its jitter).
+A node whose connection ended connects again as a leaf server does: at once, then after a second and
+up to a second more each time (nats-server: leafnodes `reconnect: 1` and its jitter).
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ __all__ = ["SimulatedNode", "asked_subjects", "read_headers", "stored_messages",
 
 _FIRST_LINE = "NATS/1.0"
 _RECONNECT_S = 1.0
-# A busy disk under all nodes at once: longer than any of them waited here.
+# For a busy disk under all nodes at once: longer than any of them waited here.
 _SAY_LIMIT_S = 600.0
 _NOUNS = {noun.name: noun for noun in up_nouns()}
 
 
 class SimulatedNode:
-    """Make one, then `join`; `leave` at the end."""
+    """Make one, then `join`. `leave` at the end."""
 
     def __init__(self, name: str, content: NodeContent, host: str, port: int, *, cluster: str = "") -> None:
-        """Prepare a node; `cluster`: the name that the leaves of a fleet share, so that a hub
-        before 2.12 does not tell each of the listeners of all others.
+        """Prepare a node. `cluster` is the common name of a fleet's leaves, for which a hub before
+        2.12 does not send each of them the interest of all others.
         """
         self.name = name
         self._cluster = cluster
@@ -51,7 +49,7 @@ class SimulatedNode:
         self._port = port
         self._connection: LeafConnection | None = None
         self.losses = 0
-        """How often the link ended while something was said."""
+        """How often the link ended while a message was sent."""
         self._answers = {
             PREFER.subject(node=name): encode(PreferReply(devices=())),
             PLACE.subject(node=name): encode(
@@ -61,13 +59,16 @@ class SimulatedNode:
 
     @property
     def connection(self) -> LeafConnection:
-        """The present connection; RuntimeError before the node has joined."""
+        """The present connection.
+
+        Errors: raises RuntimeError before the node has joined.
+        """
         if self._connection is None:
             raise RuntimeError(f"{self.name} has not joined")
         return self._connection
 
     async def join(self) -> None:
-        """Connect, and listen to the asks of this node; returns when the hub knows.
+        """Connect, and listen to the requests for this node. Returns when the hub knows.
 
         Errors: raises PeerUnavailable.
         """
@@ -93,10 +94,10 @@ class SimulatedNode:
         return await self.persist()
 
     async def persist(self) -> int:
-        """Join, as often as it takes: a hub that is busy with all the others refuses who is not
-        done in time.
+        """Join, as often as necessary: a hub that is busy with all the others refuses a leaf that
+        is not done in time.
 
-        Gives the number of attempts.
+        Returns the number of attempts.
         """
         attempts = 0
         while True:
@@ -113,10 +114,10 @@ class SimulatedNode:
             self._connection.close()
 
     async def say_all(self) -> list[float]:
-        """Say each state and event and await its acknowledgement, one after the other.
+        """Send each state and event and await its acknowledgement, one after the other.
 
-        Gives the times until it came, in milliseconds. A link that ends meanwhile is made again
-        (`losses` counts that), and what was not acknowledged is said again.
+        Returns the times until it came, in milliseconds. A link that ends meanwhile is made again
+        (`losses` counts that), and what was not acknowledged is sent again.
         Errors: raises NoAnswer when the hub refuses one.
         """
         times_ms: list[float] = []
@@ -133,11 +134,11 @@ class SimulatedNode:
         return times_ms
 
     async def say(self, saying: Saying) -> float:
-        """Say one state or event.
+        """Send one state or event.
 
-        Gives the milliseconds until the hub's stream has acknowledged it.
+        Returns the milliseconds until the hub's stream has acknowledged it.
 
-        Errors: raises NoAnswer when the hub's stream said nothing in time, or refused it.
+        Errors: raises NoAnswer when the hub's stream did not answer in time, or refused it.
         """
         subject = up_subject(_NOUNS[saying.noun], node=self.name, **saying.parts)
         began = time.monotonic()
@@ -152,8 +153,8 @@ class SimulatedNode:
         return (time.monotonic() - began) * 1000
 
     async def change(self, noun: str, until: float) -> list[float]:
-        """Say one state again and again, each time when the one before is acknowledged, until the
-        monotonic clock says `until`; at least once.
+        """Send one state again and again, each time when the one before is acknowledged, until the
+        monotonic clock reaches `until`, but at least once.
         """
         saying = next(saying for saying in self._sayings if saying.noun == noun)
         times_ms = [await self.say(saying)]
@@ -164,7 +165,7 @@ class SimulatedNode:
     async def compare(self) -> list[float]:
         """Ask the hub for what it has of each state, as a relay does after a cut.
 
-        Gives the times until the answers, in milliseconds.
+        Returns the times until the answers, in milliseconds.
 
         Errors: raises NoAnswer.
         """
@@ -190,7 +191,7 @@ class SimulatedNode:
 
 
 def stored_messages(node: str, content: NodeContent) -> list[tuple[str, bytes, bytes]]:
-    """Give what a node says as the hub stores it: subject, headers and data."""
+    """Return a node's messages as the hub stores them: subject, headers and data."""
     messages: list[tuple[str, bytes, bytes]] = []
     for saying in content.for_node(node):
         noun = _NOUNS[saying.noun]
@@ -201,8 +202,8 @@ def stored_messages(node: str, content: NodeContent) -> list[tuple[str, bytes, b
 
 
 def asked_subjects(node: str, device_classes: Iterable[str]) -> tuple[str, ...]:
-    """List the subjects of one node's asks: what its leaf tells the hub when topology, gateway and
-    device services listen behind it.
+    """List the subjects of requests to one node: the interest that its leaf sends to the hub when
+    topology, gateway and device services listen behind it.
 
     >>> len(asked_subjects("n1", ["gpu", "nic"]))
     22
@@ -222,7 +223,7 @@ def write_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def read_headers(headers: bytes) -> dict[str, str]:
-    r"""Read headers as NATS writes them; what is none is left out.
+    r"""Read headers as NATS writes them. Other lines are left out.
 
     >>> read_headers(b"NATS/1.0\r\na: b\r\n\r\n")
     {'a': 'b'}

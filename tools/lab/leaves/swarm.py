@@ -1,9 +1,9 @@
-"""Many simulated nodes in one process, told what to do by lines of JSON: `python -m
-lab.leaves.swarm PORT CONTENT_FILE [CLUSTER]`.
+"""Many simulated nodes in one process, controlled by lines of JSON: `python -m lab.leaves.swarm
+PORT CONTENT_FILE [CLUSTER]`.
 
-Flows in: one order a line on standard input. Flows out: one report a line on standard output, with
-times by the monotonic clock, which all processes of a machine share. Orders: join (nodes from a
-number on, all at once), change, compare, rejoin, counts.
+Each line on standard input is an order, and each line on standard output its report, with times by
+the monotonic clock, which all processes of a machine share. Orders: join (nodes from a number on,
+all at once), change, compare, rejoin, counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What came of an order; times in seconds by the monotonic clock."""
+    """The result of an order. Times are in seconds by the monotonic clock."""
 
     done: int = 0
     began_at: float = 0.0
@@ -45,7 +45,7 @@ class Report(Struct, frozen=True, kw_only=True):
     acknowledged_ms: tuple[float, ...] = ()
     counts: dict[str, int] = {}
     losses: int = 0
-    """How often a link ended while its node spoke."""
+    """How often a link ended while its node sent."""
     error: str = ""
 
 
@@ -101,7 +101,7 @@ class _Swarm:
 
 
 def node_name(number: int) -> str:
-    """Name a simulated node; all names are of one length.
+    """Name a simulated node. All names are of one length.
 
     >>> node_name(7)
     'node-00007'
@@ -110,7 +110,7 @@ def node_name(number: int) -> str:
 
 
 async def main(port: int, content_file: Path, cluster: str) -> None:
-    """Obey until standard input ends."""
+    """Execute orders until standard input ends."""
     raise_open_files()
     content = msgspec.json.decode(await asyncio.to_thread(content_file.read_bytes), type=NodeContent)
     swarm = _Swarm(port, content, cluster)
@@ -119,7 +119,7 @@ async def main(port: int, content_file: Path, cluster: str) -> None:
     while line := await orders.readline():
         try:
             report = await swarm.obey(msgspec.json.decode(line, type=Order))
-        except Exception as err:  # noqa: BLE001 - boundary: the order failed, and whoever gave it is told
+        except Exception as err:  # noqa: BLE001 - boundary: the order failed, and its report names the error
             report = Report(error=f"{type(err).__name__}: {err}")
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
         sys.stdout.flush()

@@ -1,7 +1,6 @@
-"""Reads the hub as a controller does, and remembers when each node was first known whole.
+"""Reads the hub as a controller does, and records when each node was first known completely.
 
-Flows in: changes of the node's buckets. Flows out: for each node the moment at which each of its
-states had been read, by the monotonic clock.
+For each node that is the moment at which each of its states had been read, by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _LIMIT_S = 900.0
 
 
 class Watcher:
-    """Use as `async with Watcher(bus, content) as watcher`; `content`
-    says what a whole node has.
+    """Use as `async with Watcher(bus, content) as watcher`. `content` defines what a complete node
+    has.
     """
 
     def __init__(self, bus: Bus, content: NodeContent) -> None:
@@ -41,7 +40,7 @@ class Watcher:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def wait_for(self, nodes: Sequence[str]) -> list[float]:
-        """Wait until these nodes are known whole; gives since when."""
+        """Wait until these nodes are known completely, and return since when."""
         async with asyncio.timeout(_LIMIT_S), self._changed:
             await self._changed.wait_for(lambda: self._whole_at.keys() >= set(nodes))
         return [self._whole_at[node] for node in nodes]
