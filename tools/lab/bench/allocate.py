@@ -25,8 +25,8 @@ __all__ = ["main"]
 
 Row = dict[str, Any]
 
-# Upstream's limit is 10 s; its steps take some ten microseconds, ours
-# about as long without short cuts.
+# Upstream's limit is 10 s. Its steps take some ten microseconds, ours about as long without short
+# cuts.
 _PLAIN_STEPS = 200_000
 _PUZZLE_STEPS = 100_000
 _NODES = 1000
@@ -37,7 +37,7 @@ _PUZZLES = (16, 32, 64)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print; gives the exit status."""
+    """Measure and print. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench allocate", description="Measure the allocator.")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     parser.add_argument(
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def latency(nodes: int) -> list[Row]:
-    """One claim for 2 devices with one constraint, judged on every node."""
+    """One claim for 2 devices with one constraint, searched on every node."""
     rows: list[Row] = []
     for kinds, taken in ((1, 0.0), (4, 0.5), (40, 0.5)):
         started = time.process_time()
@@ -84,8 +84,8 @@ def latency(nodes: int) -> list[Row]:
                 "reading all slices_ms": _rounded(load_ms),
             }
         )
-        # The first claim of all, in a world that has only just been read; the controller warms
-        # it before it looks at a claim.
+        # The first claim of all, in a state that has only just been read. The controller warms it
+        # before it searches for a claim.
         fresh = Bench(Cluster(nodes=nodes, kinds=kinds, taken=taken))
         rows[-1]["warming_ms"] = _rounded(fresh.warming_ms())
         rows[-1]["the very first claim_ms"] = _rounded(fresh.judging_ms(_like, rounds=1))
@@ -207,7 +207,7 @@ def equal_devices() -> list[Row]:
 
 
 def puzzled(sizes: Sequence[int]) -> list[Row]:
-    """Puzzles, with a budget of steps: by upstream's walk, and by ours in both modes."""
+    """Puzzles, with a budget of steps: by upstream's search, and by ours in both modes."""
     rows: list[Row] = []
     for size in sizes:
         for puzzle in puzzles(size):

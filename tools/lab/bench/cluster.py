@@ -2,12 +2,12 @@
 [--kill] [--json]`.
 
 Real processes: nats-server, the controller with the cluster as its home, the API server simulator,
-and one process that plays all nodes (`cluster_fill`). Pods behind the gate come with a claim each,
-as fast as the API server takes them; a fill ends when the last gate is open and all pods are bound.
-All processes share the machine, so the rate is a property of all of them; processor time a claim of
-each process is the number to compare. The floor is measured in the same run. `--kill` runs two
-replicas, of which one is killed when half of the gates are open. In the end every claim has its
-devices and no device has two, or the benchmark fails.
+and one process that plays all nodes (`cluster_fill`). Pods behind the gate are created with a claim
+each, as fast as the API server accepts them. A fill ends when the last gate is open and all pods
+are bound. All processes share the machine, so the rate is a property of all of them. The processor
+time per claim of each process is the number to compare. The floor is measured in the same run.
+`--kill` runs two replicas, of which one is killed when half of the gates are open. In the end every
+claim has its devices and no device has two, or the benchmark fails.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ProcessFigures(Struct, frozen=True, kw_only=True):
 
 
 class ClusterFigures(Struct, frozen=True, kw_only=True):
-    """What a fill came to."""
+    """The results of a fill."""
 
     nodes: int
     claims: int
@@ -76,24 +76,24 @@ class ClusterFigures(Struct, frozen=True, kw_only=True):
     wait_p99_s: float
     floor_patches_a_second: float
     pause_after_kill_s: float | None
-    """From the death of a replica until the next gate was open; None: nobody died."""
+    """From the death of a replica until the next gate was open. None: no replica died."""
     processes: list[ProcessFigures]
     requests_until_ready: dict[str, int]
-    """Of the controllers, by verb and resource; of watches those that were opened."""
+    """Of the controllers, by verb and resource. Watches count when they are opened."""
     requests_of_fill: dict[str, int]
     conflicts: int
     """Writes of the controllers that lost against another writer."""
     left_at_nodes: int
-    """Devices that a node holds for a claim that went elsewhere, because it answered too late: its
-    gateway would let go of them."""
+    """Devices that a node holds for a claim that was allocated elsewhere, because the node answered
+    too late. Its gateway would release them."""
     faults: list[str]
-    """What is wrong in the end; empty when nothing is."""
+    """What is wrong in the end. Empty when nothing is."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print.
 
-    Gives the exit status: 1 when a claim has no devices or a device has two claims.
+    Returns the exit status: 1 when a claim has no devices or a device has two claims.
     """
     parser = argparse.ArgumentParser(
         prog="python -m lab.bench cluster", description="Measure the controller in a cluster."
@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
 def verbs_of(
     requests: Mapping[RequestKind, int], before: Mapping[RequestKind, int] | None = None, *, user: str = CONTROLLER
 ) -> dict[str, int]:
-    """Add up one user's requests by verb and resource, less those of before.
+    """Add up one user's requests by verb and resource, without those in `before`.
 
     >>> kinds = [RequestKind(user="controller", verb="list", resource="pods", code=code) for code in (200, 410)]
     >>> verbs_of({kinds[0]: 3, kinds[1]: 1}, {kinds[0]: 2})
@@ -152,7 +152,7 @@ def verbs_of(
 
 
 def draw(figures: ClusterFigures) -> str:
-    """Draw the figures as lines of text."""
+    """Write the figures as lines of text."""
     writes = sum(
         count
         for name, count in figures.requests_of_fill.items()
@@ -197,7 +197,7 @@ async def _measure_within(arguments: argparse.Namespace) -> ClusterFigures:
 
 
 async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) -> ClusterFigures:
-    """Fill the nodes of a rig with claims; with `kills` by two replicas, of which one is killed
+    """Fill the nodes of a rig with claims. With `kills`, by two replicas, of which one is killed
     half way.
     """
     patches = min(claims, _FLOOR_PATCHES)
@@ -255,7 +255,7 @@ async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) ->
 def _processes(
     at_first: Mapping[str, Counts], at_ready: Mapping[str, Counts], at_end: Mapping[str, Counts], claims: int
 ) -> list[ProcessFigures]:
-    """Compare counts; a replica that was killed has none at the end."""
+    """Compare counts. A replica that was killed has none at the end."""
     return [
         ProcessFigures(
             name=name,
@@ -287,7 +287,7 @@ async def _claims(client: KubernetesClient) -> AsyncIterator[Object]:
 
 
 async def _tell_progress(crowd: Crowd, claims: int) -> None:
-    """Say every few seconds how far it is."""
+    """Print the progress every few seconds."""
     while True:
         await asyncio.sleep(5.0)
         _say(f"{len(crowd.waited_s)} of {claims} gates open, {crowd.bound} pods bound")

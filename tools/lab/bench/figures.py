@@ -1,10 +1,9 @@
 """Figures of a benchmark that measures a floor in the same run: medians, 99th percentiles,
 processor time, and the ratios of both to the floor's.
 
-Flows in: seconds of single calls, and counts of processor time before and after. Flows out:
-`Figure`s and their lines. A machine's speed changes by a factor of four from one to another, and by
-two with what runs beside; a ratio of two measures that were taken in turns changes far less, so
-budgets are ratios where there is a floor.
+A machine's speed changes by a factor of four from one to another, and by two with other load. A
+ratio of two measures that were taken in turns changes far less, so budgets are ratios where there
+is a floor.
 """
 
 from __future__ import annotations
@@ -25,39 +24,39 @@ class Figure(Struct, frozen=True, kw_only=True):
     case: str
     unit: str = "ms"
     value: float
-    """The median, or the one value that there is."""
+    """The median, or the single value."""
     p99: float | None = None
     rounds: int = 1
     budget: float | None = None
     budget_p99: float | None = None
     floor: float | None = None
-    """The floor's median, in the same unit; None: it has none."""
+    """The floor's median, in the same unit. None: it has none."""
     floor_p99: float | None = None
     budget_ratio: float | None = None
-    """How often the floor may go into it."""
+    """The greatest ratio to the floor."""
     budget_ratio_p99: float | None = None
     processors: dict[str, float] = {}
-    """Processor time a call, in ms, by process: all threads."""
+    """Processor time per call, in ms, by process: all threads."""
     floor_processors: dict[str, float] = {}
 
     @property
     def ratio(self) -> float | None:
-        """Say how often the floor's median goes into the median."""
+        """Return the ratio of the median to the floor's."""
         return _ratio(self.value, self.floor)
 
     @property
     def ratio_p99(self) -> float | None:
-        """Say how often the floor's 99th percentile goes into ours."""
+        """Return the ratio of the 99th percentile to the floor's."""
         return _ratio(self.p99, self.floor_p99)
 
     @property
     def processor_ratio(self) -> float | None:
-        """Say how often the floor's processor time goes into ours, all processes together."""
+        """Return the ratio of the processor time to the floor's, all processes together."""
         return _ratio(sum(self.processors.values()), sum(self.floor_processors.values())) if self.processors else None
 
     @property
     def is_within(self) -> bool:
-        """Say whether it keeps its budgets."""
+        """Say whether it is within its budgets."""
         pairs = (
             (self.value, self.budget),
             (self.p99, self.budget_p99),
@@ -67,7 +66,7 @@ class Figure(Struct, frozen=True, kw_only=True):
         return all(budget is None or value is None or value <= budget for value, budget in pairs)
 
     def as_row(self) -> dict[str, object]:
-        """Give all of it for JSON, the ratios with it."""
+        """Return all of it for JSON, including the ratios."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         ratios = {"ratio": self.ratio, "ratio_p99": self.ratio_p99, "processor_ratio": self.processor_ratio}
         return {**fields, **ratios, "is_within": self.is_within}
@@ -85,8 +84,8 @@ def figure(
     budget_ratio: float | None = None,
     budget_ratio_p99: float | None = None,
 ) -> Figure:
-    """Make a figure in ms of the seconds of single calls; `floor_s` are the floor's, taken in turns
-    with them.
+    """Make a figure in ms from the seconds of single calls. `floor_s` are the floor's, taken in
+    turns with them.
 
     >>> made = figure("x", [0.004, 0.002, 0.003], floor_s=[0.001, 0.0015, 0.0015], budget_ratio=2.0)
     >>> made.value, made.p99, made.ratio, made.is_within
@@ -109,14 +108,14 @@ def figure(
 
 
 async def clocked(call: Awaitable[object]) -> float:
-    """Give the seconds of one call."""
+    """Return the seconds of one call."""
     began = time.perf_counter()
     await call
     return time.perf_counter() - began
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Give the smallest value that at least so large a part of all values does not exceed.
+    """Return the smallest value that at least so large a part of all values does not exceed.
 
     >>> percentile([3.0, 1.0, 2.0], 0.99), percentile(range(1, 101), 0.99), percentile([5.0], 0.5)
     (3.0, 99, 5.0)
@@ -126,7 +125,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def processor_ms(before: Mapping[str, float], after: Mapping[str, float], calls: int) -> dict[str, float]:
-    """Give each process's processor time a call, in ms, of its seconds before and after.
+    """Return each process's processor time per call, in ms, from its seconds before and after.
 
     >>> processor_ms({"gateway": 1.0, "topology": 2.0}, {"gateway": 1.3, "topology": 2.1}, 100)
     {'gateway': 3.0, 'topology': 1.0}
@@ -151,9 +150,9 @@ def draw_figure(shown: Figure) -> str:
 
 
 def draw_processors(shown: Figure) -> list[str]:
-    """Write the processor time a call of a figure's processes and of its floor's, one line each.
+    """Write the processor time per call of a figure's processes and of its floor's, one line each.
 
-    None were measured: nothing.
+    Empty when none was measured.
     """
     if not shown.processors:
         return []

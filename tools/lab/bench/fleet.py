@@ -2,9 +2,9 @@
 fleet [--nodes 1000] [--claims 2000] [--json]`.
 
 One process plays all nodes from a recorded machine (`lab.fleet`). A figure includes three confirmed
-writes for each claim (attempt, the node's ledger, status), one ask and one event. All processes
-share this machine's processors, so processor times and parts of the floor are what to keep. At the
-end all claims and ledgers are compared.
+writes for each claim (attempt, the node's ledger, status), one request and one event. All processes
+share this machine's processors, so compare processor times and ratios to the floor. At the end all
+claims and ledgers are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLASSES = "gpu,nic,fpga,cpu"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print; gives the exit status."""
+    """Measure and print. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m lab.bench fleet", description="Measure the controller with a whole fleet."
     )

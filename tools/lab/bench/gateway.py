@@ -2,8 +2,8 @@
 
 Real processes (nats-server, discovery, device services, topology, gateway) on a recorded machine.
 The times are taken at kubelet's end of the sockets, so they include gRPC, NATS, the ledger's write
-and the disk. They also include the load of other processes; the load average is printed beside
-them. Allocate and prepare are measured in turns with a floor (`gateway_floor`), so the load hits
+and the disk. They also include the load of other processes, so the load average is printed beside
+them. Allocate and prepare are measured in turns with a floor (`gateway_floor`), so the load affects
 both, and the ratio is the number to compare.
 """
 
@@ -41,18 +41,18 @@ from topobus.values.idset import NodeSet
 
 __all__ = ["main"]
 
-# CPUs are the machine's one class with a device for each of a node's pods; a device plugin for
-# them is for a measurement alone.
+# CPUs are the machine's one class with a device for each of a node's pods. A device plugin for them
+# is for this measurement alone.
 _MANY_DEVICES = {"TOPOBUS_GATEWAY__EXPOSURE": '{"cpu": "both"}'}
 _SERVICES = ("discovery", "gpu", "nic", "cpu", "topology", "gateway")
 _GROUPS = ("calls", "claims", "lists", "faults", "pods")
 _UNCOUNTED = 10
 """Calls of a case that come first and do not count."""
 _REST_S = 0.012
-"""After each call that is measured beside the floor: what follows an answer (the decision's event,
-the ledger's way to its readers) would fall into the floor's time."""
+"""After each call that is measured beside the floor: effects of an answer (the decision's event,
+the ledger's delivery to its readers) would otherwise fall into the floor's time."""
 _PODS = 110
-"""kubelet's default of pods a node."""
+"""kubelet's default of pods per node."""
 _STREAMS = 8
 _DEVICES = 1000
 _BULK = "bulk"
@@ -63,7 +63,7 @@ _LOCAL = [("grpc.use_local_subchannel_pool", 1)]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print; gives the exit status."""
+    """Measure and print. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m lab.bench gateway", description="Measure the gateway at kubelet's sockets."
     )
@@ -143,8 +143,8 @@ async def _calls(node: BenchNode, rounds: int) -> list[Figure]:
 async def _allocations(node: BenchNode, device_class: str, names: Sequence[str], rounds: int, case: str) -> Figure:
     async with _plugin(node, device_class) as stub:
         for name in names:
-            # What the ledger will have, so that the floor's value is as large; and each device
-            # once, as it would be asked for after a start.
+            # What the ledger will have, so that the floor's value is as large, and each device
+            # once, as it is requested after a start.
             await _allocate(stub, name)
         async with floor(node.folder / f"floor-{device_class}", await _ledger_bytes(node)) as bare:
             return await _beside_floor(
@@ -167,9 +167,9 @@ async def _beside_floor(
     call_floor: Callable[[], Awaitable[object]],
     rounds: int,
 ) -> Figure:
-    """Call in turns with the floor: whatever else the machine does meets both alike.
+    """Call in turns with the floor, so that other load on the machine affects both alike.
 
-    `call` says what it took, in seconds.
+    `call` returns its own time, in seconds.
     """
     pids = {"gateway": "gateway", "topology": "topology", "device": device_class}
     pids_of = {**{place: node.services[name].process.pid for place, name in pids.items()}, "nats-server": node.nats.pid}
@@ -227,7 +227,7 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
         present: list[dra.Claim] = []
 
         async def prepare_one(turn: int) -> float:
-            """The claim of before is undone first, and not in this call's time."""
+            """The previous claim is unprepared first, outside of this call's time."""
             if present:
                 undone.append(await undo(present.pop()))
             name, uid = f"claim-{turn}", f"uid-{turn}"
@@ -251,7 +251,7 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
 
         prepared = await _beside_floor("prepare of one claim", node, "nic", bare, prepare_one, bare.prepare, rounds)
         undone.append(await undo(present.pop()))
-    # Its processor time is that of an unprepare, too, so it is not set against the floor's.
+    # Its processor time includes that of an unprepare, so it is not compared with the floor's.
     return [
         structs.replace(prepared, processors={}, floor_processors={}),
         figure("unprepare of one claim", undone[_UNCOUNTED:]),
@@ -259,7 +259,7 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
 
 
 async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
-    """From the inventory's write to the last stream's new list."""
+    """Measure from the inventory's write to the last stream's new list."""
     devices = tuple(
         Device(name=f"bulk-{index:04d}", device_class=_BULK, numa_nodes=NodeSet(index % 2)) for index in range(_DEVICES)
     )
@@ -283,7 +283,7 @@ async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
             channel = await stack.enter_async_context(
                 grpc.aio.insecure_channel(f"unix:{node.plugin_socket(_BULK)}", options=_LOCAL)
             )
-            # Bytes, for what a client does with a list is not the gateway's time.
+            # Bytes, as a client's parsing of a list is not the gateway's time.
             watch: Any = channel.unary_stream(
                 "/v1beta1.DevicePlugin/ListAndWatch", request_serializer=pb.Empty.SerializeToString
             )
@@ -297,7 +297,7 @@ async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
             gone = pb.ListAndWatchResponse(devices=[_listed(devices[place], "Unhealthy")]).SerializeToString()
             await asyncio.gather(*(_until_in(stream, gone) for stream in streams))
             spent.append(time.perf_counter() - began)
-            # Not at once: a burst is one message, and that is not what is measured here.
+            # Not at once: a burst is one message, which is not measured here.
             await asyncio.sleep(0.05)
     return [figure(f"one update, {_DEVICES} devices, {_STREAMS} streams", spent, budget=50.0)]
 
@@ -319,7 +319,7 @@ async def _frozen(node: BenchNode, rounds: int) -> list[Figure]:
         before = await _timed(lambda turn: _allocate(stub, names[turn % 8]), rounds)
         node.services["gpu"].freeze()
         try:
-            # kubelet waits in the frozen class all the while.
+            # kubelet waits in the frozen class meanwhile.
             hung = asyncio.create_task(_allocate(frozen, sorted(node.kubelet.devices("topobus.dev/gpu"))[0]))
             during = await _timed(lambda turn: _allocate(stub, names[turn % 8]), rounds)
             began = time.perf_counter()
@@ -341,7 +341,7 @@ async def _frozen(node: BenchNode, rounds: int) -> list[Figure]:
 
 
 async def _nats_away(node: BenchNode) -> list[Figure]:
-    """Stop and start NATS, and look at kubelet's lists all the while."""
+    """Stop and start NATS, and check kubelet's lists meanwhile."""
     lost: set[tuple[str, str]] = set()
     usual = {
         resource: set(node.kubelet.devices(resource))
@@ -448,7 +448,7 @@ async def _ledger_bytes(node: BenchNode) -> int:
 
 
 async def _timed(call: Callable[[int], Awaitable[object]], rounds: int) -> list[float]:
-    """Call one after another, after some calls that do not count; seconds each."""
+    """Call several times, after some calls that do not count. Returns the seconds of each."""
     return [await clocked(call(turn)) for turn in range(rounds + _UNCOUNTED)][_UNCOUNTED:]
 
 
@@ -457,7 +457,7 @@ def _mib(node: BenchNode, service: str) -> float:
 
 
 def _claim(name: str, uid: str, driver: str, device: str) -> ApiObject:
-    """A claim as the controller leaves it: allocated."""
+    """Make a claim as the controller leaves it: allocated."""
     results = [{"request": "one", "driver": driver, "pool": NODE, "device": device}]
     return ApiObject(
         api_version="resource.k8s.io/v1",

@@ -1,11 +1,11 @@
-"""The floor of the gateway's benchmark: what a call costs that goes the same way between processes
+"""The floor of the gateway's benchmark: the cost of a call that goes the same way between processes
 and does nothing else.
 
 Four processes as on a node: a nats-server of its own (provisioned as the node's is), one process in
 the gateway's place that serves gRPC on a unix socket, one in topology's that compares-and-sets a
 key of the ledger's bucket for each request, and one in the device service's that answers. They use
-nats-py and gRPC as they come, and nothing of Topobus but the function that writes synced files.
-Flows in: the calls of `Floor`. Flows out: an answer each; the caller measures.
+nats-py and gRPC unchanged, and nothing of Topobus except the function that writes synced files. The
+caller of `Floor` measures.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from topobus.simulation.nats_server import NatsServer
 __all__ = ["PLACES", "Floor", "floor"]
 
 PLACES = ("gateway", "topology", "device", "nats-server")
-"""Whose places the floor's processes have."""
+"""The parts whose places the floor's processes take."""
 _CALL = "/floor.Floor/Call"
 _FILES = b"files"
-# As large as an Allocate's requests and answers are here, headers left aside.
+# As large as an Allocate's requests and answers are here, without headers.
 _BODY = b'"' + b"x" * 510 + b'"'
 _LIMIT_S = 30.0
 _LOCAL = [("grpc.use_local_subchannel_pool", 1)]
@@ -113,9 +113,9 @@ async def _process(place: str, url: str, arguments: list[str], environment: Mapp
 
 
 async def main(place: str, url: str, *arguments: str) -> None:
-    """Be one of the processes, until killed."""
+    """Run one of the processes, until killed."""
     client = await nats.connect(url, name=f"floor-{place}", allow_reconnect=False)
-    # A server that nobody holds ends.
+    # Keeps a reference: a server without one ends.
     server = await _serve(client, Path(arguments[0]), Path(arguments[1])) if place == "gateway" else None
     if place == "topology":
         await _answer_writing(client, int(arguments[0]))

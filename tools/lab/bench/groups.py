@@ -1,7 +1,6 @@
 """Chooses what to measure: the first word of `python -m lab.bench` names a group, and the rest are
 its options.
 
-Flows in: words of the command line. Flows out: the exit status of the group's own command.
 Without a group, `merge` is measured.
 """
 
@@ -40,7 +39,7 @@ Each has options of its own: `python -m lab.bench GROUP --help`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure a group; gives the exit status."""
+    """Measure a group. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words.insert(0, _DEFAULT)

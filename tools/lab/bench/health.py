@@ -2,9 +2,9 @@
 
 Real processes (nats-server, discovery, all device services, topology, gateway) with their default
 settings on the machine of `device_faults`, a simulated kubelet and API server. Each recorded fault
-is struck by itself; the times run from the file's change to the health event at a subscriber, to
-kubelet's pod status, to the taint in the ResourceSlice, and to the metric. What is only degraded is
-still handed out, so kubelet and slices have nothing to tell of it.
+is triggered by itself. The times run from the file's change to the health event at a subscriber, to
+kubelet's pod status, to the taint in the ResourceSlice, and to the metric. A device that is only
+degraded may still be allocated, so kubelet and slices do not report it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = ["Taken", "main"]
 _CLASSES = ("gpu", "nic", "fpga", "cpu")
 _SERVICES = ("discovery", *_CLASSES, "topology", "gateway")
 _TARGET_S = 2.0
-# A road on which nothing arrives is told as such.
+# A path on which nothing arrives by then is reported as such.
 _LIMIT_S = 30.0
 _SCRAPE_PAUSE_S = 0.02
 _KUBELETS_WORD = {HealthState.UNHEALTHY: "Unhealthy", HealthState.UNKNOWN: "Unknown"}
 
 
 class Taken(Struct, frozen=True, kw_only=True):
-    """What one fault took on each road, in milliseconds from the file's change.
+    """The times of one fault on each path, in milliseconds from the file's change.
 
-    None: that road has nothing to tell of it.
+    None: that path does not report it.
     """
 
     code: str
@@ -62,14 +62,14 @@ class Taken(Struct, frozen=True, kw_only=True):
 
     @property
     def longest_ms(self) -> float:
-        """The slowest road."""
+        """The time of the slowest path."""
         return max(
             value for value in (self.event_ms, self.metric_ms, self.pod_status_ms, self.taint_ms) if value is not None
         )
 
 
 class _Listener:
-    """Notes when each event of the stream came."""
+    """Records when each event of the stream came."""
 
     def __init__(self) -> None:
         self._came: list[tuple[float, HealthEvent]] = []
@@ -85,7 +85,7 @@ class _Listener:
     async def arrival(self, devices: Sequence[str], reason: str, after: float) -> float:
         """Wait until all these devices have an event with the reason.
 
-        When the last of them came.
+        Returns when the last of them came.
         """
 
         def first(device: str) -> float | None:
@@ -106,7 +106,7 @@ class _Listener:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print; gives the exit status: 1 when a road took longer than 2 s."""
+    """Measure and print. Returns the exit status: 1 when a path took longer than 2 s."""
     parser = argparse.ArgumentParser(
         prog="python -m lab.bench health", description="Measure from a fault to all who are told."
     )
@@ -171,7 +171,7 @@ async def _node(server: ApiServerSimulator, folder: Path) -> AsyncIterator[Bench
 
 
 async def _devices(node: BenchNode, server: ApiServerSimulator, device_class: str) -> Sequence[Device]:
-    """Wait until a class is known everywhere, and give its devices."""
+    """Wait until a class is known everywhere, and return its devices."""
 
     def is_well(inventory: Inventory | None) -> bool:
         return (
@@ -214,13 +214,13 @@ async def _strike(placed: PlacedFault, node: BenchNode, server: ApiServerSimulat
         )
 
     async def counted() -> None:
-        # As somebody who reads metrics does, only more often.
+        # As a reader of metrics does, only more often.
         while await _sample(service.port, metric) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(_SCRAPE_PAUSE_S)
 
     began = time.perf_counter()
     placed.strike()
-    # The file has changed by now, and not before: nothing is too short.
+    # The file has changed by now, and not before, so no time is measured too short.
     began = max(began, time.perf_counter() - 0.001)
 
     async def taken(wait: Callable[[], Awaitable[object]]) -> float:
@@ -259,7 +259,7 @@ async def _nothing() -> None:
 
 
 async def _sample(port: int, metric: str) -> float:
-    """Read one line of a service's /metrics; 0 when it is not there yet."""
+    """Read one line of a service's /metrics. 0 when it is not there yet."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -272,7 +272,7 @@ async def _sample(port: int, metric: str) -> float:
 
 
 def _tainted_by_device(server: ApiServerSimulator, device_class: str) -> dict[str, bool]:
-    """Say of each device in the class's slices whether its health taints it."""
+    """Map each device in the class's slices to whether its health taints it."""
     slices: list[dict[str, Any]] = [
         resource_slice
         for resource_slice in server.objects("ResourceSlice")

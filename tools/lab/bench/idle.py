@@ -1,11 +1,11 @@
 """Measures the cost of a node's idle services: `python -m lab.bench idle [--json] [--seconds N]`.
 
-Real processes (nats-server and the eight services, with a simulated kubelet) on a recorded
-machine with 224 CPUs. When all are ready and idle, the processor time, read calls, wake-ups and
-messages of each are counted for a while. A floor process runs beside them: Python with asyncio,
-a NATS client and the same heartbeats, and nothing else. Processor time is measured, not
-wall-clock time. Other work on the machine raises it by its use of the caches, so the ratio to
-the floor is the number to compare.
+Real processes (nats-server and the eight services, with a simulated kubelet) on a recorded machine
+with 224 CPUs. When all are ready and idle, the processor time, read calls, wake-ups and messages of
+each are counted for a while. A floor process runs beside them: Python with asyncio, a NATS client
+and the same heartbeats, and nothing else. Processor time is measured, not wall-clock time. Other
+work on the machine raises it by its use of the caches, so the ratio to the floor is the number to
+compare.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["Budget", "budgets", "draw", "main", "total"]
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 FLOOR = "floor"
 NATS = "nats-server"
-# Registrations, first looks and what follows from them; the longest first wait is the
-# gateway's list after its start.
+# Registrations, first observations and their effects. The longest first wait is the gateway's list
+# after its start.
 _REST_S = 15.0
-# The one that is not a node's: where each node has a server of its own, its messages are what
-# the hub sees of a node at rest.
+# The one process that is not a node's: where each node has a server of its own, its messages are
+# what the hub sees of a node at rest.
 _CONTROLLER = "controller"
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """What may be used at most, and what was."""
+    """The limit of a use, and the measured use."""
 
     name: str
     unit: str
@@ -52,12 +52,12 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     @property
     def is_kept(self) -> bool:
-        """Say whether what was used is within it."""
+        """Say whether the use is within the limit."""
         return self.used <= self.limit
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print; gives the exit status."""
+    """Measure and print. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench idle", description="Measure a node's services at rest.")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--seconds", type=float, default=30.0, metavar="N", help="how long to count (30)")
@@ -99,10 +99,10 @@ def total(uses: Sequence[Use]) -> Use:
 
 
 def budgets(uses: Sequence[Use]) -> tuple[Budget, ...]:
-    """Compare what was used with the budgets of a node at rest.
+    """Compare the use with the budgets of a node at rest.
 
-    Shapes: uses — one a process; the resident memory of all but the controller is the node plane's,
-    pages that they share counted for each.
+    Shapes: uses — one per process; the resident memory of all except the controller is the node
+    plane's, with shared pages counted for each.
     """
     services = [use for use in uses if use.name in SERVICES]
     hub = sum(use.sent_per_s + use.received_per_s for use in services if use.name == _CONTROLLER)
@@ -125,7 +125,7 @@ def budgets(uses: Sequence[Use]) -> tuple[Budget, ...]:
 
 
 def draw(uses: Sequence[Use]) -> str:
-    """Draw the table, the sum, the ratio to the floor and the budgets, as lines of text."""
+    """Write the table, the sum, the ratio to the floor and the budgets, as lines of text."""
     heads = (
         "process",
         "% of a core",

@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 async def main(url: str, beat_s: float, echo_s: float) -> None:
-    """Beat, and send a message to ourselves, for ever."""
+    """Send heartbeats, and messages to ourselves, until killed."""
     client = await nats.connect(url, name="floor-0", allow_reconnect=False)
     inbox = client.new_inbox()
     came = asyncio.Event()

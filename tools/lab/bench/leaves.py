@@ -2,10 +2,10 @@
 [--nodes 1,100,300,1000] [--json] [--plot FILE.svg]`.
 
 One real nats-server is the hub, with the configuration that we ship. Two processes hold the nodes:
-connections that speak nats-server's leaf protocol (`lab.leaves`), each of which says what a
-recorded machine's services said. A watcher reads the hub as a controller does, and a real
-controller runs for a while. The floor is measured beside it: the same messages put by one plain
-client. All share this machine's processors, so ratios are what to keep.
+connections with nats-server's leaf protocol (`lab.leaves`), each of which sends the messages of a
+recorded machine's services. A watcher reads the hub as a controller does, and a real controller
+runs for a while. The floor is measured beside it: the same messages put by one plain client. All
+share this machine's processors, so compare ratios.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from topobus.values.errors import ConfigError
 __all__ = ["main"]
 
 _NODES = "1,100,300,1000"
-# A node's connection has two ends, and the kernel counts each; the rest
-# is streams, clients and files.
+# A node's connection has two ends, and the kernel counts each. The rest is streams, clients and
+# files.
 _FILES_A_NODE, _MORE_FILES = 2, 256
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and print; gives the exit status."""
+    """Measure and print. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench leaves", description="Measure a hub with many nodes.")
     parser.add_argument("--nodes", default=_NODES, metavar="N,N", help=f"sizes of the fleet ({_NODES})")
     parser.add_argument(
@@ -116,7 +116,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """One line a figure, one column a size: there are more figures than sizes."""
+    """Write one line per figure, one column per size, as there are more figures than sizes."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     width = max(map(len, names))
     lines = [name.ljust(width) + "".join(_cell(row.get(name)).rjust(14) for row in rows) for name in names]

@@ -1,8 +1,9 @@
 """Measures the alignment engine: `python -m lab.bench merge [--json] [--plot FILE.svg]`.
 
-Each case builds its hints anew in every round, so generation counts, and reports median, 99th
-percentile and the budget, in milliseconds. No test times anything; this prints, and a person (or
-CI's log) compares. `--plot` draws how the worst merge grows with NUMA nodes and resources.
+Each case builds its hints again in every round, so generation counts, and reports median, 99th
+percentile and the budget, in milliseconds. No test depends on these times: they are printed, and a
+person (or CI's log) compares. `--plot` draws how the worst merge grows with NUMA nodes and
+resources.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """What came out, in milliseconds."""
+    """The results, in milliseconds."""
 
     case: str
     median_ms: float
@@ -59,7 +60,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure the cases and print them; gives the exit status."""
+    """Measure the cases and print them. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench merge", description="Measure the alignment engine.")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth as SVG")
@@ -218,8 +219,8 @@ def gb200_merge() -> Callable[[], object]:
 
 
 def memory_merge(nodes: int) -> Callable[[], object]:
-    """CPUs, two device classes, memory and huge pages on a busy machine, some nodes of which serve
-    alone or in a group already.
+    """CPUs, two device classes, memory and huge pages on a busy machine, some nodes of which are in
+    use already, alone or in a group.
     """
     everything = NodeSet.of(range(nodes))
     cpus = {node: CpuSet.of(range(node * 28, node * 28 + 28)) for node in range(nodes)}
@@ -305,8 +306,8 @@ def _gpu(place: int) -> Device:
 
 
 def _plot() -> str:
-    """Draw median against nodes, one line a number of resources, on a logarithmic scale, as an SVG
-    without dependencies.
+    """Draw median against nodes, one line per number of resources, on a logarithmic scale, as an
+    SVG without dependencies.
     """
     sizes, lines = (2, 4, 8, 12, 16, 24, 32, 48, 64), (2, 4, 6)
     series = {many: [measure(Case(name="", run=worst_merge(size, many))).median_ms for size in sizes] for many in lines}

@@ -1,8 +1,7 @@
 """A node for benchmarks: nats-server and Topobus services as processes of their own on a recorded
 machine, with a simulated kubelet.
 
-Flows in: a folder. Flows out: running processes that can be frozen and whose memory can be
-read. It measures nothing itself.
+The processes can be frozen and their memory can be read. It measures nothing itself.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class BenchService:
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process (SIGCONT)."""
         self.process.send_signal(signal.SIGCONT)
 
     def resident_mib(self) -> float:
@@ -75,7 +74,7 @@ class BenchService:
 
 @dataclass(frozen=True)
 class BenchNode:
-    """Everything of one node."""
+    """The processes of one node."""
 
     folder: Path
     nats: NatsServer
@@ -104,7 +103,7 @@ async def bench_node(
     nats_config: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[BenchNode]:
-    """Run a nats-server, a kubelet and these services until the block ends; all are ready.
+    """Run a nats-server, a kubelet and these services until the block ends. All are ready.
 
     `make_machine` builds the machine of that name in a folder, `nats_config` is added to the
     server's configuration, `environment` to the services'.
@@ -149,7 +148,7 @@ async def wait_ready(services: Iterable[BenchService], *, limit_s: float = _STAR
 async def bench_service(
     name: str, url: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> AsyncIterator[BenchService]:
-    """Run one service until the block ends; its log and its sockets are in the folder."""
+    """Run one service until the block ends. Its log and its sockets are in the folder."""
     port = free_port()
     variables = {
         **{key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")},
@@ -177,7 +176,7 @@ async def bench_service(
         yield made
     finally:
         if process.returncode is None:
-            # A frozen one would never see the other.
+            # A frozen process would never see the signal.
             made.thaw()
             process.terminate()
         try:

@@ -1,10 +1,10 @@
 """Measures running processes: processor time, read calls, wake-ups, memory and threads from the
 kernel, and messages from nats-server.
 
-Flows in: process ids, the text of /proc files, the document of nats-server's /connz. Flows out:
-counts that only grow (`Counts`), and the difference of two of them (`Use`).
-Source: proc(5), clock_getres(2) (the CPU-time clock of another process),
-nats-server's monitoring page /connz.
+Counts only grow (`Counts`), and a `Use` is the difference of two of them.
+
+Source: proc(5), clock_getres(2) (the CPU-time clock of another process), nats-server's monitoring
+page /connz.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Counts(Struct, frozen=True, kw_only=True):
 
     processor_s: float
     reads: int
-    """read(2) and its relatives; what comes by sockets (recv) is not among them."""
+    """read(2) and its relatives, without what arrives by sockets (recv)."""
     wakeups: int
     """Times that one of its threads gave up the processor to wait: each
     is followed by one wake-up."""
@@ -43,7 +43,7 @@ class Counts(Struct, frozen=True, kw_only=True):
 
 
 class Use(Struct, frozen=True, kw_only=True):
-    """What one process used in a second, on average, and what it had at the end."""
+    """What one process used per second, on average, and what it had at the end."""
 
     name: str
     processor_percent: float
@@ -57,7 +57,7 @@ class Use(Struct, frozen=True, kw_only=True):
 
 
 def read_counts(pid: int, *, sent: int = 0, received: int = 0) -> Counts:
-    """Read one process's counts; `sent` and `received` are its messages, which the kernel does not
+    """Read one process's counts. `sent` and `received` are its messages, which the kernel does not
     know.
 
     Errors: raises OSError for a process that has ended or is another user's.
@@ -101,7 +101,7 @@ def parse_field(text: str, name: str) -> int:
 
 
 def count_messages(connz: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Give each service's messages, sent and received, from nats-server's /connz.
+    """Return each service's messages, sent and received, from nats-server's /connz.
 
     A connection `gpu-1a2b` is one of `gpu`.
 
@@ -113,13 +113,13 @@ def count_messages(connz: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
         name = str(connection.get("name", "")).rpartition("-")[0]
         if name:
             sent, received = counts.get(name, (0, 0))
-            # The server names directions as it sees them.
+            # The server's directions are the opposite of the service's.
             counts[name] = (sent + int(connection["in_msgs"]), received + int(connection["out_msgs"]))
     return counts
 
 
 def use_between(name: str, before: Counts, after: Counts, elapsed_s: float) -> Use:
-    """Give what a process used a second between two counts."""
+    """Return what a process used per second between two counts."""
     return Use(
         name=name,
         processor_percent=(after.processor_s - before.processor_s) / elapsed_s * 100,

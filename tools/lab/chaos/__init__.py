@@ -1,3 +1,3 @@
-"""Proof by faults: the node plane under load while its parts are killed, frozen, cut off and lied
-to, watched from the outside.
+"""Proof by faults: the node plane under load, observed from the outside, while its parts are
+killed, frozen, disconnected and given wrong data.
 """

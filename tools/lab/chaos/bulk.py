@@ -1,12 +1,11 @@
 """Many operations on one node's ledger at full speed, under faults, with a history that is checked
 for linearizability.
 
-Flows in: a seed, how many operations and workers. Flows out: counts, or the violation. A real
-topology process works on a real nats-server, both behind a proxy; no other service runs. Operations
-come in windows: between two of them nothing is under way, the ledger is read, and what stayed
-unknown is settled, so a run of any length takes the memory of one window. The seed gives the
-operations of each worker, the faults and the share of the operations at which each begins; what the
-machine makes of them in time differs from run to run.
+A real topology process works on a real nats-server, both behind a proxy. No other service runs.
+Operations come in windows: between two of them nothing is under way, the ledger is read, and what
+stayed unknown is settled, so a run of any length takes the memory of one window. The seed
+determines the operations of each worker, the faults and the share of the operations at which each
+begins. Their timing differs from run to run.
 """
 
 from __future__ import annotations
@@ -44,27 +43,28 @@ __all__ = ["BulkOptions", "BulkResult", "run_bulk"]
 
 _ASKS: dict[Verb, Ask[Any, Any]] = {Verb.PLACE: PLACE, Verb.ADOPT: ADOPT, Verb.COMMIT: COMMIT, Verb.RELEASE: RELEASE}
 _ASK_S = 1.0
-# A request is not followed when it is older than its asker's time and the difference that clocks
-# may have (topobus.bus.asks.answerer).
+# A request is not executed when it is older than its requester's time-out and the difference that
+# clocks may have (topobus.bus.asks.answerer).
 _SETTLED_S = _ASK_S + 2.5
 _PAUSE_S = 0.02
-# The ledger keeps 256 answers: who asks again after so many others came may be answered anew.
+# The ledger keeps 256 answers: a repeat after so many other operations may be executed again.
 _REPEATABLE = 120
-# While no fault is on: this only ends a run that goes on no more, however loaded the machine is.
+# While no fault is active. It only ends a run that makes no progress, however loaded the machine
+# is.
 _STUCK_S = 180.0
-# Before the first operation a machine that has much else to do may take its time.
+# Before the first operation a busy machine may take its time.
 _SET_UP_S = 60.0
-# While two topology services run, both take in each request, and the slower one may still decide it
-# after the other one has told its answer. It finds that answer among the 256 that the ledger keeps,
-# as it does on a node that decides some operations a second; so each worker pauses, however fast
-# the one and slow the other is.
+# While two topology services run, both receive each request, and the slower one may still decide it
+# after the other one has answered. It finds that answer among the 256 that the ledger keeps, as it
+# does on a node that decides some operations a second. So each worker pauses, for any difference in
+# speed.
 _TWIN_PAUSE_S = 0.2
 _NOBODY = Owner(kind=OwnerKind.POD, name="nobody", uid="uid-nobody")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BulkOptions:
-    """What to run."""
+    """The parameters of a run."""
 
     seed: int
     operations: int
@@ -75,16 +75,16 @@ class BulkOptions:
     most_s: float = 1.0
     """How long a fault lasts at most."""
     seconds: float = float("inf")
-    """After so long nothing more is begun, and what is under way is checked."""
+    """After so long no operation begins, and those under way are checked."""
     nats_server: Path | None = None
     tell: Callable[[str], None] = field(default=lambda _: None)
     program: tuple[str, ...] = ()
-    """What runs in the place of the topology service; empty: the service."""
+    """The program in place of the topology service. Empty: the service."""
 
 
 @dataclass
 class BulkResult:
-    """What came out."""
+    """The result of a run."""
 
     operations: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -120,7 +120,7 @@ async def run_bulk(options: BulkOptions, folder: Path) -> BulkResult:
 
 
 class _Troublemaker:
-    """Does what the schedule says, and undoes it."""
+    """Causes the faults of the schedule, and undoes them."""
 
     def __init__(self, server: NatsServer, proxy: NatsProxy, topology: ServiceProcess, twin: ServiceProcess) -> None:
         self.server = server
@@ -130,10 +130,12 @@ class _Troublemaker:
         self.done: Counter[str] = Counter()
         self.has_twin = False
         self.ended_at = time.monotonic()
-        """When the last fault was over; a fault that is on ends now."""
+        """When the last fault was over. An active fault ends now."""
 
     async def do(self, planned: Planned) -> None:
-        """Do one fault, and return when it is over; what was hit may be on its way back still."""
+        """Cause one fault, and return when it is over. The affected part may still be
+        recovering.
+        """
         self.done[planned.name] += 1
         self.ended_at = float("inf")
         try:
@@ -171,7 +173,10 @@ class _Troublemaker:
                 self.proxy.trouble = Trouble()
 
     def check_alive(self) -> None:
-        """Say when the service has ended by itself."""
+        """Check that the service has not ended by itself.
+
+        Errors: raises InvariantError when it has.
+        """
         if self.topology.status is not None:
             raise InvariantError(
                 f"topology ended by itself with status {self.topology.status}: {self.topology.read_log()}"
@@ -194,7 +199,7 @@ class _BulkRun:
 
     @property
     def _is_over(self) -> bool:
-        """Say whether nothing more is to be begun."""
+        """Say whether no more operation may begin."""
         return self._result.violation is not None or time.monotonic() >= self._until
 
     async def run(self) -> BulkResult:
@@ -217,7 +222,7 @@ class _BulkRun:
     async def _run_window(self, window: int, workers: list[Iterator[Draft]], each: int) -> None:
         """Have each worker do so many operations, beside the faults of this window.
 
-        Then let all come to rest and check.
+        Then wait until nothing is under way, and check.
         """
         self._in_window = 0
         planned = plan_faults(
@@ -252,8 +257,8 @@ class _BulkRun:
                 await asyncio.sleep(_TWIN_PAUSE_S)
 
     async def _settle(self) -> None:
-        """Come to rest: an answer now means that whatever is older has been followed, or never will
-        be.
+        """Wait until nothing is under way: an answer now means that every older request has been
+        executed, or never will be.
         """
         if self._histories.has_unknown:
             await asyncio.sleep(_SETTLED_S)
@@ -270,8 +275,8 @@ class _BulkRun:
         self._result.violation = self._result.violation or self._histories.violation
 
     async def _write_over(self) -> None:
-        """Write the ledger twice: a write of a killed process that a slow server has not taken yet
-        has lost its compare-and-set by then.
+        """Write the ledger twice: a write of a killed process that a slow server has not stored yet
+        then loses its compare-and-set.
         """
         op_id = f"{self._options.seed}-over-{next(self._numbers)}"
         pod = PodRequest(owner=_NOBODY, containers=(ContainerRequest(name="main"),))
@@ -300,18 +305,18 @@ class _BulkRun:
     async def _asked(self, draft: Draft) -> Any:
         """Ask until there is an answer.
 
-        None when there will be none that is sure to be the first one's.
+        None when no answer can be trusted to be the first one's.
         """
         done_before, began = self._result.operations, time.monotonic()
         is_sent = False
-        # A fault is no reason to call the system stuck: the time counts from its end.
+        # A fault does not mean that the system is stuck: the time counts from its end.
         while time.monotonic() - max(began, self._trouble.ended_at) < _STUCK_S:
             try:
                 if draft.request is None:
                     return await self._read()
                 return await self._bus.ask(_ASKS[draft.verb], draft.request, timeout_s=_ASK_S, node=NODE)
             except PeerUnavailable as err:
-                # When the server says that nobody listens, nothing was done.
+                # If the server reports that nothing listens there, nothing was done.
                 is_sent = is_sent or not isinstance(err.__cause__, NobodyThere)
             if is_sent and draft.request is not None and not self._may_repeat(draft, done_before):
                 return None
@@ -322,8 +327,7 @@ class _BulkRun:
     def _may_repeat(self, draft: Draft, done_before: int) -> bool:
         """Say whether the ledger still keeps the first answer.
 
-        Of kubelet's own allocations, which kubelet never asks for
-        again, it keeps the newest few only.
+        Of kubelet's own allocations, which kubelet never repeats, it keeps only the newest few.
         """
         return draft.owner.kind is not OwnerKind.DEVICE_PLUGIN and self._result.operations - done_before <= _REPEATABLE
 

@@ -26,7 +26,7 @@ _MOST = 1 << 31
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is asked for; 0 when nothing was violated, 1 when something was."""
+    """Run what the arguments select. Returns 0 when nothing was violated, 1 when something was."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     library = arguments.libfaketime or find_libfaketime()
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         parser.error(f"--only: {', '.join(impossible)} cannot happen here: it needs {needs}")
     seed: int = arguments.seed if arguments.seed is not None else secrets.randbelow(_MOST)
-    # What we ask through has its connection cut again and again: that is no news.
+    # Our own connection is cut again and again: that is no news.
     setup_logging(LogSettings(level="error"))
     _say(f"seed {seed}")
     # Short: a unix socket's path ends at 107 bytes.

@@ -1,7 +1,7 @@
-"""Which fault comes when: a schedule drawn from a seed.
+"""Plans faults: a schedule drawn from a seed.
 
-Flows in: a seed and a number of faults. Flows out: faults with the share of the operations at which
-each begins, and how long it lasts; the same ones for the same seed. It does nothing itself.
+Each fault has the share of the operations at which it begins, and its length. The same seed gives
+the same schedule. This module causes no fault itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Fault(StrEnum):
-    """What happens to the system."""
+    """The kinds of faults."""
 
     KILL_SERVICE = "kill"
     """SIGKILL, and a new process at once."""
@@ -41,28 +41,28 @@ class Fault(StrEnum):
     RESTART_SERVER = "restart-server"
     FREEZE_SERVER = "freeze-server"
     ROLL_BACK = "roll-back"
-    """The server's store is put back from an older copy."""
+    """The server's store is replaced by an older copy."""
     EMPTY_STORE = "empty-store"
     LOSE_LEDGER = "lose-ledger"
-    """The ledger's bucket is put back from an older copy while topology is down, too: nobody
-    remembers what came since but kubelet and the gateway."""
+    """The ledger's bucket is replaced by an older copy while topology is down as well: what
+    happened since is known only to kubelet and the gateway."""
     FILL_DISK = "fill-disk"
     RESTART_KUBELET = "restart-kubelet"
     CUT = "cut"
-    """All connections end without a word."""
+    """All connections end without a notice."""
     LOSE = "lose"
     DOUBLE = "double"
     DELAY = "delay"
     SWALLOW = "swallow"
-    """Writes happen, and nobody is told."""
+    """Writes happen, but are not confirmed."""
     MIXED = "mixed"
     STEP_CLOCK = "step-clock"
-    """The machine's wall clock is set forward or back by hours, and stays so; the asker's, too, who
-    are on the same machine."""
+    """The machine's wall clock is set forward or back by hours, and stays so. That includes the
+    clients' clock, as they are on the same machine."""
     SKEW_CLOCK = "skew-clock"
     """The wall clock of one process is hours away from the machine's for a while."""
     CUT_LINK = "cut-link"
-    """The wire between a node's own server and the hub is away for a while."""
+    """The connection between a node's own server and the hub is down for a while."""
     KILL_HUB = "kill-hub"
     FREEZE_HUB = "freeze-hub"
     ROLL_BACK_HUB = "roll-back-hub"
@@ -91,7 +91,7 @@ BULK_FAULTS = (
     Fault.SWALLOW,
     Fault.MIXED,
 )
-"""What a ledger's history stays linearizable under. A store that is put back is not among them:
+"""Faults under which a ledger's history stays linearizable. A restored store is not among them:
 until the ledger is written back, it shows old values."""
 
 
@@ -119,11 +119,11 @@ NODE_FAULTS = (
     Fault.STEP_CLOCK,
     Fault.SKEW_CLOCK,
 )
-"""What a whole node comes through."""
+"""Faults from which a whole node recovers."""
 
 CLOCK_FAULTS = (Fault.STEP_CLOCK, Fault.SKEW_CLOCK)
-"""What needs clocks that can be moved: where the services' cannot, moving the asker's alone would
-make requests of another time, which topology rightly refuses."""
+"""Faults that need clocks that can be moved. Where the services' cannot, moving the clients' alone
+would make requests of another time, which topology rightly refuses."""
 
 HUB_FAULTS = (
     Fault.CUT_LINK,
@@ -134,11 +134,11 @@ HUB_FAULTS = (
     Fault.ROLL_BACK_HUB,
     Fault.EMPTY_HUB,
 )
-"""What comes on top where the node has a server of its own."""
+"""Additional faults where the node has a server of its own."""
 
 
 def possible_faults(*, has_hub: bool, can_move_clocks: bool) -> tuple[Fault, ...]:
-    """List what can happen to a whole node here, each as often as it is drawn.
+    """List the faults of a whole node here, each as often as it is drawn.
 
     >>> Fault.STEP_CLOCK in possible_faults(has_hub=False, can_move_clocks=False), Fault.CUT_LINK in possible_faults(has_hub=True, can_move_clocks=True)
     (False, True)
@@ -158,7 +158,7 @@ class Planned(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What happens, to whom."""
+        """The fault and the part that it affects."""
         is_of_service = self.fault in (
             Fault.KILL_SERVICE,
             Fault.RESTART_SERVICE,

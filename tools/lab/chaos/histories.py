@@ -1,9 +1,8 @@
-"""Checks the histories of all devices and owners of one ledger while they grow, and says in words
-where one cannot have been.
+"""Checks the histories of all devices and owners of one ledger while they grow, and describes a
+violation in words.
 
-Flows in: calls and returns of operations in the order in which they were seen. Flows out:
-violations. An operation is looked at once its outcome is known, so what waits is no more than what
-happened since the oldest operation that is still open.
+Calls and returns of operations come in the order in which they were seen. An operation is checked
+once its outcome is known, so the memory holds only what happened since the oldest open operation.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ __all__ = ["Histories", "Operation", "Violation"]
 
 @dataclass(frozen=True)
 class Violation:
-    """What cannot have been."""
+    """A history that is impossible."""
 
     what: str
 
 
 @dataclass(eq=False)
 class Operation:
-    """One operation under way: `effects` are set when its outcome is known, or known to stay
+    """One operation under way. Its `effects` are set when its outcome is known, or known to stay
     unknown.
     """
 
@@ -53,20 +52,20 @@ class Histories:
 
     @property
     def has_unknown(self) -> bool:
-        """Say whether an operation has an outcome that nobody knows."""
+        """Say whether any operation has an unknown outcome."""
         return bool(self._unknown) or any(operation.is_unknown for _, operation in self._events)
 
     def call(self, operation: Operation) -> None:
-        """An operation begins."""
+        """Record that an operation begins."""
         self._events.append((True, operation))
 
     def end(self, operation: Operation) -> None:
-        """An operation has been answered."""
+        """Record that an operation was answered."""
         self._events.append((False, operation))
 
     def settle_unknown(self) -> None:
-        """Whatever is of unknown outcome cannot happen any more: nobody has a request left that he
-        would still follow.
+        """Settle operations of unknown outcome: no process has a request left that it would still
+        execute.
         """
         self.check()
         for operation in self._unknown:
@@ -75,9 +74,7 @@ class Histories:
         self._unknown.clear()
 
     def check(self) -> None:
-        """Look at all events whose operation's outcome is known, up to the first of which it is
-        not.
-        """
+        """Check all events, up to the first operation whose outcome is not known."""
         while self._events and self.violation is None:
             is_call, operation = self._events[0]
             if operation.effects is None:

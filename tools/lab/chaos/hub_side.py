@@ -1,8 +1,8 @@
-"""What is behind a node that has a server of its own: the hub, its controller, the link, and a
+"""The hub side of a node that has a server of its own: the hub, its controller, the link, and a
 check of what the hub has of the node.
 
-Flows in: the node's server. Flows out: faults done on demand, and what the hub does not have, or
-has twice. It reads both servers past all proxies.
+Its faults are caused on demand. The check finds what the hub lacks or has twice. It reads both
+servers past all proxies.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["LEAF_SETTINGS", "HubSide", "compare_events", "hub_side", "leaf_serve
 LEAF_SETTINGS = {
     "TOPOBUS_ALL__NATS__PROVISIONER": "topology",
     # Two controllers run at this node's server, and the claims are its objects (docs/adr/0038): the
-    # gateway reads them there, as at a server for all.
+    # gateway reads them there, as at a shared server.
     "TOPOBUS_GATEWAY__NATS__PROVISIONER": "controller",
     "TOPOBUS_RELAY__CHECK_S": "1",
     "TOPOBUS_RELAY__RETRY_S": "0.5",
 }
-"""Of the services of a node with a server of its own; the relay looks more often than as shipped
-(10 s), since a run must see it."""
+"""Settings of the services of a node with a server of its own. The relay checks more often than as
+shipped (10 s), since a run must see it."""
 
 _STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT)
 _EVENTS: tuple[Event[Any], ...] = (HEALTH, DECISION, DISAGREEMENT)
-# The id under which the hub stores an event has an ending of the
-# relay's; this one crosses as it is.
+# The id under which the hub stores an event has the relay's suffix. The id in this header is passed
+# on unchanged.
 _EVENT_ID = "ce-id"
 _READ_S = 10.0
 
@@ -55,17 +55,20 @@ class HubSide:
     def __init__(self, node: str, hub: ShapedServer, link: Link, hub_bus: Bus, leaf_bus: Bus) -> None:
         self.server = hub
         self.losses = 0
-        """How often one of both stores was put back to an earlier time: then an event may be said
+        """How often one of both stores was restored to an earlier time: then an event may be sent
         again."""
         self.counts: Counter[str] = Counter()
-        """What was compared when all was well."""
+        """What was compared when everything was well."""
         self._node = node
         self._link = link
         self._hub_bus = hub_bus
         self._leaf_bus = leaf_bus
 
     async def do(self, planned: Planned) -> None:
-        """Do one fault of the hub or of the link."""
+        """Cause one fault of the hub or of the link.
+
+        Errors: raises ValueError for a fault of another kind.
+        """
         match planned.fault:
             case Fault.CUT_LINK:
                 self._link.cut()
@@ -98,10 +101,10 @@ class HubSide:
         await self.server.kill()
         await asyncio.to_thread(self.server.lose_store if copy is None else lambda: self.server.restore_store(copy))
         await self.server.start()
-        # Its streams are made again by the controller of the hub, which finds them lost.
+        # The hub's controller finds its streams lost and makes them again.
 
     async def problems(self) -> list[str]:
-        """Say what the hub does not have of the node, or has more than once."""
+        """Return what the hub lacks of the node, or has more than once."""
         said: list[str] = []
         async with asyncio.timeout(_READ_S):
             wanted, got = await _states(self._leaf_bus, self._node), await _states(self._hub_bus, self._node)
@@ -121,11 +124,11 @@ class HubSide:
 
 
 def compare_events(name: str, stored: Sequence[str], copied: Sequence[str], *, may_repeat: bool) -> list[str]:
-    """Say what is wrong with the hub's copy of a node's events.
+    """Return what is wrong with the hub's copy of a node's events.
 
     Shapes: stored, copied — the ids in the order of the node's stream and of the hub's; may_repeat
-    — one of the stores was put back to an earlier time: what is said again then has the id that it
-    had. Ids that only the hub has are its own controller's, or older than what the node keeps.
+    — one of the stores was restored to an earlier time: a repeated event then has its former id.
+    Ids that only the hub has are its own controller's, or older than what the node keeps.
 
     >>> compare_events("health", ["a", "b"], ["a", "x", "b"], may_repeat=False)
     []
@@ -157,7 +160,7 @@ async def _states(bus: Bus, node: str) -> dict[str, bytes]:
 
 
 async def _event_ids(bus: Bus, event: Event[Any], node: str) -> list[str]:
-    """Give the ids of a node's events in the order of the stream."""
+    """Return the ids of a node's events in the order of the stream."""
     ids: list[str] = []
     async with aclosing(bus.uplink().events(event, node=node, behind=0)) as items:
         async for item in items:
@@ -173,7 +176,7 @@ async def _event_ids(bus: Bus, event: Event[Any], node: str) -> list[str]:
 def leaf_servers(node: str, folder: Path, binary: Path | None) -> tuple[ShapedServer, ShapedServer, Link]:
     """Prepare the node's own server, the hub's, and the link between them.
 
-    Errors: ConfigError for a server before 2.10, which no node may have for its own.
+    Errors: raises ConfigError for a server before 2.10, which no node may have for its own.
     """
     binary = binary or find_nats_server()
     version = version_of(binary)
@@ -185,8 +188,8 @@ def leaf_servers(node: str, folder: Path, binary: Path | None) -> tuple[ShapedSe
     ports: tuple[int, ...] = ()
     while len(ports) < 2:
         ports = tuple(dict.fromkeys((*ports, free_port())))
-    # Else the hub tells the leaf its own address (2.10 does so with `no_advertise`, too), and the
-    # leaf goes past the link that is cut.
+    # Otherwise the hub sends the leaf its own address (2.10 does so even with `no_advertise`), and
+    # the leaf bypasses the link that is cut.
     listen = f'"127.0.0.1:{ports[0]}"\n  advertise: "127.0.0.1:{ports[1]}"'
     text = render_hub(version).replace('"0.0.0.0:7422"', listen)
     hub = ShapedServer(binary=binary, text=text, environment={"TOPOBUS_HUB_NAME": "hub"}, parent=folder)
@@ -199,7 +202,7 @@ def leaf_servers(node: str, folder: Path, binary: Path | None) -> tuple[ShapedSe
 
 @asynccontextmanager
 async def hub_side(node: str, leaf: NatsServer, hub: ShapedServer, link: Link) -> AsyncIterator[HubSide]:
-    """Run the hub and the link until the block ends; the node's own server runs already."""
+    """Run the hub and the link until the block ends. The node's own server runs already."""
     async with (
         link,
         hub,

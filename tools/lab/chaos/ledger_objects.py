@@ -1,12 +1,11 @@
-"""A node's ledger as two families of sequential objects, and what each operation of an asker means
-to them.
+"""A node's ledger as two families of sequential objects, and the effect of each client's operation
+on them.
 
-Flows in: operations with their answers, and values of the ledger that were read. Flows out: for
-each object that an operation touches, an action, and the state that the object has after it.
-One object is a device: who holds it. The other is an owner: what it holds, and in which phase.
-An operation on several devices is projected on each of them and on its owner, so what is
-checked is that each device and each owner had a linear history; the owner's object holds the
-devices of one operation together.
+An operation with its answer becomes an action on each object that it touches, with the state of the
+object after it. An object is a device, whose state is its holder, or an owner, whose state is what
+it holds and in which phase. An operation on several devices is projected on each of them and on its
+owner, so what is checked is that each device and each owner had a linear history. The owner's
+object holds the devices of one operation together.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = [
 ]
 
 FREE = ""
-"""The state of a device that nobody holds."""
+"""The state of a free device."""
 
 
 class Held(Struct, frozen=True):
@@ -51,11 +50,11 @@ class Held(Struct, frozen=True):
 
 NOTHING = Held()
 ANY = frozenset({"?"})
-"""Devices that nobody knows: of a placement whose answer was lost for good."""
+"""Unknown devices: of a placement whose answer was lost for good."""
 
 
 class Act(Enum):
-    """What an operation does to one object, by what its asker saw.
+    """What an operation does to one object, by what its client saw.
 
     Those with MAY are of operations whose answer was lost for good.
     """
@@ -63,9 +62,9 @@ class Act(Enum):
     # a device
     TAKE = auto()
     LET_GO = auto()
-    """The owner had it, and has not any more."""
+    """The owner had it, and no longer has it."""
     DROP = auto()
-    """The owner has it no more, if it had it."""
+    """The owner no longer has it, if it had it."""
     HOLDER = auto()
     """The holder was seen."""
     NOT_HOLDER = auto()
@@ -92,8 +91,8 @@ _LOOKS = frozenset({Act.HOLDER, Act.NOT_HOLDER, Act.HOLDS, Act.HOLDS_SOME, Act.H
 
 
 class DeviceAction(Struct, frozen=True):
-    """What an operation of an owner does to a device; `displaces` says
-    which owners give way to it.
+    """What an operation of an owner does to a device. `displaces` names the owners that it
+    displaces.
     """
 
     act: Act
@@ -121,7 +120,10 @@ def is_look(action: DeviceAction | OwnerAction) -> bool:
 
 
 def device_step(holder: str, action: DeviceAction) -> str | None:
-    """Give who holds the device after an action; None when it cannot have gone so."""
+    """Return the holder of the device after an action. None when the action is impossible.
+
+    Errors: raises ValueError for an action on owners.
+    """
     match action.act:
         case Act.TAKE | Act.MAY_TAKE:
             return action.owner if holder in (FREE, action.owner) or holder in action.displaces else None
@@ -139,7 +141,10 @@ def device_step(holder: str, action: DeviceAction) -> str | None:
 
 
 def owner_step(held: Held, action: OwnerAction) -> Held | None:
-    """Give what the owner holds after an action; None when it cannot have gone so."""
+    """Return what the owner holds after an action. None when the action is impossible.
+
+    Errors: raises ValueError for an action on devices.
+    """
     match action.act:
         case Act.PLACE | Act.MAY_PLACE:
             return Held(action.phase, action.devices) if held == NOTHING else None
@@ -176,10 +181,10 @@ def held_by_owner(ledger: Holders) -> dict[str, Held]:
 
 
 def double_holdings(ledger: Holders) -> tuple[str, ...]:
-    """Say which devices and CPUs are held by more than one owner, except by share.
+    """Name the devices and CPUs that are held by more than one owner, except by share.
 
-    Empty when a ledger is as it must be. It is written apart from the product's own check on
-    purpose: a defect there must not hide here.
+    Empty for a correct ledger. This does not use the product's own check on purpose: a defect there
+    must not hide here.
     """
     holders: dict[tuple[str, str], set[str]] = {}
     whole: set[tuple[str, str]] = set()
@@ -198,5 +203,5 @@ def double_holdings(ledger: Holders) -> tuple[str, ...]:
 
 
 def devices_of(names: Mapping[str, Iterable[str]]) -> frozenset[str]:
-    """Give devices by class as one set: a device's name says its class."""
+    """Return devices by class as one set: a device's name contains its class."""
     return frozenset(name for class_names in names.values() for name in class_names)

@@ -1,12 +1,12 @@
 """Decides whether a history of one object is linearizable: whether each operation may have happened
 at a single moment between its call and its return.
 
-Flows in: calls and returns in the order in which they were seen, each with what the operation did
-and answered (its action). Flows out: whether an order of the operations exists that a sequential
-object would have answered alike. It keeps the set of all configurations that are still possible, a
-configuration being a state of the object and those open operations that have happened in it; so a
-history of any length is checked in the memory of its widest moment. An operation happens in a
-configuration no sooner than some return needs it to.
+Calls and returns come in the order in which they were seen, each with what the operation did and
+answered (its action). The history is linearizable if a sequential object would have answered the
+same in some order of the operations. The check keeps the set of all configurations that are still
+possible. A configuration is a state of the object with those open operations that have happened in
+it. So a history of any length is checked in the memory of its widest moment. An operation happens
+in a configuration no sooner than some return needs it to.
 
 Source: Wing & Gong, "Testing and Verifying Concurrent Objects" (1993); Lowe, "Testing for
 Linearizability" (2017), the just-in-time search; Horn & Kroening, "Faster Linearizability Checking
@@ -28,12 +28,12 @@ A = TypeVar("A")
 class History(Generic[S, A]):
     """The history of one object, checked as it grows.
 
-    Shapes: step — the state after an action, None where a sequential object in this state
-    would not have answered so; observes — says of which actions it is known that they change
-    no state. Actions that only observe happen as soon as a state allows it, which loses no
-    order and keeps the search small.
-    Cost: O(configurations x open operations) a return; without operations whose outcome is
-    unknown there are a few of them.
+    Shapes: step — the state after an action, None where a sequential object in this state would not
+    have answered so; observes — returns whether an action is known to change no state. Actions that
+    only observe happen as soon as a state allows it, which loses no order and keeps the search
+    small.
+    Cost: O(configurations x open operations) for each return. Without operations of unknown outcome
+    there are few of them.
     """
 
     def __init__(
@@ -47,18 +47,19 @@ class History(Generic[S, A]):
 
     @property
     def states(self) -> frozenset[S]:
-        """The states that the object may be in, as far as returns tell."""
+        """The states that the object may be in after the returns so far."""
         return frozenset(state for state, _ in self._possible)
 
     @property
     def width(self) -> int:
-        """How many configurations are possible: what the search costs."""
+        """The number of possible configurations, which is the cost of the search."""
         return len(self._possible)
 
     def call(self, number: int, action: A) -> None:
-        """An operation begins, of which the action tells how it will end.
+        """Record that an operation begins, with the action that it will have done.
 
-        What never ends has an unknown outcome, and may happen at any later moment or never.
+        An operation that never returns has an unknown outcome, and may happen at any later moment
+        or never.
         """
         if not self._observes(action):
             self._changing[number] = action
@@ -70,9 +71,9 @@ class History(Generic[S, A]):
         }
 
     def end(self, number: int) -> bool:
-        """An operation has returned.
+        """Record that an operation has returned.
 
-        False: in no order can it have answered so, and the history is checked no further.
+        False: no order allows its answer, and the history is checked no further.
         """
         possible: set[tuple[S, frozenset[int]]] = set()
         seen, stack = set(self._possible), list(self._possible)
@@ -93,15 +94,15 @@ class History(Generic[S, A]):
         return True
 
     def forget(self, number: int) -> None:
-        """An operation of unknown outcome has not happened if it has not by now, and will not."""
+        """Settle an operation of unknown outcome: if it has not happened by now, it will not."""
         self._close()
         self._possible = {(state, happened - {number}) for state, happened in self._possible}
         self._changing.pop(number, None)
         self._observing.pop(number, None)
 
     def _close(self) -> None:
-        """Let whatever may have happened by now have happened: the set of configurations is
-        complete for this moment.
+        """Add every configuration that may have been reached by now, so that the set is complete
+        for this moment.
         """
         stack = list(self._possible)
         while stack:
@@ -111,7 +112,7 @@ class History(Generic[S, A]):
                     stack.append(configuration)
 
     def _next(self, state: S, happened: frozenset[int]) -> Iterator[tuple[S, frozenset[int]]]:
-        """Give the configurations after one more open operation that changes something."""
+        """Yield the configurations after one more open operation that changes something."""
         for number, action in self._changing.items():
             if number not in happened:
                 after = self._step(state, action)

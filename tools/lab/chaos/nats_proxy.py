@@ -1,9 +1,9 @@
 """A TCP proxy between clients and a nats-server that loses, doubles, delays and reorders single
 messages, and swallows the confirmations of writes.
 
-Flows in: connections of clients. Flows out: the same protocol lines to the server and back, but for
-what the present trouble says. It reads the protocol only as far as it must to tell where a message
-begins and ends: PUB and HPUB from a client, MSG and HMSG from the server. All other lines pass.
+All other protocol lines pass unchanged. It parses the protocol only to find where a message begins
+and ends: PUB and HPUB from a client, MSG and HMSG from the server.
+
 Source: https://docs.nats.io/reference/reference-protocols/nats-protocol.
 """
 
@@ -28,28 +28,28 @@ _WRITES = tuple(bucket_subject(state, "").encode() for state in BUCKETS)
 
 
 class Trouble(Struct, frozen=True, kw_only=True):
-    """How likely each message meets what; all zero: none does."""
+    """The probability of each fault for a message. All zero: no message is affected."""
 
     lose: float = 0.0
     double: float = 0.0
     delay: float = 0.0
-    """Later ones go ahead of it."""
+    """Later messages overtake it."""
     delay_s: float = 0.2
     swallow: float = 0.0
-    """The write happens, and its writer is not told."""
+    """The write happens, but is not confirmed."""
 
 
 class NatsProxy:
     """Listens at a port of its own. Use as `async with NatsProxy(server_port, seed) as proxy: …`.
 
-    There is no port before.
+    It has no port before.
     """
 
     def __init__(self, server_port: int, seed: int) -> None:
         self.port = 0
         self.trouble = Trouble()
         self.met: Counter[str] = Counter()
-        """How many messages met what."""
+        """Number of affected messages by fault."""
         self._server_port = server_port
         self._chance = random.Random(seed)
         self._listening: asyncio.Server | None = None
@@ -73,7 +73,7 @@ class NatsProxy:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     def cut(self) -> None:
-        """End all connections as a network would that is gone for a moment: without a word."""
+        """End all connections without a notice, as a network does that is down for a moment."""
         for link in tuple(self._links):
             link.abort()
 
@@ -96,14 +96,14 @@ class NatsProxy:
                 group.create_task(link.pump(reader, server_writer, link.upward))
                 group.create_task(link.pump(server_reader, writer, link.downward))
         except* (OSError, asyncio.IncompleteReadError, ValueError, _Ended):
-            # One side is gone, so the other has to go as well.
+            # One side is gone, so the other must end as well.
             pass
         finally:
             self._links.discard(link)
             link.abort()
 
     def draws(self, share: float, what: str) -> bool:
-        """Decide by chance, and count."""
+        """Decide at random whether a fault applies, and count it."""
         if share <= 0 or self._chance.random() >= share:
             return False
         self.met[what] += 1
@@ -111,7 +111,7 @@ class NatsProxy:
 
     @property
     def delay_s(self) -> float:
-        """A time by which to delay."""
+        """A random delay."""
         return self._chance.random() * self.trouble.delay_s
 
 
@@ -148,12 +148,12 @@ class _Link:
                 message = line + await reader.readexactly(int(words[-1]) + 2)
                 if pass_on(words, message):
                     self._send(writer, message)
-            # What a frozen peer does not take must not fill our memory.
+            # What a frozen peer does not read must not fill our memory.
             await writer.drain()
 
     def upward(self, words: list[bytes], _message: bytes) -> bool:
-        """Look at a message to the server; False: it is lost."""
-        # PUB subject [reply] size; HPUB subject [reply] headers size.
+        """Process a message to the server. False: it is lost."""
+        # Formats: PUB subject [reply] size, and HPUB subject [reply] headers size.
         has_reply = len(words) == (5 if words[0].upper() == b"HPUB" else 4)
         if has_reply and words[1].startswith(_WRITES) and self._proxy.draws(self._proxy.trouble.swallow, "swallowed"):
             self._confirmations.add(words[2])
@@ -161,7 +161,7 @@ class _Link:
         return not self._proxy.draws(self._proxy.trouble.lose, "lost")
 
     def downward(self, words: list[bytes], _message: bytes) -> bool:
-        """Look at a message from the server; False: it is lost."""
+        """Process a message from the server. False: it is lost."""
         if words[1] in self._confirmations:
             self._confirmations.discard(words[1])
             return False

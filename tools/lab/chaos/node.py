@@ -1,8 +1,7 @@
-"""A whole node as processes behind a proxy, with a simulated kubelet and a controller, and what can
-be done to it.
+"""A whole node as processes behind a proxy, with a simulated kubelet and a controller, and its
+faults on demand.
 
-Flows in: a folder, a seed. Flows out: a running system, faults done to it on demand. The proxy
-stands between all services and the nats-server; whoever observes goes past it.
+The proxy is between all services and the nats-server. Observers bypass it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _PAUSE_S = 0.1
 
 @dataclass
 class ChaosNode:
-    """All parts of one node, and the faults that they go through."""
+    """All parts of one node, and their faults."""
 
     folder: Path
     server: NatsServer
@@ -56,14 +55,15 @@ class ChaosNode:
     hub: HubSide | None
     """Where the node has a server of its own."""
     has_small_disk: bool
-    """The server's store has a file system of its own, which can be filled."""
+    """Whether the server's store has a file system of its own, which can be filled."""
     done: Counter[str] = field(default_factory=Counter)
     _at_server: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def supervise(self) -> None:
-        """Start the server again, for ever, when it has ended by itself, as a supervisor does.
+        """Start the server again when it has ended by itself, as a supervisor does, until
+        cancelled.
 
-        What it said stays in its log.
+        Its output stays in its log.
         """
         while True:
             await asyncio.sleep(_PAUSE_S)
@@ -78,9 +78,9 @@ class ChaosNode:
         return self.folder / "cdi"
 
     async def until_ready(self, limit_s: float = _READY_S) -> None:
-        """Wait until all services say that they are ready.
+        """Wait until all services report that they are ready.
 
-        Errors: raises PeerUnavailable with what they say, when one ended or the time is over.
+        Errors: raises PeerUnavailable with their reports, when one ended or the time is over.
         """
         problems: list[str] = []
         try:
@@ -94,7 +94,10 @@ class ChaosNode:
             raise PeerUnavailable(f"not ready after {limit_s:g} s: {'; '.join(problems)}") from err
 
     async def problems(self) -> list[str]:
-        """Say of each service that is not ready why."""
+        """Return for each service that is not ready why.
+
+        Errors: raises PeerUnavailable when a service has ended.
+        """
         said: list[str] = []
         for name, service in self.services.items():
             if service.status is not None:
@@ -105,7 +108,9 @@ class ChaosNode:
         return said
 
     async def do(self, planned: Planned, observer: NodeObserver) -> None:
-        """Do one fault, and return when it is over; what was hit may be on its way back still."""
+        """Cause one fault, and return when it is over. The affected part may still be
+        recovering.
+        """
         self.done[planned.name] += 1
         service = self.services.get(planned.service)
         match planned.fault:
@@ -154,8 +159,8 @@ class ChaosNode:
                 self.proxy.trouble = Trouble()
 
     async def _put_store_back(self, planned: Planned, observer: NodeObserver) -> None:
-        """Put the store back to what it was some seconds ago, or to nothing, while the topology
-        service lives: what it has answered is written back.
+        """Replace the store by its copy from some seconds ago, or by an empty one, while the
+        topology service lives, which writes its ledger back.
         """
         async with asyncio.timeout(_READY_S):
             await self.services["topology"].until_ready()
@@ -190,8 +195,8 @@ class ChaosNode:
         return copy
 
     async def put_ledger_back(self, copy: Path) -> None:
-        """Put the older bucket in the place of the present one while neither the server nor
-        topology runs, and start both.
+        """Replace the present bucket by the older one while neither the server nor topology runs,
+        and start both.
         """
         self.done["lose-ledger"] += 1
         if self.hub is not None:
@@ -218,7 +223,7 @@ class ChaosNode:
     async def _fill_disk(self, lasts_s: float) -> None:
         """Leave the server no byte for a while.
 
-        An operator makes room, and starts the server again, as some versions need it.
+        Then an operator makes room, and starts the server again, as some versions need it.
         """
         if not self.has_small_disk:
             return
@@ -238,26 +243,26 @@ def _fill(filler: Path) -> None:
                 while file.write(bytes(size)) == size:
                     pass
             except OSError:
-                # Full for pieces of this size.
+                # The disk is full for blocks of this size.
                 continue
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a node consists of."""
+    """The composition of a node."""
 
     nats_server: Path | None = None
     is_leaf: bool = False
-    """The node has a server of its own and a relay, and there is a hub with a controller."""
+    """Whether the node has a server of its own and a relay, with a hub and its controller."""
     controllers: int = 2
     libfaketime: Path | None = None
     """None: no clock is moved."""
     programs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What runs in the place of a service, by its name."""
+    """Programs in place of services, by the service's name."""
 
     @property
     def labels(self) -> dict[str, str]:
-        """Give the processes by their names: which service each of them is."""
+        """Map the names of the processes to their services."""
         replicas = {f"controller-{number}": "controller" for number in range(2, self.controllers + 1)}
         leaf = {"relay": "relay", HUB_CONTROLLER: "controller"} if self.is_leaf else {}
         return {**{name: name for name in SERVICES}, **replicas, **leaf}
@@ -265,7 +270,7 @@ class Shape:
 
 @asynccontextmanager
 async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[ChaosNode]:
-    """Run a node until the block ends; its services have been started and are not ready yet."""
+    """Run a node until the block ends. Its services have been started and are not ready yet."""
     await asyncio.to_thread(build, "dgx", folder / "machine")
     clocks = WallClocks(folder, shape.libfaketime)
     async with AsyncExitStack() as stack:
@@ -306,9 +311,9 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
 
 
 def _mount(store: Path) -> bool:
-    """Give the store a small disk of its own.
+    """Mount a small disk of its own for the store.
 
-    False where that takes rights that this process has not.
+    False where this process lacks the rights for that.
     """
     try:
         words = ["mount", "-t", "tmpfs", "-o", f"size={_STORE_MIB}m", "tmpfs", str(store)]
@@ -326,8 +331,8 @@ def _settings(folder: Path, url: str) -> dict[str, str]:
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(folder / "k/plugins_registry"),
         "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(folder / "k/plugins"),
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
-        # A restarted kubelet lists no pods at first, so for a minute only what it has listed is let
-        # go of; a run must see the end of that.
+        # A restarted kubelet lists no pods at first, so for a minute only what it has listed is
+        # released. A run must see the end of that.
         "TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "20",
         "TOPOBUS_GATEWAY__RUNTIME__SOCKET": "",
         "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),

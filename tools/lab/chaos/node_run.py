@@ -1,8 +1,7 @@
-"""A whole node under faults: pods come and go through all three doors, and after the last fault all
-must be well again by itself.
+"""A whole node under faults: pods come and go through all three interfaces, and after the last
+fault everything must recover by itself.
 
-Flows in: a seed and a number of steps, each of which is a fault. Flows out: what was violated, and
-how long it took until all was well.
+The result has the violations, and the time until everything was well.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from topobus.values.request import OwnerKind
 __all__ = ["NodeOptions", "NodeResult", "run_node"]
 
 WELL_S = 60.0
-"""After the last fault all is well again within this time."""
+"""After the last fault everything is well again within this time."""
 _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What to run."""
+    """The parameters of a run."""
 
     seed: int
     steps: int
@@ -47,14 +46,14 @@ class NodeOptions:
     """After so long no other step begins."""
     shape: Shape = field(default_factory=Shape)
     only: tuple[Fault, ...] = ()
-    """These kinds of faults alone."""
+    """Only these kinds of faults."""
     well_s: float = WELL_S
     tell: Callable[[str], None] = field(default=lambda _: None)
 
 
 @dataclass
 class NodeResult:
-    """What came out."""
+    """The result of a run."""
 
     steps: int = 0
     lives: Counter[str] = field(default_factory=Counter)
@@ -70,7 +69,7 @@ class NodeResult:
 
 
 async def run_node(options: NodeOptions, folder: Path) -> NodeResult:
-    """Run all steps, then let all come to rest."""
+    """Run all steps, then wait until everything is well."""
     result = NodeResult()
     began = time.monotonic()
     async with AsyncExitStack() as stack:
@@ -115,8 +114,8 @@ class _NodeRun:
         self._is_over = False
 
     async def run(self, result: NodeResult) -> None:
-        """Come up, go through all steps with lives beside them, come to rest twice: with what is
-        held then, and with nothing.
+        """Start, go through all steps while pods live, then wait twice until everything is well:
+        with what is held then, and with nothing.
         """
         options = self._options
         await self._node.until_ready()
@@ -176,13 +175,13 @@ class _NodeRun:
             result.steps += 1
 
     async def _lose_ledger(self, planned: Planned, number: int) -> None:
-        """Have topology begin from an older ledger, and see that it learns again what kubelet and
-        the gateway know.
+        """Start topology from an older ledger, and check that it learns again what kubelet and the
+        gateway know.
 
-        Until it has, it may give a device that it does not know to be held to somebody who
-        asks for any: so nobody asks meanwhile. What has ended since the copy is held again,
-        and who ended it does so again: the ledger takes nothing from an owner that it knows
-        because somebody else has the device.
+        Until then it may allocate a device that it does not know to be held, so no client asks
+        meanwhile. Holdings that have ended since the copy are held again, and their clients end
+        them again: the ledger takes nothing from an owner that it knows when another owner has the
+        device.
         """
         copy = await self._node.copy_ledger()
         ended = len(self._lives.ended)
@@ -198,12 +197,12 @@ class _NodeRun:
         self._lives.go_on()
 
     async def _restore_objects(self) -> None:
-        """Do what users do whose stand-alone objects came back from an earlier time: classes are
-        applied, and claims that nobody wants any more deleted, again.
+        """Do what users do after their stand-alone objects were restored from an earlier time:
+        classes are applied again, and claims that are no longer wanted are deleted again.
         """
         for each in CLASSES:
             await self._lives.apply(each, f"uid-{each.metadata['name']}")
-        # What cannot be read in this moment is looked at again before all is called well.
+        # What cannot be read at this moment is checked again before the run counts as well.
         with suppress(PeerUnavailable):
             await self._sweep()
 
@@ -213,7 +212,7 @@ class _NodeRun:
                 await self._lives.ask_end(entry.value)
 
     async def _until_well(self, last: float, when: str) -> None:
-        """Wait until all is as it must be, and for no longer than promised."""
+        """Wait until everything is correct, for no longer than promised."""
         while True:
             problems = await self._problems()
             if not problems or self._observer.violations:
@@ -223,7 +222,7 @@ class _NodeRun:
             await asyncio.sleep(_LOOK_S)
 
     async def _problems(self) -> list[str]:
-        """Say what is not as it must be."""
+        """Return what is wrong."""
         problems = await self._node.problems()
         grants = set(self._observer.grants)
         try:
@@ -264,7 +263,7 @@ class _NodeRun:
         return problems
 
     def _capacity_problems(self, elsewhere: frozenset[str]) -> list[str]:
-        """What pods and claims hold is not kubelet's to give; all else is."""
+        """Compare kubelet's capacity: it has all devices except those that pods and claims hold."""
         problems: list[str] = []
         for resource, count in DEVICES.items():
             device_class = resource.rpartition("/")[2]
@@ -289,7 +288,7 @@ def _said(planned: Planned) -> str:
 
 
 def _missing(node: ChaosNode) -> str:
-    """Say what faults cannot be done here."""
+    """Return which faults are impossible here."""
     missing = (
         ("disk of its own to fill", node.has_small_disk),
         ("clock to move (libfaketime is not installed)", node.clocks.can_move),

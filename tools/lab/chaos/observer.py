@@ -1,9 +1,9 @@
-"""Watches a node from the outside: every revision of its ledger, its CDI files, and what the askers
-were told.
+"""Observes a node from the outside: every revision of its ledger, its CDI files, and the answers to
+clients.
 
-Flows in: the ledger by a connection of its own that no fault touches, the folder of CDI files, and
-what each asker says it was given and when it began to give it back. Flows out: violations. It knows
-no more of the product than its formats.
+It reads the ledger by a connection of its own that no fault affects. Each client reports what it
+was given and when it began to give it back. The result is the violations. It knows no more of the
+product than its formats.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NAMED = re.compile(r"^TOPOBUS_(?:GPU|NIC|FPGA|CPU)_DEVICES=(.*)$")
 
 @dataclass(eq=False)
 class Grant:
-    """What one asker was told that it has: `name` for people, `kind` and `key` as the ledger names
-    its owner (an allocation of kubelet's is known by its devices).
+    """What a client was given: `name` for people, `kind` and `key` as the ledger names its owner
+    (an allocation of kubelet's is known by its devices).
     """
 
     name: str
@@ -39,7 +39,7 @@ class Grant:
     key: str
     devices: frozenset[str]
     told_at: tuple[int, int] | None = None
-    """Epoch and sequence of a ledger that was read after the asker was told; None while it has not
+    """Epoch and sequence of a ledger that was read after the client's answer. None while it has not
     been read."""
 
 
@@ -47,7 +47,7 @@ class Grant:
 class NodeObserver:
     """Checks what must hold at every moment.
 
-    The first violations are kept, with when they were seen.
+    The first violations are kept, with the time when they were seen.
     """
 
     bus: Bus
@@ -60,17 +60,17 @@ class NodeObserver:
     grants: set[Grant] = field(default_factory=set)
     granted: int = 0
     is_store_put_back: bool = False
-    """While it is so, what the store shows is of an earlier time."""
+    """While this is set, the store shows an earlier time."""
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Observe until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_ledger())
             group.create_task(self._look_at_files())
 
     async def grant(self, grant: Grant) -> None:
-        """An asker has been told that it has these devices: nobody else may have been told so, and
-        the ledger must say the same from now on.
+        """Record that a client was given these devices. No other client may have them, and the
+        ledger must show the same from now on.
         """
         for other in self.grants:
             if both := other.devices & grant.devices:
@@ -84,18 +84,18 @@ class NodeObserver:
                 self._check_kept(grant, ledger)
 
     def give_back(self, grant: Grant) -> None:
-        """An asker is about to ask for the end of what it has."""
+        """Record that a client is about to give back what it has."""
         self.grants.discard(grant)
 
     async def store_is_put_back(self) -> tuple[int, int]:
-        """The store is about to show an earlier time; gives what it shows now."""
+        """Record that the store is about to show an earlier time. Returns what it shows now."""
         ledger = await self.read()
         self.is_store_put_back = True
         return ledger.epoch, ledger.sequence
 
     async def until_written_back(self, before: tuple[int, int], limit_s: float) -> None:
         """Wait until the ledger is as new again as it was before, and check that it has everything
-        that askers were told.
+        that clients were given.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -112,7 +112,7 @@ class NodeObserver:
             self._check_kept(grant, ledger)
 
     def ledger_is_lost(self) -> None:
-        """Topology is about to begin from an older ledger: from what it shows nothing follows until
+        """Record that topology is about to start from an older ledger, which proves nothing until
         `until_recovered`.
         """
         self.is_store_put_back = True
@@ -120,11 +120,12 @@ class NodeObserver:
             grant.told_at = None
 
     async def until_recovered(self, limit_s: float) -> int:
-        """Wait until a ledger that begins from an older copy has all again that somebody beside it
-        knows.
+        """Wait until a ledger that starts from an older copy has again everything that kubelet or
+        the gateway knows.
 
-        Gives how many placed pods it has lost for good. What kubelet lists and what the gateway has
-        prepared is known to them. Of a pod that `place` placed since the copy only the ledger knew.
+        Returns how many placed pods it has lost for good. kubelet knows what it lists, and the
+        gateway what it has prepared. Of a pod that `place` placed since the copy, only the ledger
+        knew.
         """
         recoverable = [grant for grant in self.grants if grant.kind is not OwnerKind.POD]
         ledger = await self.read()
@@ -150,19 +151,19 @@ class NodeObserver:
         return len(lost)
 
     async def is_gone(self, key: str) -> bool:
-        """Say whether an owner holds nothing any more.
+        """Say whether an owner no longer holds anything.
 
-        While the store shows an earlier time nobody knows: what the service
-        writes back may have the owner.
+        False while the store shows an earlier time: the ledger that the service writes back may
+        have the owner.
         """
         was_put_back = self.is_store_put_back
         ledger = await self.read()
         return not was_put_back and not self.is_store_put_back and key not in ledger.allocations
 
     async def read(self) -> Holders:
-        """Read the ledger past all faults, as soon as the server lives.
+        """Read the ledger past all faults, as soon as the server is alive.
 
-        What the node's service is about to write back after the store was put back is not in it.
+        After a restore of the store, it lacks what the node's service is about to write back.
         """
         while True:
             try:
@@ -186,9 +187,10 @@ class NodeObserver:
                     self._check_kept(grant, ledger)
 
     def _check_kept(self, grant: Grant, ledger: Holders) -> None:
-        """What was acknowledged stands in every later ledger.
+        """Check that a later ledger has what was acknowledged.
 
-        A value of an earlier time (the store was put back) is none of those: it is written over.
+        A value of an earlier time (the store was restored) does not count, as it will be
+        overwritten.
         """
         if grant.told_at is None or (ledger.epoch, ledger.sequence) < grant.told_at:
             return
@@ -216,9 +218,9 @@ class NodeObserver:
 
 
 def _held(ledger: Holders, grant: Grant) -> frozenset[str]:
-    """Give what the ledger says that the asker has.
+    """Return what the client has by the ledger.
 
-    Kubelet's Allocate names no pod, so its owners are one.
+    kubelet's Allocate names no pod, so all its owners count as one.
     """
     held = held_by_owner(ledger)
     if grant.kind is not OwnerKind.DEVICE_PLUGIN:
@@ -228,16 +230,16 @@ def _held(ledger: Holders, grant: Grant) -> frozenset[str]:
 
 
 def cdi_devices(folder: Path) -> dict[str, frozenset[str]]:
-    """Read which devices the CDI files of each claim hand out: claim uid to device names.
+    """Read which devices the CDI files of each claim offer: claim uid to device names.
 
-    A file that goes away meanwhile is none.
+    A file that disappears meanwhile is ignored.
     """
     claims: dict[str, set[str]] = {}
     for file in sorted(folder.glob("*.json")):
         try:
             spec = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError):
-            # Replaced in this moment; a file that stays unreadable is missed at the end, when
+            # The file is being replaced. One that stays unreadable is noticed at the end, when
             # files are compared with claims.
             continue
         uid = file.stem.rpartition("_")[2]

@@ -1,9 +1,9 @@
-"""Pods that come through one of the three doors, hold devices for a while and go again, whatever
-happens to the system meanwhile.
+"""Pods that come through one of the three interfaces, hold devices for a while and go again, under
+any faults.
 
-Flows in: a door and sizes from a seed. Flows out: what the asker was told, to the observer. An
-asker is patient: it asks again under the same operation id, or as kubelet and kubectl do, until it
-has an answer; who never gets one within minutes calls the system stuck.
+The interface and the sizes come from a seed. The observer gets the client's answers. A client is
+patient: it repeats its request with the same operation id, or as kubelet and kubectl do, until it
+has an answer. One that gets none within minutes counts the system as stuck.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "draw_lives"]
 
 T = TypeVar("T")
 
-# However many faults come one after the other: this only ends what goes on no more.
+# For any number of faults one after the other. It only ends a run that makes no progress.
 _PATIENCE_S = 180.0
 _PAUSE_S = 0.2
 _ASK_S = 3.0
@@ -41,7 +41,7 @@ _CLASSES = ("gpu", "nic", "fpga")
 
 
 class Door(StrEnum):
-    """By which way devices are asked for."""
+    """The interface by which devices are requested."""
 
     PLACE = "place"
     PLUGIN = "device-plugin"
@@ -49,19 +49,19 @@ class Door(StrEnum):
 
 
 class Life(StrEnum):
-    """How a life ended."""
+    """How a pod's life ended."""
 
     LIVED = "lived"
     REFUSED = "refused"
 
 
 class Stuck(Exception):
-    """Somebody has waited for minutes for what must come by itself."""
+    """A client has waited for minutes for what must come by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One life: its name, its door, what it wants, how long it holds it."""
+    """One pod's life: its name, its interface, what it wants, how long it holds it."""
 
     name: str
     door: Door
@@ -73,16 +73,16 @@ class Plan:
 
     @property
     def devices(self) -> tuple[tuple[str, int], ...]:
-        """Pair each class that it wants with a number."""
+        """Pair each wanted class with a number."""
         return tuple(
             (name, size) for name, size in (("gpu", self.gpus), ("nic", self.nics), ("fpga", self.fpgas)) if size
         )
 
 
 def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
-    """Draw the lives that one worker leads one after the other, for ever.
+    """Yield the lives that one worker runs one after the other, without an end.
 
-    The same ones for the same seed.
+    The same seed gives the same lives.
     """
     chance = random.Random(f"{seed}/lives/{worker}")
     for number in count(1):
@@ -110,7 +110,7 @@ CLASSES = tuple(_class_object(device_class) for device_class in _CLASSES)
 
 
 class Lives:
-    """Leads lives."""
+    """Runs the lives of pods."""
 
     def __init__(self, bus: Bus, kubelet: KubeletSimulator, observer: NodeObserver, node: str) -> None:
         self._bus = bus
@@ -119,12 +119,12 @@ class Lives:
         self._node = node
         self.outcomes: Counter[str] = Counter()
         self.live_claims: set[str] = set()
-        """Names of claims that have not been asked to go."""
+        """Names of claims whose deletion has not begun."""
         self.store_losses = 0
-        """How often the store was emptied or put back to an earlier time."""
+        """How often the store was emptied or restored to an earlier time."""
         self.ended: list[Callable[[str], Awaitable[None]]] = []
-        """Of each placed pod and claim that has come to its end, in that order: what ends it again,
-        under an operation id that begins so."""
+        """For each placed pod and claim that has ended, in that order: a function that ends it
+        again, with an operation id of this prefix."""
         self._rest = asyncio.Event()
         self._rest.set()
         self._begins = asyncio.Event()
@@ -132,17 +132,19 @@ class Lives:
         self._waiting = 0
 
     def hold_all(self) -> None:
-        """From now on who has something keeps it until `release_all`."""
+        """From now on keep what is held until `release_all`."""
         self._rest.clear()
 
     def release_all(self) -> None:
-        """Whoever holds something may give it back."""
+        """Allow holders to give back what they hold."""
         self._rest.set()
 
     async def stand_still(self, workers: int) -> None:
-        """Let nobody begin and nobody give back, until `go_on`.
+        """Let no life begin or give back until `go_on`.
 
         Returns when each of so many workers waits.
+
+        Errors: raises Stuck when they do not come to rest in time.
         """
         self._begins.clear()
         self._rest.clear()
@@ -154,12 +156,12 @@ class Lives:
             raise Stuck(f"{workers - self._waiting} of {workers} do not come to rest") from err
 
     def go_on(self) -> None:
-        """Let all go on."""
+        """Let all lives continue."""
         self._begins.set()
         self._rest.set()
 
     async def release_place(self, owner: Owner, op_id: str) -> None:
-        """Ask for the end of a placed pod's holding."""
+        """Release what a placed pod holds."""
         release = ReleaseRequest(op_id=op_id, owner=owner)
         await self._until(
             f"{owner.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node)
@@ -173,7 +175,10 @@ class Lives:
             self._waiting -= 1
 
     async def lead(self, plan: Plan) -> None:
-        """Lead one life to its end."""
+        """Run one life to its end.
+
+        Errors: raises Stuck when it does not end in time.
+        """
         await self._wait(self._begins)
         lead = {Door.PLACE: self._place, Door.PLUGIN: self._by_plugin, Door.CLAIM: self._by_claim}[plan.door]
         try:
@@ -267,9 +272,9 @@ class Lives:
         return outcome
 
     async def _end_again(self, claim: ApiObject, owner: Owner) -> None:
-        """Restore and delete a claim that an older ledger holds again, until it does no more.
+        """Restore and delete a claim that an older ledger holds again, until it no longer does.
 
-        Who deletes at once may be faster than the controller has seen it.
+        A deletion at once may come before the controller has seen the claim.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -285,9 +290,9 @@ class Lives:
             ) from err
 
     async def _end_claim(self, claim: ApiObject, owner: Owner, losses_before: int) -> None:
-        """Delete a claim, and see that its devices are let go of.
+        """Delete a claim, and check that its devices are released.
 
-        An object that was lost with the store is no evidence that nobody uses its devices, so they
+        An object that was lost with the store is no evidence that its devices are unused, so they
         stay held. Its owner restores it, under its uid, and deletes it.
         """
         async with asyncio.timeout(_PATIENCE_S):
@@ -301,12 +306,12 @@ class Lives:
                     await self.apply(claim, owner.uid)
 
     async def _allocated(self, claim: ApiObject) -> list[dict[str, object]]:
-        """Wait a while for the controller; a node that is full allocates nothing."""
+        """Wait a while for the controller. Empty when the node is full."""
         for _ in range(40):
             await asyncio.sleep(_PAUSE_S)
             entry = await self._until("claim: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
             if entry is None:
-                # The store was put back to a time before it: its maker writes it again.
+                # The store was restored to a time before the claim: its creator writes it again.
                 await self.apply(claim, f"uid-{claim.metadata['name']}")
                 continue
             results: list[dict[str, object]] = (
@@ -317,7 +322,7 @@ class Lives:
         return []
 
     async def _remove(self, plan: Plan, pod: Pod) -> None:
-        """Remove a pod as kubelet does: what cannot be unprepared is tried again."""
+        """Remove a pod as kubelet does: a failed unprepare is tried again."""
         async with asyncio.timeout(_PATIENCE_S):
             while errors := await self._kubelet.remove(pod):
                 self.outcomes["unprepare tried again"] += 1
@@ -335,7 +340,7 @@ class Lives:
         await self._until(f"{wanted.kind} {wanted.metadata['name']}: write", write)
 
     async def delete(self, wanted: ApiObject) -> None:
-        """Ask for an object's end, and wait for it."""
+        """Delete an object, and wait until it is gone."""
         what = f"{wanted.metadata['name']}: delete"
         async with asyncio.timeout(_PATIENCE_S):
             while True:
@@ -344,7 +349,7 @@ class Lives:
                 await asyncio.sleep(_PAUSE_S)
 
     async def ask_end(self, wanted: ApiObject) -> bool:
-        """Ask for an object's end once; True: there is none any more."""
+        """Ask once for an object's deletion. True: it is gone."""
         parts = object_parts(wanted)
         entry = await self._bus.get(OBJECT, **parts)
         if entry is None:
@@ -357,7 +362,7 @@ class Lives:
         return False
 
     async def _until(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Do something as often as it takes until nobody is away."""
+        """Repeat a call until its peer answers."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while True:

@@ -19,12 +19,12 @@ _STOP_LIMIT_S = 20.0
 
 
 class ServiceProcess:
-    """One service, whichever process runs it at present. Its log goes on over restarts."""
+    """One service, in its present process. Its log continues over restarts."""
 
     def __init__(
         self, name: str, settings: Mapping[str, str], folder: Path, *, label: str = "", program: Sequence[str] = ()
     ) -> None:
-        """Prepare a service; `program` are the words that the interpreter runs instead of the
+        """Prepare a service. `program` are the words that the interpreter runs instead of the
         service's own module.
         """
         self.name = name
@@ -58,7 +58,7 @@ class ServiceProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start a process; it is not ready yet."""
+        """Start a process, which is not ready yet."""
         self.starts += 1
         with self.log.open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
@@ -81,7 +81,7 @@ class ServiceProcess:
             self._is_frozen = True
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process (SIGCONT)."""
         if self._is_frozen and self.is_running and self._process is not None:
             self._process.send_signal(signal.SIGCONT)
         self._is_frozen = False
@@ -91,14 +91,14 @@ class ServiceProcess:
         return (await self.readiness()).startswith("200")
 
     async def until_ready(self) -> None:
-        """Wait until it says that it is ready."""
+        """Wait until it reports that it is ready."""
         while True:
             if await self.is_ready():
                 return
             await asyncio.sleep(0.1)
 
     async def readiness(self) -> str:
-        """Give the status and the text of /readyz; a sentence when it does not answer."""
+        """Return the status and the text of /readyz, or a sentence when it does not answer."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
@@ -116,7 +116,7 @@ class ServiceProcess:
         return f"{head.split(' ')[1] if ' ' in head else head} {body.strip()}"
 
     def read_log(self, length: int = 3000) -> str:
-        """Give the end of what it logged."""
+        """Return the end of its log."""
         return self.log.read_text("utf-8", "replace")[-length:] if self.log.exists() else ""
 
     async def _end(self, how: signal.Signals) -> None:
@@ -125,7 +125,7 @@ class ServiceProcess:
             return
         process.send_signal(how)
         if self._is_frozen:
-            # A frozen one sees no other signal than SIGKILL.
+            # A frozen process sees no other signal than SIGKILL.
             process.send_signal(signal.SIGCONT)
             self._is_frozen = False
         try:

@@ -17,11 +17,11 @@ __all__ = ["NODE", "SETTINGS", "publish_small_node"]
 NODE = "chaos-node"
 SETTINGS = {
     "TOPOBUS_ALL__NODE": NODE,
-    # No service of the devices runs, and nobody commits most of what is reserved.
+    # No device service runs, and most reservations are never committed.
     "TOPOBUS_TOPOLOGY__SILENCE__HUNG_S": "3600",
     "TOPOBUS_TOPOLOGY__SILENCE__GONE_S": "3600",
     "TOPOBUS_TOPOLOGY__RESERVATIONS__EXPIRE_S": "86400",
-    # A write whose confirmation is swallowed keeps everybody waiting for so long.
+    # A write whose confirmation is swallowed blocks all others for so long.
     "TOPOBUS_ALL__NATS__TIMEOUT_S": "0.5",
 }
 

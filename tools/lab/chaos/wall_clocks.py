@@ -1,11 +1,10 @@
 """The wall clocks of the processes under test, which can be moved while these run.
 
-Their monotonic clocks stay as they are.
+Their monotonic clocks stay as they are. Environment variables for each process make libfaketime
+give it a wall clock of its own, and there is a clock for clients on the same machine. Without
+libfaketime (Debian: `libfaketime`) no clock is moved, and the harness reports that. A nats-server
+does not read the time through the C library: its clock is never moved.
 
-Flows in: a folder. Flows out: environment variables for each process, by which libfaketime gives it
-a wall clock of its own, and a clock for whoever asks from the same machine. Without libfaketime
-(Debian: `libfaketime`) there are none, and the harness says so. A nats-server reads the time past
-the C library: its clock is never moved.
 Source: https://github.com/wolfcw/libfaketime.
 """
 
@@ -25,7 +24,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def find_libfaketime() -> Path | None:
-    """Find the library where packages put it; None: it is not installed."""
+    """Find the library where packages install it. None: it is not installed."""
     paths = (
         path for folder in _FOLDERS for path in (folder / _LIBRARY, *sorted(folder.glob(f"*-linux-gnu*/{_LIBRARY}")))
     )
@@ -33,13 +32,13 @@ def find_libfaketime() -> Path | None:
 
 
 class MovedClock(SystemClock):
-    """A machine's clock that somebody has set wrongly."""
+    """A machine's clock with a wrong time."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
 
     def now(self) -> datetime:
-        """Give the moment that this clock shows."""
+        """Return the time that this clock shows."""
         return datetime.now(UTC) + timedelta(seconds=self.ahead_s)
 
 
@@ -47,12 +46,12 @@ class WallClocks:
     """The clocks of all processes of one machine."""
 
     def __init__(self, folder: Path, library: Path | None) -> None:
-        """Prepare; `library` is libfaketime, None: no clock can be moved."""
+        """Prepare. `library` is libfaketime, None: no clock can be moved."""
         self._folder = folder
         self._library = library
         self._names: set[str] = set()
         self.machine = MovedClock()
-        """What the machine's clock shows, for askers that run beside the services."""
+        """What the machine's clock shows, for clients that run beside the services."""
 
     @property
     def can_move(self) -> bool:
@@ -60,7 +59,7 @@ class WallClocks:
         return self._library is not None
 
     def environment(self, name: str) -> dict[str, str]:
-        """Give the variables with which a process has a clock of that name."""
+        """Return the variables by which a process gets a clock of that name."""
         if self._library is None:
             return {}
         self._names.add(name)
@@ -70,14 +69,14 @@ class WallClocks:
             "FAKETIME_TIMESTAMP_FILE": str(self._file(name)),
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            # What a file's time says stays comparable with what others see of it.
+            # A file's time stays comparable with what other processes see of it.
             "NO_FAKE_STAT": "1",
         }
 
     def step(self, by_s: float) -> None:
         """Set the machine's clock forward or back, for all of its processes.
 
-        Where theirs cannot be moved, nobody's is.
+        Where theirs cannot be moved, no clock is.
         """
         if not self.can_move:
             return
@@ -86,7 +85,7 @@ class WallClocks:
             self._write(name, self.machine.ahead_s)
 
     def skew(self, name: str, by_s: float) -> None:
-        """Let one process have another time than its machine; 0: the machine's again."""
+        """Set one process's time apart from its machine's. 0: the machine's again."""
         if name in self._names:
             self._write(name, self.machine.ahead_s + by_s)
 
@@ -100,7 +99,7 @@ class WallClocks:
         return self._folder / f"{name}.clock"
 
     def _write(self, name: str, ahead_s: float) -> None:
-        # It is read at each look at the clock: never half written.
+        # It is read each time that the clock is read, so it must never be half written.
         fresh = self._folder / f"{name}.clock.new"
         fresh.write_text(f"{ahead_s:+.3f}\n", "utf-8")
         fresh.replace(self._file(name))

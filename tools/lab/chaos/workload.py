@@ -1,9 +1,9 @@
-"""Operations on a node's ledger, drawn from a seed, and what their answers say about each object of
-the ledger.
+"""Operations on a node's ledger, drawn from a seed, and the effects of their answers on each object
+of the ledger.
 
-Flows in: a seed and a worker's number. Flows out: the same operations each time, whatever is
-answered; and for an operation with its answer the actions on devices and owners (`ledger_objects`).
-Several workers share owners, so that they place, keep and release the same ones at the same time.
+A seed and a worker's number give the same operations each time, whatever the answers are. An
+operation with its answer gives the actions on devices and owners (`ledger_objects`). Several
+workers share owners, so that they place, keep and release the same ones at the same time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _RESOURCE = "topobus.dev/gpu"
 
 
 class Verb(StrEnum):
-    """What is done to the ledger."""
+    """The kinds of operations on the ledger."""
 
     PLACE = "place"
     ADOPT = "adopt"
@@ -65,8 +65,8 @@ class Verb(StrEnum):
     READ = "read"
 
 
-# Of a hundred operations. Devices are scarce on purpose: about every second one that
-# wants some meets another owner.
+# Of a hundred operations. Devices are scarce on purpose: about every second request for some
+# conflicts with another owner.
 _SHARES = ((Verb.READ, 30), (Verb.PLACE, 16), (Verb.ADOPT, 14), (Verb.COMMIT, 4), (Verb.RELEASE, 36))
 
 
@@ -84,7 +84,7 @@ class Draft(Struct, frozen=True, kw_only=True):
 
 
 class Effects(Struct, frozen=True, kw_only=True):
-    """What an operation means to each device and each owner that it touches."""
+    """The actions of an operation on each device and each owner that it touches."""
 
     devices: dict[str, DeviceAction] = {}
     owners: dict[str, OwnerAction] = {}
@@ -103,7 +103,7 @@ _PLUGIN_KEYS = frozenset(owner.key for owner in _PLUGINS)
 
 
 def operations(seed: int, worker: int) -> Iterator[Draft]:
-    """Give a worker's operations, for ever; the same ones for the same seed."""
+    """Yield a worker's operations, without an end. The same seed gives the same ones."""
     chance = random.Random(f"{seed}/{worker}")
     private = _private(worker)
     number = 0
@@ -168,9 +168,11 @@ def _private(worker: int) -> tuple[Owner, ...]:
 
 
 def effects_of(draft: Draft, reply: object, owners: Iterable[str]) -> Effects:
-    """Say what an answered operation means to each object.
+    """Return the effects of an answered operation on each object.
 
     A read's reply is the ledger, which is about all `owners`.
+
+    Errors: raises TypeError for a reply that does not belong to the operation.
     """
     match reply:
         case Holders():
@@ -220,7 +222,7 @@ def _placed(draft: Draft, reply: PlaceReply) -> Effects:
         )
     codes = _codes(reply.result)
     if "released-since" in codes:
-        # It was placed, and somebody has released it before the answer came.
+        # It was placed, and another worker has released it before the answer came.
         return unknown_effects(draft) if not draft.names else _taken(draft)
     if "already-placed" in codes:
         return Effects(owners={key: OwnerAction(Act.HOLDS_SOME)})
@@ -270,12 +272,12 @@ def _names_in(fact: str | float | bool | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _displaced_by(owner: Owner) -> frozenset[str]:
-    """Kubelet's newer word about a resource displaces its older ones."""
+    """A newer allocation of kubelet's of a resource displaces its older ones."""
     return _PLUGIN_KEYS - {owner.key} if owner.kind is OwnerKind.DEVICE_PLUGIN else frozenset()
 
 
 def unknown_effects(draft: Draft) -> Effects:
-    """Say what an operation may have done, of which no answer came and none will."""
+    """Return the possible effects of an operation whose answer was lost for good."""
     key = draft.owner.key
     match draft.verb:
         case Verb.READ:
