@@ -55,7 +55,7 @@ async def serve(settings: ConsoleSettings, runtime: Runtime) -> None:
             serving = tasks.create_task(server.serve(sockets=[listener]), name="browsers")
             get_logger().info("console.listening", url=url)
             if link_token:
-                print(f"open {url}open?token={link_token}   Ctrl-C ends it", flush=True)  # noqa: T201 - for whoever started it, and for no log
+                print(f"open {url}open?token={link_token}   Ctrl-C ends it", flush=True)  # noqa: T201 - for the user who started it, not for a log
             runtime.readiness.set("page", is_ready=True)
             try:
                 await asyncio.Event().wait()

@@ -33,7 +33,7 @@ __all__ = ["Planner"]
 _SHOWN_SILENT = 16
 _SHOWN_NODES = 64
 # Weight of the plans over several nodes that wait for their turn: what four at a time finish within
-# the ten seconds of an asker on a fleet that answers.
+# a requester's ten seconds on a fleet that answers.
 _MOST_WAITING = 256
 # Characters of a node's error text that a condition shows.
 _MAX_ERROR = 500

@@ -1,4 +1,4 @@
-// Draws what the console's stream says. All text goes in as text, never as markup; nothing here writes anything anywhere.
+// Draws the console's stream. All text is inserted as text, never as markup. Nothing here writes to the bus.
 "use strict";
 const topics = { nodes: new Map(), silent: new Map(), sick: new Map(), waiting: new Map(), health: new Map(), decisions: new Map() };
 const byId = (id) => document.getElementById(id);
@@ -6,7 +6,7 @@ const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const COLOURS = 12;
 // Nodes beyond which a list is searched rather than read.
 const FEW_NODES = 8;
-// The address of a node is the page's with its name: it can be kept, sent on, and gone back to.
+// A node's address is the page's with the node's name, so that it can be stored, sent, and returned to.
 const PLACE = "#/nodes/";
 let selected = nodeOfAddress();
 let drawn = "";
@@ -38,7 +38,7 @@ function listen() {
   stream.onopen = () => say("live", false);
   stream.onerror = () => {
     say("connection lost: what is shown may be old", true);
-    // A browser does not come back by itself after an answer that is no stream (logged out, restarted, too many pages).
+    // A browser does not connect again by itself after an answer that is no stream (logged out, restarted, too many pages).
     if (stream.readyState === EventSource.CLOSED) setTimeout(listen, 3000);
   };
 }
@@ -105,14 +105,14 @@ function show(box, topic, row, detail) {
   fill(byId(box), sorted(topic).map(([key, value]) => button(key, row(value), () => openDetail(...detail(value)))));
 }
 
-// Silent services first: they say why so much else is unknown.
+// Silent services first: they explain why so much else is unknown.
 function showUnwell() {
   const silent = sorted("silent").map(([key, value]) => button(`silent/${key}`, silentRow(value), () => openDetail(...silentDetail(value))));
   const sick = sorted("sick").map(([key, value]) => button(key, sickRow(value), () => openDetail(...sickDetail(value))));
   fill(byId("sick-rows"), [...silent, ...sick]);
 }
 
-// Nodes that are not well first, then those of which a class has nothing free, then by name with its numbers as numbers.
+// Unhealthy nodes first, then those with a class that has nothing free, then by name with its numbers as numbers.
 const isFull = (kind) => kind.held > 0 && kind.free === 0;
 const rank = (node) => (node.classes.some((kind) => kind.sick) ? 0 : node.silent.length ? 1 : node.classes.some(isFull) ? 2 : 3);
 const states = (node) => [...(rank(node) === 0 ? ["sick"] : []), ...(node.silent.length ? ["silent"] : []), ...(node.classes.some(isFull) ? ["full"] : []), ...node.classes.map((kind) => kind.class)];
@@ -182,7 +182,7 @@ async function drawNode() {
   if (target) target.focus({ preventScroll: true });
 }
 
-// By the letter, so that two owners have one colour only when their letters are twelve apart.
+// By the letter, so that two owners have the same colour only when their letters are twelve apart.
 function colour(held) {
   if (held.colour < 0) return "";
   const place = LETTERS.indexOf((held.letter || held.sign).toUpperCase());
@@ -232,7 +232,7 @@ const tree = (view, roots) => roots.map((root) => make("div", "", make("div", "b
 
 function drawDevice(view, device) {
   if (!device.is_offered) return [make("div", "device kept", make("span", "sign", " "), device.name, make("span", "faint", ` ${device.text}`))];
-  // Of many virtual functions those are in sight that somebody has or that are not well; all stand in the device's details.
+  // Of many virtual functions, those with a holder and the unhealthy ones are shown. The device's details have all.
   const parts = device.parts.filter((part) => part.users.length || !part.is_well);
   const drawn = [deviceButton(view, device)];
   if (parts.length) drawn.push(make("div", "tree", ...parts.map((part) => deviceButton(view, part))));
@@ -274,7 +274,7 @@ const sickDetail = (sick) => [`${sick.device} of ${sick.node}`, [facts({ model: 
 const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}/${item.name}`), make("span", "warn", item.reason), make("span", "faint", item.message.length > 200 ? `${item.message.slice(0, 199)}…` : item.message)];
 const waitingDetail = (item) => [`${item.kind} ${item.namespace}/${item.name} waits`, [facts({ reason: item.reason, why: item.message, since: when(item.since) }), ...(item.users.length ? userList(item.users) : [])]];
 const healthRow = (event) => [make("strong", "", `${event.node} / ${event.device}`), make("span", style(event.state), `${event.previous ? `${event.previous} → ` : ""}${event.state}${event.reason ? `: ${event.reason}` : ""}`), make("span", "faint", when(event.time))];
-// The device as it is now, where it is not well still, and what was said of it then.
+// The device as it is now, if it is still unhealthy, and the event's report of it.
 function healthDetail(event) {
   const now = topics.sick.get(`${event.node}/${event.class}/${event.device}`);
   const said = facts({ time: when(event.time), was: event.previous, is: event.state, reason: event.reason, message: event.message });
@@ -302,7 +302,7 @@ function openDetail(title, parts) {
 
 byId("filter").addEventListener("input", showNodes);
 addEventListener("hashchange", () => {
-  // The link to the drawing is a place in the page, and no node's.
+  // The link to the drawing is an anchor of the page, not a node's address.
   if (location.hash && !location.hash.startsWith(PLACE)) return;
   selected = nodeOfAddress();
   showNodes();

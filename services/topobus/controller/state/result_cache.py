@@ -1,6 +1,6 @@
 """Caches results of searches by kind of node, and the nodes worth trying for a request.
 
-Claims of one template are equal but for their names, and so are most nodes. Results are cached by
+Claims of one template differ only in their names, and so do most nodes. Results are cached by
 (fingerprint of what the claim can observe of the node, devices in use). The fingerprint is
 `NodeTable.fingerprint`. Another node with the same key gets the cached result with its own device
 names substituted. A node on which a request did not fit is skipped until a device becomes free

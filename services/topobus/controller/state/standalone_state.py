@@ -171,7 +171,7 @@ class StandaloneState(ClusterState):
             self._classic.discard(key)
             self._claims.put(key, created)
             self._unsettled.put(key, created)
-        # A copy, as the parts that are parsed of a stored claim stay in memory as long as the claim.
+        # A copy, as parsed parts of a stored claim stay in memory as long as the claim.
         users = claim.unread().known_consumers if claim.value.status.get("reservedFor") else ()
         self._links.put_claim(
             key, owner_pod_uid(claim.value) if claim.value.metadata.get("ownerReferences") else None, users
