@@ -108,7 +108,10 @@ def read_tree(root: Path) -> Machine:
 
 
 async def node_state(bus: Bus, node: str) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
-    """Fetch all that a drawing needs of one node."""
+    """Read all that a drawing needs of one node.
+
+    Errors: raises PeerUnavailable when the node reports no machine.
+    """
     entry = await bus.get(MACHINE, node=node)
     if entry is None:
         raise PeerUnavailable(f"node {node} reports no machine", next_step="is topobus-discovery running there?")
