@@ -4,14 +4,18 @@ read them, and which card it comes from.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from topobus.values.idset import CpuSet
-from vm.kernel import PCI, number
+from vm.kernel import PCI, number, sh
 from vm.node import Node
 
-_NODES = Path("/sys/devices/system/node")
-_CXL_MEMORY = 0x0502
+_NODES, _CXL = Path("/sys/devices/system/node"), Path("/sys/bus/cxl/devices")
+_CXL_MEMORY, _CXL_BYTES = 0x0502, 512 << 20
 
 
 async def test_node_without_cpus_is_near_those_that_the_firmware_names(node: Node) -> None:
@@ -30,7 +34,65 @@ async def test_node_without_cpus_is_near_those_that_the_firmware_names(node: Nod
 
 async def test_cxl_memory_device_is_a_function_of_its_node(node: Node) -> None:
     """The kernel has it on its bus of CXL devices, as a memory device of one PCI function."""
-    (device,) = Path("/sys/bus/cxl/devices").glob("mem*")
+    (device,) = _CXL.glob("mem*")
     place = device.resolve().parent
     (function,) = (each for each in (await node.machine()).pci_devices if each.class_code >> 8 == _CXL_MEMORY)
     assert (str(function.address), function.numa_node) == (place.name, number(PCI / place.name / "numa_node"))
+
+
+@contextmanager
+def cxl_region() -> Iterator[None]:
+    """Make memory of what the CXL device has, as `cxl create-region` does; the kernel puts it
+    online as a NUMA node, and afterwards it is the device's again.
+    """
+    sh(
+        f"""
+        set -e
+        modprobe -a cxl_mem dax_cxl kmem
+        cd /sys/bus/cxl/devices
+        echo region0 > decoder0.0/create_ram_region
+        echo 256 > region0/interleave_granularity
+        echo 1 > region0/interleave_ways
+        echo ram > decoder2.0/mode
+        echo {_CXL_BYTES} > decoder2.0/dpa_size
+        echo {_CXL_BYTES} > region0/size
+        echo decoder2.0 > region0/target0
+        echo 1 > region0/commit
+        echo region0 > /sys/bus/cxl/drivers/cxl_region/bind
+        """
+    )
+    yield
+    sh(
+        """
+        set -e
+        for state in /sys/devices/system/node/node3/memory[0-9]*/state; do echo offline > $state; done
+        echo dax0.0 > /sys/bus/dax/drivers/kmem/unbind
+        cd /sys/bus/cxl/devices
+        echo region0 > /sys/bus/cxl/drivers/cxl_region/unbind
+        echo 0 > region0/commit
+        echo region0 > decoder0.0/delete_region
+        echo 0 > decoder2.0/dpa_size
+        """
+    )
+
+
+async def test_memory_of_a_cxl_region_is_a_node_while_the_region_is_there(node: Node) -> None:
+    """It comes and goes while discovery runs.
+
+    The kernel knows no CPUs that are nearest: no initiator, and one distance to all others.
+    """
+    sh("modprobe cxl_acpi")
+    if not (_CXL / "decoder0.0/create_ram_region").exists():
+        pytest.skip("this kernel makes no region of ordinary memory (Linux 6.3 does)")
+    before = await node.machine()
+    assert 3 not in before.node_set
+    with cxl_region():
+        machine = await node.machine(lambda machine: 3 in machine.node_set)
+        (made,) = (each for each in machine.numa_nodes if each.id == 3)
+        online = int((_NODES / "node3/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
+        distances = (_NODES / "node3/distance").read_text().split()
+
+    assert (made.memory_bytes, made.cpus, made.near_cpus) == (online, CpuSet(), CpuSet())
+    assert [str(distance) for distance in machine.distances[-1]] == distances == ["20", "20", "20", "10"]
+    after = await node.machine(lambda machine: 3 not in machine.node_set)
+    assert after.numa_nodes == before.numa_nodes
