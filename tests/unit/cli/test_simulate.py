@@ -100,6 +100,26 @@ def test_simulate_gives_the_same_document_when_run_again(simulate: Simulate) -> 
     assert simulate(pods) == simulate(pods)
 
 
+def test_simulate_takes_kubelets_managers_as_they_are_set(simulate: Simulate) -> None:
+    """An option of the CPU manager and reserved memory decide as in kubelet: half a core is refused
+    by the one, and by the other a node gives no memory.
+    """
+    wants_memory = pod("memory", {"cpu": 1}).replace('"cpu": 1', '"cpu": 1, "memory": "1Gi"')
+    nodes = []
+    for amounts in ((), ("--reserved-memory", "0=1Ei")):
+        _, planned = simulate({"a.yaml": wants_memory}, "--align-memory", *amounts)
+        (container,) = planned["decisions"][0]["outcome"]["containers"]
+        nodes.append(container["memory"][0]["nodes"])
+    wants_cpus = {"a.yaml": pod("half", {"cpu": 1}), "b.yaml": pod("core", {"cpu": 2})}
+    _, by_cores = simulate(wants_cpus, "--cpu-option", "full-pcpus-only")
+
+    assert [decision["outcome"].get("reasons", [{}])[0].get("code") for decision in by_cores["decisions"]] == [
+        "smt-alignment",
+        None,
+    ]
+    assert nodes == ["0", "1"]
+
+
 def test_simulate_draws_the_machine_and_the_reasons_when_people_read(
     dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +177,21 @@ def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: p
             ExitCode.USAGE,
             "--reserved-cpus",
             id="cpulist",
+        ),
+        pytest.param(
+            ["--machine", "dgx", "--pods", "p.yaml", "--reserved-memory", "0:1Gi"],
+            ExitCode.USAGE,
+            "such as 0=1Gi",
+            id="reserved-memory",
+        ),
+        pytest.param(
+            [
+                *("--machine", "dgx", "--pods", "p.yaml"),
+                *("--policy", "single-numa-node", "--cpu-option", "align-by-socket"),
+            ],
+            ExitCode.USAGE,
+            "cannot go with policy single-numa-node",
+            id="cpu-option",
         ),
         pytest.param(
             ["--machine", "dgx", "--pods", "p.yaml", "--search-steps", "-1"],

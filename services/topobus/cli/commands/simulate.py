@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -23,11 +23,21 @@ from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import PlaceReply
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Placement
+from topobus.values.quantity import Quantity
 from topobus.values.request import Policy, Scope
 from topobus.values.vendor_profiles import VendorProfile, asked_in_profiles
-from topobus.values.view import AlignmentOptions, PlanMode
+from topobus.values.view import AlignmentOptions, CpuOptions, PlanMode
 
 __all__ = ["simulate"]
+
+_CpuOption = Literal[
+    "full-pcpus-only",
+    "distribute-cpus-across-numa",
+    "distribute-cpus-across-cores",
+    "align-by-socket",
+    "prefer-align-cpus-by-uncorecache",
+    "strict-cpu-reservation",
+]
 
 
 def simulate(
@@ -65,8 +75,16 @@ def simulate(
         ),
     ] = (),
     reserved_cpus: Annotated[str, Parameter(help="CPUs never handed out, as a cpulist.")] = "",
+    cpu_options: Annotated[
+        tuple[_CpuOption, ...],
+        Parameter(name="--cpu-option", help="An option of kubelet's CPU manager, or several.", negative=""),
+    ] = (),
     prefer_closest: Annotated[bool, Parameter(negative="", help="kubelet's option prefer-closest-numa-nodes.")] = False,
     align_memory: Annotated[bool, Parameter(negative="", help="kubelet's memory manager policy Static.")] = False,
+    reserved_memory: Annotated[
+        tuple[str, ...],
+        Parameter(help="Memory of a NUMA node never handed out, as NODE=AMOUNT (0=1Gi), or several.", negative=""),
+    ] = (),
     decisions: Annotated[
         Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")
     ] = None,
@@ -86,14 +104,20 @@ def simulate(
         reserved = CpuSet.parse(reserved_cpus)
     except ValueError as err:
         raise UsageError(f"--reserved-cpus is {err}", next_step="write a cpulist such as 0-1,112-113") from err
+    if "align-by-socket" in cpu_options and policy is Policy.SINGLE_NUMA_NODE:
+        raise UsageError(
+            "--cpu-option align-by-socket cannot go with policy single-numa-node", next_step="leave one of them out"
+        )
     settings = AlignmentOptions(
         policy=policy,
         scope=scope,
         mode=mode,
         search_steps=search_steps,
         prefer_closest_numa_nodes=prefer_closest,
+        cpu=CpuOptions(**{option.replace("-", "_"): True for option in cpu_options}),
         aligns_memory=align_memory,
     )
+    kept_memory = _by_node(reserved_memory)
     output = options.output()
     objects = read_wanted("simulate", pods, output.note)
     with open_machine(machine) as node:
@@ -101,7 +125,7 @@ def simulate(
             output.note(warning)
         if save is not None:
             _write(save, encode(node.snapshot))
-        simulation = Simulation(node, settings, reserved, profiles)
+        simulation = Simulation(node, settings, reserved, profiles, reserved_memory=kept_memory)
         claims = ClaimSimulation(simulation, objects)
         for api_object in claims.left_out:
             output.note(
@@ -138,6 +162,19 @@ def simulate(
             "them as a gateway that stands in for it"
         )
     return _finish(simulation, answers, output)
+
+
+def _by_node(amounts: Sequence[str]) -> dict[int, int]:
+    """Read bytes by NUMA node."""
+    try:
+        return {
+            int(node): Quantity.parse(amount).units for node, _, amount in (text.partition("=") for text in amounts)
+        }
+    except ValueError as err:
+        raise UsageError(
+            f"--reserved-memory is {' '.join(amounts)}: {err}",
+            next_step="write a NUMA node and an amount, such as 0=1Gi",
+        ) from err
 
 
 def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Output) -> int:

@@ -107,7 +107,13 @@ class Simulation:
     """Places pods one after the other on one node."""
 
     def __init__(
-        self, node: _Node, options: AlignmentOptions, reserved_cpus: CpuSet, profiles: Collection[VendorProfile] = ()
+        self,
+        node: _Node,
+        options: AlignmentOptions,
+        reserved_cpus: CpuSet,
+        profiles: Collection[VendorProfile] = (),
+        *,
+        reserved_memory: Mapping[int, int] | None = None,
     ) -> None:
         self.machine = node.snapshot.machine
         self._names: dict[str, str] = {}
@@ -121,6 +127,7 @@ class Simulation:
         self.decisions: list[DecisionEvent] = []
         self._options = options
         self._reserved = reserved_cpus
+        self._reserved_memory = dict(reserved_memory or {})
         self._hinting = node.hinting
 
     def place(self, pod: PodRequest) -> Placement | Refusal:
@@ -167,12 +174,18 @@ class Simulation:
             self._options,
             self._reserved,
             custom_hints=custom_hints,
+            reserved_memory=self._reserved_memory,
         )
 
     @property
     def alignment(self) -> NodeAlignment:
         """How the node aligns, as it would publish it."""
-        return NodeAlignment(node=self.machine.node, options=self._options, reserved_cpus=self._reserved)
+        return NodeAlignment(
+            node=self.machine.node,
+            options=self._options,
+            reserved_cpus=self._reserved,
+            reserved_memory={str(numa_node): size for numa_node, size in sorted(self._reserved_memory.items())},
+        )
 
     def hold(self, owner: Owner, devices: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> None:
         """Hold what a claim was allocated.
