@@ -253,8 +253,9 @@ class PciHealth:
         """True for cards that never lower their link's speed to save power (NICs): a lower speed is
         then a fault."""
         self._counted: dict[str, tuple[str, int]] = {}
-        """The error counters of the last look by path, as text and as a number: they seldom change,
-        and to read the text takes longer than to get it."""
+        """The error counters of the last look, as text and as a number: they seldom change, and to
+        read the text takes longer than to get it. By path; the root port's by the function that it
+        is read for, because several can be in one slot."""
         self._wide: dict[str, tuple[str, str | None, str | None]] = {}
         """By function: its identity with the link's width and speed that were as good as they can
         be. What they can be does not change while it is there."""
@@ -270,6 +271,7 @@ class PciHealth:
             self._wide.pop(folder, None)
             for kind in ("fatal", "nonfatal", "correctable"):
                 self._counted.pop(f"{folder}/aer_dev_{kind}", None)
+            self._counted.pop(folder, None)
             return [
                 Observation(
                     dimension=Dimension.PRESENCE,
@@ -284,7 +286,9 @@ class PciHealth:
         return [observation for observation in seen if observation is not None]
 
     def _errors(self, tree: Tree, folder: str) -> Observation | None:
-        if (counter := self._rise(tree, f"{folder}/aer_dev_fatal")) is not None:
+        # Both at every look: one error may be in both.
+        of_function, of_slot = self._rise(tree, f"{folder}/aer_dev_fatal"), self._slot_rise(tree, folder)
+        if (counter := of_function or of_slot) is not None:
             path, rise, total = counter
             return Observation(
                 dimension=Dimension.LINK,
@@ -316,16 +320,30 @@ class PciHealth:
             )
         return None
 
-    def _rise(self, tree: Tree, path: str) -> tuple[str, int, int] | None:
+    def _slot_rise(self, tree: Tree, folder: str) -> tuple[str, int, int] | None:
+        """See fatal errors that the root port right above the function was told of.
+
+        The kernel does not read the status of an endpoint with a fatal error, so the endpoint's
+        own counter stays as it is (aer_get_device_error_info; seen with Linux 6.12). Below a switch
+        there is no such port: which of the switch's functions it was is not to be seen. A function
+        without counters, as a virtual one, has its parent's signs.
+        """
+        if f"{folder}/aer_dev_fatal" not in self._counted:
+            return None
+        port = (tree.real(folder) or "").rpartition("/")[0]
+        return self._rise(tree, f"{port}/aer_rootport_total_err_fatal", folder)
+
+    def _rise(self, tree: Tree, path: str, key: str = "") -> tuple[str, int, int] | None:
+        key = key or path
         text = tree.read(path)
-        last = self._counted.get(path)
+        last = self._counted.get(key)
         if last is not None and text == last[0]:
             return None
         total = _total(text)
         if text is None or total is None:
             return None
         before = total if last is None else last[1]
-        self._counted[path] = (text, total)
+        self._counted[key] = (text, total)
         return (path, total - before, total) if total > before else None
 
     def _link(self, tree: Tree, folder: str, identity: str) -> Observation | None:
@@ -377,7 +395,8 @@ class PciHealth:
 
 
 def _total(text: str | None) -> int | None:
-    """Read an aer_stats file: `NAME count` lines, the last of them TOTAL_ERR_*.
+    """Read an aer_stats file: `NAME count` lines, the last of them TOTAL_ERR_*; a root port's total
+    is a count alone.
 
     Older kernels lack the total.
     """

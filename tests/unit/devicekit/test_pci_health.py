@@ -99,6 +99,49 @@ def test_observe_sees_errors_once_when_a_counter_rises(
     assert _reasons(card, health) == []
 
 
+def test_observe_sees_a_fatal_error_that_the_root_port_alone_counts(card: _Card) -> None:
+    """The kernel counts an endpoint's fatal error at its root port alone: each function of the slot
+    has it, once.
+    """
+    other = PciAddress.parse("0000:18:00.1")
+    (card.root / f"{_PORT}/{other}").mkdir()
+    (card.root / f"sys/bus/pci/devices/{other}").symlink_to(f"../../../{_PORT.removeprefix('sys/')}/{other}")
+    card.write("aer_dev_fatal", "TOTAL_ERR_FATAL 0", f"{_PORT}/{other}")
+    health = PciHealth()
+    seen = []
+    for count in (3, 4, 4):
+        card.write("aer_rootport_total_err_fatal", str(count), _PORT)
+        seen.append([[each.reason for each in health.observe(card.tree, address)] for address in (_ADDRESS, other)])
+
+    assert seen == [[[], []], [["aer-fatal"], ["aer-fatal"]], [[], []]]
+
+
+def test_observe_sees_one_fatal_error_when_the_function_counts_it_as_well(card: _Card) -> None:
+    """Where the kernel could read the function's status, both counters rise by the same error."""
+    health = PciHealth()
+    seen = []
+    for count in (0, 1, 1):
+        card.write("aer_rootport_total_err_fatal", str(count), _PORT)
+        card.write("aer_dev_fatal", f"TOTAL_ERR_FATAL {count}")
+        seen.append(_reasons(card, health))
+
+    assert seen == [[], [("aer-fatal", HealthState.UNHEALTHY)], []]
+
+
+def test_observe_takes_the_root_ports_count_as_it_is_when_a_card_comes_into_the_slot(card: _Card) -> None:
+    """What happened in the slot before is no sign of the card that is there now."""
+    health, link = PciHealth(), card.root / f"sys/bus/pci/devices/{_ADDRESS}"
+    card.write("aer_rootport_total_err_fatal", "0", _PORT)
+    health.observe(card.tree, _ADDRESS)
+    target = link.readlink()
+    link.unlink()
+    health.observe(card.tree, _ADDRESS)
+    card.write("aer_rootport_total_err_fatal", "1", _PORT)
+    link.symlink_to(target)
+
+    assert _reasons(card, health) == []
+
+
 def test_observe_sees_a_narrow_link_when_lanes_are_lost(card: _Card) -> None:
     """A link that runs fewer lanes than card and slot could is Degraded."""
     card.write("current_link_width", "8")

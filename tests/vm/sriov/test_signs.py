@@ -13,7 +13,7 @@ from topobus.formats.messages.catalogue import ADOPT, HEALTH, RELEASE
 from topobus.formats.messages.messages import AdoptRequest
 from topobus.formats.messages.release_messages import ReleaseRequest
 from topobus.values.request import Owner, OwnerKind
-from vm.kernel import PCI, interfaces, sh
+from vm.kernel import PCI, interfaces, number, sh
 from vm.monitor import Monitor
 from vm.node import NAME, PATIENCE_S, Node
 
@@ -57,9 +57,7 @@ async def test_event_names_the_claim_and_the_pod_that_have_the_sick_card(nic: No
 async def test_error_that_a_function_tells_is_its_devices_health(nic: Node, monitor: Monitor) -> None:
     """By Advanced Error Reporting, through the root port and the kernel's count.
 
-    Nothing follows, so the device recovers. One corrected error before it is no sign. A fatal one
-    is not tried: the kernel does not read the function's status then, and counts it at no
-    function (6.12: `type=Inaccessible`).
+    Nothing follows, so the device recovers. One corrected error before it is no sign.
     """
     counted = f"tail -n 1 {PCI}/0000:01:00.0/aer_dev_correctable"
     before = sh(counted).strip()
@@ -68,6 +66,25 @@ async def test_error_that_a_function_tells_is_its_devices_health(nic: Node, moni
     monitor.fail("nic9", "COMP_TIME")
     sick = await nic.device(_VIRTIO, "degraded", "aer-nonfatal")
     assert [condition.reason for condition in sick.health.conditions] == ["aer-nonfatal"]
+    await nic.device(_VIRTIO)
+
+
+async def test_fatal_error_that_the_kernel_counts_at_the_root_port_alone_is_its_devices_health(
+    nic: Node, monitor: Monitor
+) -> None:
+    """The kernel does not read the function's status then (6.12: `type=Inaccessible`): its own
+    count stays, the root port's rises, and the device recovers when nothing follows.
+    """
+    of_port = (PCI / "0000:01:00.0").resolve().parent / "aer_rootport_total_err_fatal"
+    before = number(of_port)
+    await nic.device(_VIRTIO)
+    monitor.fail("nic9", "DLP")
+    sick = await nic.device(_VIRTIO, "unhealthy", "aer-fatal")
+
+    assert [(each.reason, each.evidence) for each in sick.health.conditions] == [
+        ("aer-fatal", {"path": str(of_port).removeprefix("/"), "value": str(before + 1)})
+    ]
+    assert sh(f"tail -n 1 {PCI}/0000:01:00.0/aer_dev_fatal") == "TOTAL_ERR_FATAL 0\n"
     await nic.device(_VIRTIO)
 
 
