@@ -22,11 +22,14 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
 from topobus.gateway.claims.attachments import NoPodDetails
 from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
 from topobus.gateway.claims.claim_forwarder import ClaimForwarder
+from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
 from topobus.gateway.claims.claim_reading import ClaimReader, stored_claims, without_claims
 from topobus.gateway.claims.claim_reports import ClaimReports, NoClaimReports
+from topobus.gateway.claims.claim_steps import ClaimSteps
 from topobus.gateway.claims.claims import ClaimPreparer
 from topobus.gateway.claims.dra_plugin import DraDriver
 from topobus.gateway.claims.forgotten_claims import ForgottenClaims
@@ -248,19 +251,12 @@ class _Gateway:
         )
         runtime_door = self._runtime_door(checkpoint, attachments, hearer)
         pinning = (runtime_door.pinning if runtime_door is not None else None) or NoPinning()
+        files = self._claim_files(metadata, pinning)
+        ledger = ClaimLedger(self._state, self._asks, reader, checkpoint, releaser)
+        devices = ClaimDevices(self._asks, checkpoint, self._state.device, self._state.containers.why_held)
+        steps = ClaimSteps(self._state, reader, checkpoint, ledger, devices, attachments, pinning, files)
         preparer = ClaimPreparer(
-            state=self._state,
-            asks=self._asks,
-            reader=reader,
-            checkpoint=checkpoint,
-            deadlines=settings.deadlines,
-            releaser=releaser,
-            attachments=attachments,
-            pinning=pinning,
-            reports=hearer,
-            metadata=metadata,
-            files=self._claim_files(metadata, pinning),
-            metrics=self._claim_metrics,
+            self._state, checkpoint, settings.deadlines, ledger, steps, files, hearer, self._claim_metrics
         )
         await preparer.restore(is_offered=settings.offers_any_dra)
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())

@@ -123,6 +123,15 @@ class ClaimDevices:
             raise ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
         return prepared
 
+    async def forbidden(self, entry: ClaimEntry) -> Refusal | None:
+        """Say what a prepared claim would bring that its class may not bring any more: rights may be
+        fewer than when it was prepared.
+        """
+        if entry.cdi is None:
+            return None
+        edits = {device.name: device.edits for device in entry.cdi.devices}
+        return await self._asks.refuse_forbidden(entry.device_class, Prepared(edits=edits, common=entry.cdi.common))
+
     async def undo(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
         """Have the device service undo the devices that no other claim uses, and the claim's share
         of each device that its operator shares.

@@ -47,19 +47,21 @@ class ClaimFiles:
         self._tell = tell
         self._disk = DiskWork()
 
-    async def restore(self, entries: Iterable[ClaimEntry]) -> None:
-        """Write the missing files of these entries, and remove files that belong to none.
+    async def restore(self, entries: Iterable[ClaimEntry], wanted: Iterable[ClaimEntry]) -> None:
+        """Write the metadata of these entries and the CDI files of those that are wanted, as far as
+        they are missing, and remove files that belong to none.
 
         Errors: raises ConfigError when there is something to write and the folder cannot be
         written.
         """
-        wanted = {
+        await self._metadata.restore(entries)
+        rendered = {
             _file(entry): self._render(entry, spec)
-            for entry in entries
+            for entry in wanted
             if (spec := self._metadata.described(entry)) is not None
         }
         try:
-            written, orphans = await asyncio.to_thread(restore_files, self._folder, CDI_VENDOR, wanted)
+            written, orphans = await asyncio.to_thread(restore_files, self._folder, CDI_VENDOR, rendered)
         except OSError as err:
             raise ConfigError(
                 f"gateway: cdi_dir: cannot use {self._folder}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR"
@@ -78,6 +80,18 @@ class ClaimFiles:
             self._tell(why_unwritable(err))
         else:
             self._tell("")
+
+    async def describe(self, entry: ClaimEntry) -> bool:
+        """Write the metadata of a claim that is being prepared; False when it gets none."""
+        return await self._metadata.describe(entry)
+
+    async def mend(self, entry: ClaimEntry) -> None:
+        """Write an entry's files that are missing.
+
+        Errors: raises OSError, and tells it.
+        """
+        await self._metadata.mend(entry)
+        await self.write(entry, only_missing=True)
 
     async def write(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
         """Write an entry's file. With `only_missing`, an existing file is left unchanged.
@@ -101,11 +115,12 @@ class ClaimFiles:
         self._tell("")
 
     async def delete(self, entry: ClaimEntry) -> None:
-        """Remove an entry's file, if it exists.
+        """Remove an entry's files, if they are there.
 
         Errors: raises OSError.
         """
         await self._disk.do(lambda: asyncio.to_thread(delete, self._folder, _file(entry)))
+        await self._metadata.delete(entry)
 
     def _render(self, entry: ClaimEntry, spec: CdiSpec) -> bytes:
         # Its containers start only with the gateway's consent. The guard is not in the checkpoint,
@@ -115,7 +130,8 @@ class ClaimFiles:
         return render(guarded(spec, entry.uid, entry.device_class) if is_guarded else spec)
 
     async def finish(self) -> None:
-        """Wait until all writes have ended."""
+        """Wait until nothing is being written."""
+        await self._metadata.finish()
         await self._disk.finish()
 
 

@@ -1,50 +1,37 @@
-"""Prepares and unprepares claims, with ledger, device service, CDI file and checkpoint in an order
-that survives a crash at any point.
+"""Prepares and unprepares claims when kubelet asks, and undoes what was left or is not known.
 
-Prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`), prepare the devices
-(`claim_devices`), write the CDI file (`claim_files`), write "done" to the checkpoint, answer with
-devices and CDI names, or an error text for kubelet. Unprepare does the reverse. Both are
-idempotent. Only this module decides the order, and how long a claim is tried. A claim that cannot
-be undone now is left, and undone when that is possible.
+Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or an error text
+for kubelet. The order of the effects is decided in `claim_steps`. Here is decided for how long a
+claim is tried; a claim that cannot be undone now is left, and undone when that is possible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
 
-from topobus.formats.messages.messages import ApiObject, Prepared
-from topobus.gateway.asks import NodeAsks, StillAtWork
-from topobus.gateway.claims.attachments import Attachments
+from topobus.gateway.asks import StillAtWork
 from topobus.gateway.claims.attempts import Attempts
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_answers import PreparedDevice, answer_of
-from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles, why_unwritable
-from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
-from topobus.gateway.claims.claim_ledger import ClaimLedger, Releaser
-from topobus.gateway.claims.claim_metadata import ClaimMetadata
-from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey
+from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_reports import ClaimReports
-from topobus.gateway.claims.pinning import Pinning
-from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, allocation_of
-from topobus.gateway.claims.rules.claim_cdi import cdi_spec
+from topobus.gateway.claims.claim_steps import ClaimSteps
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.containers.live_containers import StillRuns, nodes_of
+from topobus.gateway.containers.live_containers import StillRuns
 from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.metrics import ClaimMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
-from topobus.process.tracing import span
-from topobus.values.device import driver_name
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.names import ClaimUid
-from topobus.values.outcome import Refusal
 
 __all__ = ["ClaimPreparer"]
 
@@ -68,36 +55,25 @@ class ClaimPreparer:
 
     def __init__(
         self,
-        *,
         state: NodeState,
-        asks: NodeAsks,
-        reader: ClaimReader,
         checkpoint: Checkpoint,
         deadlines: DeadlineSettings,
-        releaser: Releaser | None,
-        attachments: Attachments,
-        pinning: Pinning,
-        reports: ClaimReports,
-        metadata: ClaimMetadata,
+        ledger: ClaimLedger,
+        steps: ClaimSteps,
         files: ClaimFiles,
+        reports: ClaimReports,
         metrics: ClaimMetrics,
     ) -> None:
-        """`releaser` is None without a cluster."""
         self.attempts = Attempts()
         self._state = state
         self._containers = state.containers
-        self._asks = asks
-        self._reader = reader
         self._checkpoint = checkpoint
         self._deadlines = deadlines
-        self._devices = ClaimDevices(asks, checkpoint, state.device, self._why_held)
-        self._attachments = attachments
-        self._pinning = pinning
-        self._reports = reports
-        self._metadata = metadata
+        self._ledger = ledger
+        self._steps = steps
         self._files = files
+        self._reports = reports
         self._metrics = metrics
-        self._ledger = ClaimLedger(state, asks, reader, checkpoint, releaser)
         self._locks = KeyLocks()
         self._has_left = asyncio.Event()
         """Set when a claim was left to be undone later."""
@@ -111,20 +87,13 @@ class ClaimPreparer:
         written. With nothing to write, the failure is only logged: device plugins work without the
         folder, and it may be repaired before the first claim comes.
         """
-        running = [entry for entry in self._checkpoint.entries() if entry.is_running]
-        # An earlier gateway process may have written what the settings forbid now. Its claim gets
-        # the refusal when kubelet prepares it again, and the others get their files.
-        wanted = [entry for entry in running if entry.cdi is not None and await self._refusal(entry) is None]
-        await asyncio.to_thread(self._checkpoint.sweep)
-        await self._metadata.restore(self._checkpoint.entries())
-        await self._files.restore(wanted)
+        await self._steps.restore()
         self._count_prepared()
         if is_offered:
             await self._files.check()
 
     async def finish(self) -> None:
-        """Wait until all writes have ended. Another process may then use the files."""
-        await self._metadata.finish()
+        """Wait until nothing is being written: then the files may be another process's."""
         await self._files.finish()
         await self._checkpoint.finish()
 
@@ -279,25 +248,11 @@ class ClaimPreparer:
                 while True:
                     ticket = self._containers.changed.ticket()
                     entry = self._checkpoint.get(claim.uid, device_class)
-                    if entry is None or not self._why_held(entry):
+                    if entry is None or not self._containers.why_held(entry):
                         return
                     await ticket.wait()
         except TimeoutError:
             return
-
-    def _why_held(self, entry: ClaimEntry) -> str:
-        """Describe which container still has a claim's devices.
-
-        Empty: none has them, or no runtime reports containers.
-        """
-        running = self._containers.of_claim(entry)
-        if running:
-            return (
-                f"{', '.join(map(str, running))} has not ended and has "
-                f"{', '.join(sorted({device.device for device in entry.devices}))}"
-            )
-        why_untold = self._containers.why_untold(is_needed=bool(entry.left_for))
-        return f"whether its containers have ended is not known: {why_untold}" if why_untold else ""
 
     async def _patiently(self, claim: ClaimKey, work: Callable[[], Awaitable[T]]) -> T:
         """Run a claim's work, and repeat it for a while when a peer is away, because kubelet itself
@@ -336,85 +291,15 @@ class ClaimPreparer:
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
         entry = self._checkpoint.get(claim.uid, device_class)
         if entry is not None and self._checkpoint.is_ready(entry):
-            refusal = await self._refusal(entry)
-            if refusal is not None:
-                raise refused(refusal)
-            await self._metadata.mend(entry)
-            await self._files.write(entry, only_missing=True)
+            await self._steps.mend(entry)
             return answer_of(entry)
-        allocation = allocation_of(
-            await self._read(claim),
-            namespace=claim.namespace,
-            name=claim.name,
-            uid=claim.uid,
-            driver=driver_name(device_class),
-            node=self._state.node,
-        )
-        if isinstance(allocation, Refusal):
-            raise refused(allocation)
-        if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
-            # Allocated again between two tries, or half undone: what was begun is undone
-            # completely, and this is another operation.
-            await self._unprepare(device_class, claim)
-            entry = None
-        self._devices.check_rivals(claim, device_class, allocation)
-        if entry is None:
-            entry = ClaimEntry(
-                namespace=claim.namespace,
-                name=claim.name,
-                uid=claim.uid,
-                device_class=device_class,
-                attempt=uuid.uuid4().hex,
-            )
-        if not entry.is_running:
-            entry = msgspec.structs.replace(entry, devices=allocation.devices)
-            await self._checkpoint.put(entry)
-        entry = await self._ledger.adopt(entry, claim, allocation)
-        if entry.attachment is not None:
-            # From an earlier boot: none of its sandboxes exists.
-            await self._attachments.detach(entry)
-            entry = msgspec.structs.replace(entry, attachment=None, left_sandbox=entry.attachment.sandbox.id)
-        allocation = msgspec.structs.replace(allocation, cpus=entry.cpus)
-        # After a reboot the devices are made ready again by another operation.
-        op_id = f"{entry.attempt}-prepare" + (f"-{self._checkpoint.boot_id[:8]}" if entry.is_running else "")
-        answers = await self._devices.prepare(op_id, claim, device_class, allocation, is_again=entry.is_running)
-        spec = cdi_spec(claim.uid, device_class, answers.prepared, answers.by_request)
-        to_attach = _own_of(allocation, "attach", answers.prepared.to_attach)
-        to_adjust = _own_of(allocation, "adjust", answers.prepared.to_adjust)
-        config = {name: allocation.config[name] for name in {*to_attach, *to_adjust} if name in allocation.config}
-        entry = msgspec.structs.replace(
-            entry,
-            is_prepared=True,
-            boot_id=self._checkpoint.boot_id,
-            to_attach=to_attach,
-            to_adjust=to_adjust,
-            config=config,
-            pods=allocation.pods,
-            generation=allocation.generation,
-            pod_claim_name=allocation.pod_claim_name,
-            cdi=spec,
-        )
-        self._attachments.check(entry)
-        entry = msgspec.structs.replace(entry, has_metadata=await self._metadata.describe(entry))
-        async with self._pinning.promising(entry) as refusal:
-            if refusal is not None:
-                raise refused(refusal)
-            # In parallel: at the next start each file can be rebuilt from the other, and kubelet
-            # gets its answer only when both are on disk.
-            for outcome in await asyncio.gather(
-                self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True
-            ):
-                if outcome is not None:
-                    raise outcome
+        entry = await self._steps.prepare(device_class, claim)
         self._count_prepared()
         self._reports.prepared(entry)
         where = f"{claim.namespace}/{claim.name}"
+        devices = sorted({device.device for device in entry.devices})
         get_logger().info(
-            "claim.prepared",
-            claim_uid=claim.uid,
-            claim=where,
-            device_class=device_class,
-            devices=list(allocation.names),
+            "claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=devices
         )
         return answer_of(entry)
 
@@ -422,30 +307,8 @@ class ClaimPreparer:
         entry = self._checkpoint.get(claim.uid, device_class)
         if entry is None:
             return
-        if not entry.is_undoing:
-            # From here on it must not count as prepared, in case this run does not finish.
-            entry = (
-                await self._checkpoint.change(
-                    entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)
-                )
-                or entry
-            )
-        why_held = self._why_held(entry)
-        if why_held:
-            raise StillRuns(why_held, nodes=nodes_of(entry))
-        await self._attachments.detach(entry)
-        names = await self._devices.undo(entry, claim)
-        await self._files.delete(entry)
-        await self._metadata.delete(entry)
-        if not any(
-            claim_entry.uid == claim.uid and claim_entry.device_class != device_class
-            for claim_entry in self._checkpoint.entries()
-        ):
-            await self._ledger.let_go(entry.attempt, claim)
-        await self._checkpoint.remove(claim.uid, device_class, is_kept=self._ledger.is_settled)
+        names = await self._steps.undo(entry, claim)
         self._count_prepared()
-        self._devices.forget(entry)
-        await self._pinning.released()
         self._reports.unprepared(claim, device_class)
         where = f"{entry.namespace}/{entry.name}"
         get_logger().info(
@@ -456,30 +319,3 @@ class ClaimPreparer:
         self._metrics.set_prepared(
             entry.device_class for entry in self._checkpoint.entries() if self._checkpoint.is_ready(entry)
         )
-
-    async def _read(self, claim: ClaimKey) -> ApiObject | None:
-        with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
-            return await self._reader.read(claim.namespace, claim.name)
-
-    async def _refusal(self, entry: ClaimEntry) -> Refusal | None:
-        """Check what the checkpoint's content would have us write, because the settings may allow
-        less than when it was prepared.
-        """
-        if entry.cdi is None:
-            return None
-        edits = {device.name: device.edits for device in entry.cdi.devices}
-        return await self._asks.refuse_forbidden(entry.device_class, Prepared(edits=edits, common=entry.cdi.common))
-
-
-def _own_of(claim_allocation: ClaimAllocation, verb: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Choose those devices of an answer on which the service acts.
-
-    A device with only admin access is left out.
-
-    Errors: raises ClaimFailed when the service names a device that the claim does not have.
-    """
-    strange = sorted(set(names) - set(claim_allocation.names))
-    if strange:
-        raise ClaimFailed(f"the device service wants to {verb} {', '.join(strange)}, which the claim has not")
-    looked_at = {device.device for device in claim_allocation.devices if device.is_shared}
-    return tuple(sorted(set(names) - looked_at))

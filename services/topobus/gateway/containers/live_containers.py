@@ -169,6 +169,20 @@ class LiveContainers:
             if names & {*container.cdi_devices} or (not container.cdi_devices and container.pod_uid in entry.pods)
         )
 
+    def why_held(self, entry: ClaimEntry) -> str:
+        """Say which container has a claim's devices still.
+
+        Empty: none, or the runtime does not tell of containers.
+        """
+        running = self.of_claim(entry)
+        if running:
+            return (
+                f"{', '.join(map(str, running))} has not ended and has "
+                f"{', '.join(sorted({device.device for device in entry.devices}))}"
+            )
+        why_untold = self.why_untold(is_needed=bool(entry.left_for))
+        return f"whether its containers have ended is not known: {why_untold}" if why_untold else ""
+
     def of_unknown_claim(self, uid: str) -> tuple[LiveContainer, ...]:
         """Return the containers that have devices of a claim of which only the uid is known."""
         return tuple(
