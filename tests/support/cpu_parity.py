@@ -46,7 +46,7 @@ from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
 from topobus.formats.kubernetes.resource import ClaimSpec, GrantedDevice
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.cluster.rules.slices import pool_devices, slice_plan
+from topobus.gateway.cluster.rules.slices import SlicePool, pool_devices, slice_plan
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.simulation.machines import build
@@ -180,7 +180,7 @@ class _Cluster:
         selector = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
         self.state.put("DeviceClass", "v1", {"metadata": {"name": DRIVER, "resourceVersion": "2"}, "spec": selector})
         for index, made in enumerate(
-            slice_plan(DRIVER, NODE, "u-node", pool_devices(inventory_of(machine), {}), ()).creates
+            slice_plan(SlicePool(DRIVER, NODE, "u-node"), pool_devices(inventory_of(machine), {}), ()).creates
         ):
             name = f"{made.metadata['generateName']}x"
             metadata = {**made.metadata, "name": name, "uid": f"u-{index}", "resourceVersion": str(3 + index)}

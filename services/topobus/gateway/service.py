@@ -35,6 +35,7 @@ from topobus.gateway.claims.dra_plugin import DraDriver
 from topobus.gateway.claims.forgotten_claims import ForgottenClaims
 from topobus.gateway.claims.ledger_release import LedgerRelease
 from topobus.gateway.claims.pinning import NoPinning, Pinning
+from topobus.gateway.claims.rules.socket_paths import driver_sockets
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.objects import Cluster, ClusterClaims
@@ -58,6 +59,7 @@ from topobus.process.logging import get_logger
 from topobus.process.packages import needing_extra
 from topobus.process.service import Runtime
 from topobus.sysfs.tree import Tree
+from topobus.values.device import driver_name
 
 if TYPE_CHECKING:
     from topobus.gateway.cluster.served_by_claims import ServedByClaims
@@ -295,6 +297,7 @@ class _Gateway:
         """
         if not self._settings.runtime.socket:
             return None
+        from topobus.gateway.containers.cpuset_reports import CpusetReports
         from topobus.gateway.containers.runtime_events import RuntimeDoor
 
         # Ready in any case, because device plugins and claims of other classes do not need the
@@ -305,9 +308,9 @@ class _Gateway:
             checkpoint,
             self._runtime.clock,
             lambda why: self._readiness.set("nri", is_ready=True, why=why),
-            reports=reports,
-            metrics=self._cpuset_metrics,
-            tell_unseen=lambda why: self._readiness.set("cpusets", is_ready=True, why=why),
+            reports=CpusetReports(
+                reports, self._cpuset_metrics, lambda why: self._readiness.set("cpusets", is_ready=True, why=why)
+            ),
         )
         door.serve(attachments, self._asks, self._settings.runtime.adjust_s)
         return door
@@ -422,13 +425,13 @@ class _Gateway:
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
 
     def _make_driver(self, device_class: str) -> DraDriver:
+        kubelet, driver = self._settings.kubelet, driver_name(device_class)
         return DraDriver(
             device_class,
-            kubelet=self._settings.kubelet,
+            sockets=driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, driver, self._lock.instance),
             watch=self._registry_watch,
             state=self._state,
             forwarder=self._forwarder,
-            instance=self._lock.instance,
             metrics=self._metrics,
             deadlines=self._settings.deadlines,
             clock=self._runtime.clock,

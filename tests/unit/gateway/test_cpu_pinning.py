@@ -16,6 +16,7 @@ from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.containers.cpu_pinning import CpuPinning
+from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
 from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
@@ -86,9 +87,10 @@ def pinning_of(root: Path, file: Path, reports: Reports) -> CpuPinning:
     state = SimpleNamespace(
         inventories=lambda: {"cpu": inventory}, ledger=None, changed=Broadcast(), ledger_changed=Broadcast()
     )
-    kernel, metrics = KernelCpusets(Tree(HardwareSettings(root=str(root)))), CpusetMetrics(CollectorRegistry())
+    kernel = KernelCpusets(Tree(HardwareSettings(root=str(root))))
+    told = CpusetReports(reports, CpusetMetrics(CollectorRegistry()), lambda _: None)
     return CpuPinning(
-        Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, reports, metrics
+        Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, told
     )
 
 

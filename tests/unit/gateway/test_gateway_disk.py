@@ -101,7 +101,7 @@ async def test_given_answer_is_still_known_when_the_disk_refused_it(
     """
     store = AllocationRecord(tmp_path / "given.json", lambda _: True, boot_id="b")
     edits = ContainerEdits(env={"A": "1"})
-    store.note("o", edits)
+    store.note("o", edits, "gpu")
     with monkeypatch.context() as full:
         full.setattr(cdi_files.os, "fsync", _no_room)
         with pytest.raises(OSError, match="No space left"):

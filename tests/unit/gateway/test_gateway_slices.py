@@ -20,6 +20,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.rules.slices import (
     LIST_FIELDS,
     SlicePlan,
+    SlicePool,
     class_of_slice,
     dropped_fields,
     has_lists,
@@ -71,7 +72,7 @@ def store(plan: SlicePlan, before: tuple[ApiObject, ...] = (), *, version: int =
 
 def plan_of(count: int, present: tuple[ApiObject, ...] = (), *, sick: int | None = None, **more: Any) -> SlicePlan:
     """Plan a pool."""
-    return slice_plan(DRIVER, NODE, "node-uid", devices(count, sick=sick), present, **more)
+    return slice_plan(SlicePool(DRIVER, NODE, "node-uid"), devices(count, sick=sick), present, **more)
 
 
 def specs(objects: tuple[ApiObject, ...]) -> list[SliceSpec]:
@@ -221,7 +222,7 @@ def test_plan_takes_over_slices_when_the_node_was_made_anew() -> None:
     """
     present = store(plan_of(3))
 
-    plan = slice_plan(DRIVER, NODE, "other-uid", devices(3), present)
+    plan = slice_plan(SlicePool(DRIVER, NODE, "other-uid"), devices(3), present)
 
     assert [api_object.metadata["ownerReferences"][0]["uid"] for api_object in plan.updates] == ["other-uid"]
 
@@ -230,10 +231,10 @@ def test_plan_keeps_the_servers_time_when_a_taint_has_none_of_its_own() -> None:
     """The time that the server added is not a difference."""
     taint = Taint(key="topobus.dev/health", value="unknown", effect="NoSchedule")
     wanted = (SliceDevice(name="gpu-0", taints=(taint,)),)
-    (stored,) = store(slice_plan(DRIVER, NODE, "u", wanted, ()))
+    (stored,) = store(slice_plan(SlicePool(DRIVER, NODE, "u"), wanted, ()))
     stored.spec["devices"][0]["taints"][0]["timeAdded"] = "2026-01-02T03:04:05Z"
 
-    assert slice_plan(DRIVER, NODE, "u", wanted, (stored,)).is_empty
+    assert slice_plan(SlicePool(DRIVER, NODE, "u"), wanted, (stored,)).is_empty
 
 
 def test_plan_does_not_write_what_the_server_drops_when_that_is_known() -> None:
@@ -265,7 +266,7 @@ def test_lists_are_left_out_whole_when_a_server_does_not_know_them() -> None:
         generation=1,
         devices=(Device(name="g", device_class="gpu", model="T4", numa_nodes=NodeSet(0, 1)),),
     )
-    (api_object,) = slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}), ()).creates
+    (api_object,) = slice_plan(SlicePool(DRIVER, NODE, "u"), pool_devices(inventory, {}), ()).creates
 
     (bare,) = specs((api_object,))
     attributes = without_fields(bare, LIST_FIELDS).devices[0].attributes
@@ -328,7 +329,7 @@ def test_silence_keeps_its_time_when_it_is_noticed_anew() -> None:
     """
     inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=(Device(name="g", device_class="gpu"),))
     first = silence_taint("2026-01-02T03:00:00Z", "NoExecute", ())
-    present = store(slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}, first), ()))
+    present = store(slice_plan(SlicePool(DRIVER, NODE, "u"), pool_devices(inventory, {}, first), ()))
 
     again = silence_taint("2026-01-02T04:00:00Z", "NoExecute", present)
 

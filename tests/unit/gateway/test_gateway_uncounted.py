@@ -10,7 +10,12 @@ from topobus.formats.kubernetes.pool_slices import COUNTERS_INDEX, publishable
 from topobus.formats.kubernetes.resource import SliceSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.kubernetes.slices import shared_counters
-from topobus.gateway.cluster.rules.slices import SlicePlan, pool_devices, slice_plan
+from topobus.gateway.cluster.rules.slices import (
+    SlicePlan,
+    SlicePool,
+    pool_devices,
+    slice_plan,
+)
 from topobus.gateway.cluster.rules.uncounted import COUNTER_FIELDS, countable
 from topobus.values.device import Device, Inventory
 
@@ -23,9 +28,7 @@ def _inventory(cards: int = 1) -> Inventory:
 
 def _plan(inventory: Inventory) -> SlicePlan:
     return slice_plan(
-        "gpu.topobus.dev",
-        "n1",
-        "u",
+        SlicePool("gpu.topobus.dev", "n1", "u"),
         pool_devices(inventory, {}),
         (),
         counter_sets=shared_counters(inventory.counter_sets),

@@ -22,8 +22,8 @@ import grpc.aio
 from topobus.gateway.claims.claim_forwarder import ClaimForwarder
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.claims import ClaimPreparer
-from topobus.gateway.claims.rules.socket_paths import driver_sockets, stale_patterns
-from topobus.gateway.config import DeadlineSettings, KubeletSettings
+from topobus.gateway.claims.rules.socket_paths import DriverSockets, stale_patterns
+from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.device_plugins.device_plugin import LIST_LIMIT_BYTES
 from topobus.gateway.device_plugins.rules.lists import DraHealth, HealthEntry
 from topobus.gateway.device_plugins.sockets import FolderWatch, answer, identity, remove_stale, serving
@@ -65,11 +65,10 @@ class DraDriver(registration_rpc.RegistrationServicer):
         self,
         device_class: str,
         *,
-        kubelet: KubeletSettings,
+        sockets: DriverSockets,
         watch: FolderWatch,
         state: NodeState,
         forwarder: ClaimForwarder,
-        instance: str,
         metrics: CallMetrics,
         deadlines: DeadlineSettings,
         clock: Clock,
@@ -77,8 +76,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         self.device_class = device_class
         self.driver = driver_name(device_class)
         self.status = "waiting for kubelet"
-        """`registered`, or what prevents it."""
-        sockets = driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, self.driver, instance)
+        """`registered`, or what stands in the way."""
         self._registry = Path(sockets.registration)
         self._service = Path(sockets.service)
         self._calls = 0

@@ -30,6 +30,7 @@ from topobus.gateway.cluster.rules.slices import (
     LIST_FIELDS,
     Deletion,
     SlicePlan,
+    SlicePool,
     class_of_slice,
     dropped_fields,
     has_lists,
@@ -70,7 +71,7 @@ class SlicePublisher:
         state: NodeState,
         *,
         offers: Callable[[str], bool],
-        shows: Callable[[Device], Device | None] = lambda device: device,
+        shows: Callable[[Device], Device | None],
         is_judged: Callable[[str], bool],
         settings: ClusterSettings,
         readiness: Readiness,
@@ -199,9 +200,7 @@ class SlicePublisher:
                 # Most changes concern other classes, or holders that make no difference here.
                 return ""
             plan = slice_plan(
-                driver,
-                node,
-                node_uid,
+                SlicePool(driver, node, node_uid),
                 devices,
                 present,
                 counter_sets=shared_counters(counter_sets),

@@ -25,6 +25,7 @@ from msgspec import Struct, structs
 from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
 from topobus.gateway.containers.rules.cpusets import (
     ContainerCpuset,
@@ -35,7 +36,6 @@ from topobus.gateway.containers.rules.cpusets import (
 )
 from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
-from topobus.gateway.metrics import CpusetMetrics
 from topobus.gateway.node_state import Broadcast, NodeState
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
@@ -47,7 +47,7 @@ from topobus.values.outcome import Refusal
 from topobus.values.request import OwnerKind
 from topobus.values.sandbox import Sandbox
 
-__all__ = ["CpuPinning", "CpuReports"]
+__all__ = ["CpuPinning"]
 
 # Seconds before a container that could not be changed is tried again, doubled each time: an update
 # that hangs prevents containerd from creating any container meanwhile.
@@ -119,14 +119,6 @@ class _Pinned(Struct, kw_only=True):
         return f"container {self.container.name} of pod {self.sandbox} ({self.container.id[:12]})"
 
 
-class CpuReports(Protocol):
-    """Receives reports of containers that were found on wrong CPUs."""
-
-    def cpus_differed(self, difference: CpuDifference) -> None:
-        """Report a difference to the pods and claims concerned. No call waits."""
-        ...
-
-
 class RunningContainers(Protocol):
     """Changes existing containers when the runtime is connected."""
 
@@ -162,21 +154,14 @@ class CpuPinning:
         clock: Clock,
         kubelet_cpus: Callable[[], Awaitable[CpuSet]],
         kernel: KernelCpusets,
-        reports: CpuReports,
-        metrics: CpusetMetrics,
-        tell_unseen: Callable[[str], None] = lambda _: None,
+        reports: CpusetReports,
     ) -> None:
-        """`owned` are the CPUs that may be given (None: all), `entries` returns the claims'
-        checkpoint entries, and `kubelet_cpus` what kubelet's CPU manager may give. `tell_unseen` is
-        called with the reason why the kernel's cpusets cannot be read, or with an empty text when
-        they can.
+        """Take the runtime, the CPUs that may be given (None: all), where claims stand that are
+        prepared, who tells what kubelet's CPU manager may give, and what the kernel says.
         """
         self._kernel = kernel
-        self._reports = reports
-        self._metrics = metrics
-        self._tell_unseen = tell_unseen
-        self.unseen = ""
-        """Why the kernel's cpusets cannot be read. Empty while they can, or need not be read."""
+        self.reports = reports
+        """Tells what the kernel shows."""
         self._kubelet_cpus = kubelet_cpus
         self._owned = owned
         self._state = state
@@ -227,7 +212,7 @@ class CpuPinning:
         for container_id, difference in sorted(differences.items()):
             pinned = self._containers.get(container_id)
             is_right = pinned is None or (pinned.is_confirmed and pinned.applied == difference.wanted)
-            self._tell_difference(
+            self.reports.differed(
                 structs.replace(difference, error="" if is_right else error or "tried again each few seconds")
             )
         waiting = [self._containers[update.container_id].next_try_s for update in self._updates()]
@@ -660,7 +645,7 @@ class CpuPinning:
             and pinned.container.control_group
         }
         seen = await self._kernel.read(groups) if groups else {}
-        self._note_unseen(
+        self.reports.note_unseen(
             ""
             if seen or not groups
             else f"none of {len(groups)} containers has its control group below {self._kernel.where}"
@@ -677,18 +662,6 @@ class CpuPinning:
             if pinned.applied is not None and here != pinned.may_have(ownership.online) & ownership.online:
                 differing[container_id] = here
         return differing
-
-    def _note_unseen(self, why: str) -> None:
-        if why == self.unseen:
-            return
-        self.unseen = why
-        if why:
-            step = (
-                "mount the node's /sys/fs/cgroup read-only below the gateway's setting hardware.root "
-                "(docs/how-to/exclusive-cpus.md)"
-            )
-            get_logger().warning("cpusets.unseen", why=why, next_step=step)
-        self._tell_unseen(why)
 
     def _note_difference(self, pinned: _Pinned, has: CpuSet, *, only_shared: bool = False) -> None:
         """Remember that a container has other CPUs than it should, until a correction was tried."""
@@ -720,23 +693,6 @@ class CpuPinning:
             sandboxes=tuple(owners.values()),
             shared=shared,
         )
-
-    def _tell_difference(self, difference: CpuDifference) -> None:
-        self._metrics.differences.labels("shared" if difference.claims else "own").inc()
-        get_logger().warning(
-            "cpuset.differed",
-            pod=str(difference.sandbox),
-            container=difference.container,
-            has=str(difference.has),
-            wanted=str(difference.wanted),
-            claims=[f"{claim.namespace}/{claim.name}" for claim in difference.claims],
-            error=difference.error,
-            next_step="find out what else changes cpusets on this node, what keeps the gateway away, or why a start "
-            "takes so long"
-            if not difference.error
-            else "look into the container runtime's log",
-        )
-        self._reports.cpus_differed(difference)
 
     def _troubled(self, why: str) -> None:
         """Log once why containers lack their CPUs, until the failure ends or changes."""

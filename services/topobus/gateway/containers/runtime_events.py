@@ -18,14 +18,14 @@ from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.containers.container_adjustments import ContainerAdjustments
-from topobus.gateway.containers.cpu_pinning import CpuPinning, CpuReports
+from topobus.gateway.containers.cpu_pinning import CpuPinning
+from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
 from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers
 from topobus.gateway.containers.nri_plugin import NriPlugin
 from topobus.gateway.containers.rules.cpusets import ContainerCpuset
 from topobus.gateway.containers.values import ContainerAnswer, CpusetUpdate, RunningContainer
 from topobus.gateway.device_plugins.allocatable_cpus import AllocatableCpus
-from topobus.gateway.metrics import CpusetMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.process.clock import Clock
 from topobus.sysfs.tree import Tree
@@ -79,14 +79,9 @@ class RuntimeDoor:
         clock: Clock,
         report: Callable[[str], None],
         *,
-        reports: CpuReports,
-        metrics: CpusetMetrics,
-        tell_unseen: Callable[[str], None],
+        reports: CpusetReports,
     ) -> RuntimeDoor:
-        """Build the connection for the settings, with pinned CPUs where they name some.
-
-        `tell_unseen` is called with the reason why the kernel's cpusets cannot be read.
-        """
+        """Make the door that the settings ask for, with pinned CPUs where they name some."""
         door = cls(settings.runtime.socket, checkpoint.ready, state.containers, clock, report)
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:
@@ -99,8 +94,6 @@ class RuntimeDoor:
                 AllocatableCpus(Path(settings.pod_resources_socket)).read,
                 KernelCpusets(Tree(settings.hardware)),
                 reports,
-                metrics,
-                tell_unseen,
             )
         return door
 
@@ -114,8 +107,8 @@ class RuntimeDoor:
         attachments.why_no_runtime = lambda: self.plugin.why_not
 
     def connection(self) -> RuntimeConnection:
-        """Return the state of the connection to the container runtime."""
-        unseen = self.pinning.unseen if self.pinning is not None else ""
+        """Say whether the container runtime is there."""
+        unseen = self.pinning.reports.unseen if self.pinning is not None else ""
         pins_cpus = self.pinning is not None
         return RuntimeConnection(
             socket=self.plugin.socket, why_not=self.plugin.why_not, pins_cpus=pins_cpus, cpusets_unseen=unseen

@@ -18,7 +18,9 @@ from msgspec import Struct
 from topobus.devicekit.containers.cdi_files import remove_leftovers, write
 from topobus.formats.messages.codec import decode, encode
 from topobus.gateway.boot import boot_id
+from topobus.gateway.device_plugins.rules.edits import foreign_variables
 from topobus.gateway.disk import DiskWork
+from topobus.process.logging import get_logger
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import ConfigError, ContractError
 
@@ -54,6 +56,8 @@ class AllocationRecord:
         self._is_holder = is_holder
         self._boot_id = boot_id
         self._disk = DiskWork()
+        self._variables: dict[str, str] = {}
+        """By variable: the class that set it first."""
         self._fresh: dict[str, ContainerEdits] = {}
         self._entries: dict[str, _Given] = _load(path)
 
@@ -69,9 +73,16 @@ class AllocationRecord:
         remove_leftovers(path.parent, path.name)
         return cls(path, is_holder, boot_id=boot_id())
 
-    def note(self, owner_key: str, edits: ContainerEdits) -> None:
-        """Remember an answer of Allocate, which replaces what is stored."""
+    def note(self, owner_key: str, edits: ContainerEdits, device_class: str) -> None:
+        """Remember an answer of Allocate; it is newer than whatever is stored."""
         self._fresh[owner_key] = edits
+        for key in foreign_variables(edits, device_class, self._variables):
+            # kubelet keeps the first of two classes' values and says nothing.
+            get_logger().warning(
+                "variable.shared", variable=key, device_class=device_class, other_class=self._variables[key]
+            )
+        for key in edits.env:
+            self._variables.setdefault(key, device_class)
 
     def of(self, owner_key: str) -> ContainerEdits | None:
         """Return what was given. None when that is not known."""

@@ -15,6 +15,7 @@ import itertools
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -29,7 +30,7 @@ from topobus.gateway.device_plugins.ahead import Ahead, PreparationAhead
 from topobus.gateway.device_plugins.allocation_record import AllocationRecord
 from topobus.gateway.device_plugins.pci_devices import PciDevices
 from topobus.gateway.device_plugins.pod_resources import PodResourcesReader
-from topobus.gateway.device_plugins.rules.edits import container_edits, differences, foreign_variables
+from topobus.gateway.device_plugins.rules.edits import container_edits, differences
 from topobus.gateway.device_plugins.rules.holdings import allocations_of
 from topobus.gateway.device_plugins.rules.list_entry import ListEntry
 from topobus.gateway.device_plugins.rules.lists import first_that_fit
@@ -54,7 +55,7 @@ from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.shares import number_of_replica
 
-__all__ = ["LIST_LIMIT_BYTES", "BeforeStart", "DevicePlugin", "plugin_owner"]
+__all__ = ["LIST_LIMIT_BYTES", "BeforeStart", "DevicePlugin", "ResourceTraits", "plugin_owner"]
 
 BeforeStart = Callable[[list[str]], Awaitable[Refusal | None]]
 """Called before each start of a container with these devices. None: it may start."""
@@ -79,6 +80,19 @@ def plugin_owner(resource: str, names: Sequence[str]) -> Owner:
     return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=digest)
 
 
+@dataclass(frozen=True)
+class ResourceTraits:
+    """What is special about the allocations of one resource."""
+
+    is_from_end: bool = False
+    """Claims are given devices of this resource, too: those have the first by name."""
+    before_start: BeforeStart | None = None
+    """The PreStartContainer of the plugin whose devices they are; None: ours."""
+    pci_devices: PciDevices | None = None
+    """What is said of devices whose ids are PCI addresses, for Multus and programs of the SR-IOV
+    device plugin; None: nothing."""
+
+
 class DevicePlugin(rpc.DevicePluginServicer):
     """Serves one resource."""
 
@@ -91,18 +105,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
         record: AllocationRecord,
         pods: PodResourcesReader,
         metrics: CallMetrics,
-        variables: dict[str, str],
         deadlines: DeadlineSettings,
-        before_start: BeforeStart | None = None,
-        is_from_end: bool = False,
-        pci_devices: PciDevices | None = None,
+        traits: ResourceTraits,
     ) -> None:
-        """`is_from_end`: choose the last devices by name, because claims use devices of this
-        resource as well and get the first ones.
-
-        Shapes: pci_devices — writes what Multus and programs for the SR-IOV device plugin expect of
-        devices whose ids are PCI addresses; None: nothing.
-        """
         self.device_class = offer.device_class
         self.resource = offer.resource
         self.streams_changed = Broadcast()
@@ -115,11 +120,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._record = record
         self._pods = pods
         self._metrics = metrics
-        self._variables = variables
         self._deadlines = deadlines
-        self._before_start = before_start
-        self._is_from_end = is_from_end
-        self._pci_devices = pci_devices
+        self._traits = traits
         self._ahead = PreparationAhead(asks, offer.device_class)
         self._list: tuple[tuple[ListEntry, ...], pb.ListAndWatchResponse] | None = None
         self._parts: dict[ListEntry, bytes] = {}
@@ -227,10 +229,15 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def _choose(self, available: list[str], must_include: list[str], size: int) -> tuple[str, ...]:
         """Choose devices by topology, and replicas by their devices' policy."""
         if any(number_of_replica(name) is not None for name in available):
-            return prefer_replicas(available, must_include, size, self._inventory, is_from_end=self._is_from_end)
+            return prefer_replicas(available, must_include, size, self._inventory, is_from_end=self._traits.is_from_end)
         withheld = self._state.withheld(self.device_class)
         return await self._asks.prefer(
-            self.device_class, available, must_include, size, withheld=withheld.keys(), is_from_end=self._is_from_end
+            self.device_class,
+            available,
+            must_include,
+            size,
+            withheld=withheld.keys(),
+            is_from_end=self._traits.is_from_end,
         )
 
     @property
@@ -372,8 +379,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             await self._give_back(op_id, owner, adopted.decision_id, chosen)
             raise
         await self._forget(op_id, adopted.displaced, chosen)
-        self._record.note(owner.key, edits)
-        self._watch_variables(edits)
+        self._record.note(owner.key, edits, self.device_class)
         get_logger().info(
             "devices.allocated",
             resource=self.resource,
@@ -382,11 +388,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
             decision_id=adopted.decision_id,
             displaced=[each_owner.key for each_owner in adopted.displaced],
         )
-        if self._pci_devices is None:
+        if self._traits.pci_devices is None:
             return edits
-        # Not recorded: the variables follow from the devices' ids, which kubelet names at each
-        # start.
-        return structs.replace(edits, env=edits.env | await self._pci_devices.tell(chosen.devices, prepared))
+        # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
+        return structs.replace(edits, env=edits.env | await self._traits.pci_devices.tell(chosen.devices, prepared))
 
     async def _prepare(
         self, op_id: str, owner: Owner, names: list[str], *, is_again: bool = False, ahead: Ahead = None
@@ -428,10 +433,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
         names = sorted(set(self._names(request.devices_ids)))
         self._check(names)
-        if self._before_start is None:
+        if self._traits.before_start is None:
             await self._check_record(names)
         else:
-            refusal = await self._before_start(names)
+            refusal = await self._traits.before_start(names)
             if refusal is not None:
                 refuse(refusal, f"{self.resource}: cannot start a container with {', '.join(names)}")
         return pb.PreStartContainerResponse()
@@ -527,15 +532,6 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 )
             except TopobusError as err:
                 get_logger().warning("unprepare.failed", owner=owner.key, error=str(err))
-
-    def _watch_variables(self, edits: ContainerEdits) -> None:
-        for key in foreign_variables(edits, self.device_class, self._variables):
-            # Of two classes' values kubelet keeps the first, without an error.
-            get_logger().warning(
-                "variable.shared", variable=key, device_class=self.device_class, other_class=self._variables[key]
-            )
-        for key in edits.env:
-            self._variables.setdefault(key, self.device_class)
 
     def _count_streams(self, step: int) -> None:
         self.open_streams += step

@@ -15,7 +15,7 @@ from typing import Protocol
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.device_plugins.allocation_record import AllocationRecord
-from topobus.gateway.device_plugins.device_plugin import DevicePlugin
+from topobus.gateway.device_plugins.device_plugin import DevicePlugin, ResourceTraits
 from topobus.gateway.device_plugins.foreign_plugins import ForeignPlugins
 from topobus.gateway.device_plugins.pci_devices import PciDevices
 from topobus.gateway.device_plugins.pod_resources import PodResourcesReader
@@ -86,7 +86,6 @@ class DevicePlugins:
         self._registrars: dict[str, PluginRegistrar] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._by_claims: set[str] = set()
-        self._variables: dict[str, str] = {}
         self.pods = PodResourcesReader(Path(settings.pod_resources_socket), state.node, self.classes, state.name_of)
         kubelet = settings.kubelet
         self._vendors = VendorPlugins(
@@ -187,7 +186,11 @@ class DevicePlugins:
         foreign = self._foreign if self._foreign is not None and self._foreign.resource_of(device_class) else None
         if foreign is not None:
             self._asks.preferences[device_class] = foreign.preference(device_class, _FOREIGN_PREFER_S)
-        before_start = foreign.before_start(device_class) if foreign is not None else None
+        traits = ResourceTraits(
+            is_from_end=settings.offers_dra(device_class, offer.pool),
+            before_start=foreign.before_start(device_class) if foreign is not None else None,
+            pci_devices=pci_devices,
+        )
         return self._registrar(
             offer,
             lambda: DevicePlugin(
@@ -197,11 +200,8 @@ class DevicePlugins:
                 record=record,
                 pods=self.pods,
                 metrics=self._metrics,
-                variables=self._variables,
                 deadlines=settings.deadlines,
-                before_start=before_start,
-                is_from_end=settings.offers_dra(device_class, offer.pool),
-                pci_devices=pci_devices,
+                traits=traits,
             ),
         )
 

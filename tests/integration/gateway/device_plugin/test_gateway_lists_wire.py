@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from support.looks import next_turn
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.device_plugins.allocation_record import AllocationRecord
-from topobus.gateway.device_plugins.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
+from topobus.gateway.device_plugins.device_plugin import LIST_LIMIT_BYTES, DevicePlugin, ResourceTraits
 from topobus.gateway.device_plugins.pod_resources import PodResourcesReader
 from topobus.gateway.device_plugins.sockets import serving
 from topobus.gateway.metrics import CallMetrics
@@ -58,8 +58,8 @@ class Served:
             record=AllocationRecord(folder / "given.json", lambda _: True, boot_id="b"),
             pods=PodResourcesReader(folder / "pods.sock", "demo-node", {GPU: "gpu"}),
             metrics=CallMetrics(self.registry),
-            variables={},
             deadlines=DeadlineSettings(),
+            traits=ResourceTraits(),
         )
         self.socket = folder / "p.sock"
 

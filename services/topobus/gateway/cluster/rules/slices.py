@@ -48,6 +48,7 @@ __all__ = [
     "OCCUPIED_TAINT",
     "Deletion",
     "SlicePlan",
+    "SlicePool",
     "class_of_slice",
     "dropped_fields",
     "has_lists",
@@ -177,10 +178,16 @@ def shows_silence(present: Iterable[ApiObject]) -> bool:
     return any(_is_silence(taint) for taint in _taints_of(present))
 
 
+class SlicePool(Struct, frozen=True):
+    """The pool of a driver on a node, whose Node object owns its slices."""
+
+    driver: str
+    node: str
+    node_uid: str
+
+
 def slice_plan(
-    driver: str,
-    node: str,
-    node_uid: str,
+    of: SlicePool,
     devices: Sequence[SliceDevice],
     present: Iterable[ApiObject],
     *,
@@ -189,24 +196,24 @@ def slice_plan(
     last_generation: int = 0,
     read: Callable[[ApiObject], SliceSpec | None] | None = None,
 ) -> SlicePlan:
-    """Plan the writes after which the pool of a driver on a node shows these devices.
+    """Plan the writes after which a pool shows these devices.
 
-    Shapes: present — the slices of this driver and node; counter_sets — what the devices consume
-    from, in slices of their own, as the API requires it since 1.35; dropped — fields that the
-    server does not keep, so their absence is no difference; last_generation — of what was written
-    before, in case all of it was deleted; read — returns what `read_slice` returns, possibly from
-    memory.
+    Shapes: present — the slices of the pool's driver and node; counter_sets — what the devices
+    consume from, in slices of their own, as the API requires it since 1.35; dropped — fields that
+    the server does not keep, so their absence is no difference; last_generation — of what was
+    written before, in case all of it was deleted; read — returns what `read_slice` returns,
+    possibly from memory.
     Order: deletes, updates, creates, counters before devices, so that a server which does not keep
     counters is detected before the pool is complete. A pool without devices keeps one empty slice,
     which shows that there are none; without a slice this would be unknown.
     """
     fields = tuple(dropped)
-    layout = pool_slices(driver, node, devices, counter_sets)
+    layout = pool_slices(of.driver, of.node, devices, counter_sets)
     api_objects = sorted(present, key=lambda api_object: str(api_object.metadata.get("name", "")))
     specs = {str(api_object.metadata.get("name", "")): (read or read_slice)(api_object) for api_object in api_objects}
     # A slice's pool cannot be renamed. A slice of another pool can only be replaced, and its
     # generation does not count.
-    specs = {name: spec if spec is not None and spec.pool.name == node else None for name, spec in specs.items()}
+    specs = {name: spec if spec is not None and spec.pool.name == of.node else None for name, spec in specs.items()}
     counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
     generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
     matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
@@ -218,7 +225,7 @@ def slice_plan(
             obsolete.append(api_object)
         else:
             matched[index] = (api_object, spec)
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": of.node, "uid": of.node_uid, "controller": True}
 
     def wanted(index: int, generation: int) -> SliceSpec:
         spec = layout[index]
@@ -242,23 +249,20 @@ def slice_plan(
         if index in changed or is_bumped
     ]
     creates = [_created(index, wanted(index, generation), owner) for index in missing]
-    strange = [
-        api_object
-        for api_object in obsolete
-        if _index_of(api_object) < 0 or specs[str(api_object.metadata.get("name", ""))] is None
-    ]
-    strange += [
-        api_object
-        for api_object in obsolete
-        if api_object not in strange and _is_beyond(specs[str(api_object.metadata.get("name", ""))])
-    ]
     return SlicePlan(
         generation=generation,
         deletes=tuple(map(_deletion, obsolete)),
         updates=tuple(updates),
         creates=tuple(creates),
-        foreign=tuple(str(api_object.metadata.get("name", "")) for api_object in strange),
+        foreign=_foreign(obsolete, specs),
     )
+
+
+def _foreign(obsolete: Sequence[ApiObject], specs: Mapping[str, SliceSpec | None]) -> tuple[str, ...]:
+    """Name the slices that none of our gateways wrote, first those that cannot be read as ours."""
+    names = [(str(api_object.metadata.get("name", "")), _index_of(api_object) < 0) for api_object in obsolete]
+    strange = [name for name, has_no_index in names if has_no_index or specs[name] is None]
+    return (*strange, *(name for name, _ in names if name not in strange and _is_beyond(specs[name])))
 
 
 def _is_beyond(spec: SliceSpec | None) -> bool:

@@ -1,0 +1,70 @@
+"""Tells what the kernel shows of the CPUs of containers: differences from what was promised, and why
+it cannot be asked.
+
+Flows in: differences, troubles. Flows out: log lines, a metric, the gateway's readiness, and what
+the claims' reports make of it. No call waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from topobus.gateway.containers.rules.cpusets import CpuDifference
+from topobus.gateway.metrics import CpusetMetrics
+from topobus.process.logging import get_logger
+
+__all__ = ["CpuReports", "CpusetReports"]
+
+
+class CpuReports(Protocol):
+    """Hears of containers that were found on wrong CPUs."""
+
+    def cpus_differed(self, difference: CpuDifference) -> None:
+        """Tell it to whom it concerns; no call waits."""
+        ...
+
+
+class CpusetReports:
+    """Tells of one node's containers.
+
+    Args: tell_unseen — called with the reason why the kernel cannot be asked, empty when it can.
+    """
+
+    def __init__(self, reports: CpuReports, metrics: CpusetMetrics, tell_unseen: Callable[[str], None]) -> None:
+        self._reports = reports
+        self._metrics = metrics
+        self._tell_unseen = tell_unseen
+        self.unseen = ""
+        """Why the kernel's cpusets cannot be read; empty while they can, or need not."""
+
+    def note_unseen(self, why: str) -> None:
+        """Tell why the kernel's cpusets cannot be read, once; empty: they can."""
+        if why == self.unseen:
+            return
+        self.unseen = why
+        if why:
+            step = (
+                "mount the node's /sys/fs/cgroup read-only below the gateway's setting hardware.root "
+                "(docs/how-to/exclusive-cpus.md)"
+            )
+            get_logger().warning("cpusets.unseen", why=why, next_step=step)
+        self._tell_unseen(why)
+
+    def differed(self, difference: CpuDifference) -> None:
+        """Tell that a container was on other CPUs than was promised."""
+        self._metrics.differences.labels("shared" if difference.claims else "own").inc()
+        get_logger().warning(
+            "cpuset.differed",
+            pod=str(difference.sandbox),
+            container=difference.container,
+            has=str(difference.has),
+            wanted=str(difference.wanted),
+            claims=[f"{claim.namespace}/{claim.name}" for claim in difference.claims],
+            error=difference.error,
+            next_step="find out what else changes cpusets on this node, what keeps the gateway away, or why a start "
+            "takes so long"
+            if not difference.error
+            else "look into the container runtime's log",
+        )
+        self._reports.cpus_differed(difference)
