@@ -169,7 +169,8 @@ async def test_simulator_lets_the_newest_registration_win_when_the_old_stream_en
 
     Before, it stayed open, and its end cut the newest one off.
     """
-    async with KubeletSimulator(root, has_reregister_race=has_race) as kubelet, AsyncExitStack() as old:
+    timings = KubeletTimings(has_reregister_race=has_race)
+    async with KubeletSimulator(root, timings=timings) as kubelet, AsyncExitStack() as old:
         await (await old.enter_async_context(TrivialPlugin(kubelet.device_plugin_dir, X, LIST))).register()
         await kubelet.wait_for_event("ListAndWatch.send")
         async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST, socket="rec-2.sock") as new:

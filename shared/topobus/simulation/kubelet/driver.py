@@ -101,7 +101,6 @@ class Driver:
 
     async def follow_health(
         self,
-        preferred_api: str,
         take: Callable[[str, health.NodeWatchResourcesResponse, dict[str, Any]], None],
         forget: Callable[[str], None],
     ) -> None:
@@ -109,7 +108,8 @@ class Driver:
 
         Does nothing for a driver that offers none.
         """
-        offered = [api for api in (preferred_api, "v1alpha1", "v1") if f"{api}.DRAResourceHealth" in self._versions]
+        # 1.36 opens v1alpha1 although v1 is offered.
+        offered = [api for api in ("v1alpha1", "v1") if f"{api}.DRAResourceHealth" in self._versions]
         if not offered:
             return
         api = offered[0]

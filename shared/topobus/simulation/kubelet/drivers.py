@@ -67,15 +67,13 @@ class Drivers:
         timings: KubeletTimings,
         monotonic: Callable[[], float],
         *,
-        health_api: str,
-        wipe_slices: Callable[[str], object] | None = None,
-        device_plugins: DevicePlugins | None = None,
+        wipe_slices: Callable[[str], object] | None,
+        device_plugins: DevicePlugins,
     ) -> None:
         self._folder = folder
         self._log = log
         self._timings = timings
         self._monotonic = monotonic
-        self._health_api = health_api
         self._wipe_slices = wipe_slices
         self._wipes_at_once = asyncio.Event()
         self._device_plugins = device_plugins
@@ -325,7 +323,7 @@ class Drivers:
             self._health = {key: value for key, value in self._health.items() if key[0] != gone}
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(driver.follow_health(self._health_api, self._take, drop_health))
+            group.create_task(driver.follow_health(self._take, drop_health))
             group.create_task(pay())
             group.create_task(driver.follow_connection(self._watch_absence))
 
@@ -411,8 +409,8 @@ class Drivers:
         return taken
 
     async def _take_plugin(self, info: registration.PluginInfo, socket: Path) -> Driver | Callable[[], object] | str:
-        """Validate and connect by the plugin's type. A text is the reason for a refusal."""
-        if info.type == "DevicePlugin" and self._device_plugins is not None:
+        """Validate and connect by the plugin's type; the text is why not."""
+        if info.type == "DevicePlugin":
             return await self._device_plugins.connect_watched(info.name, socket, tuple(info.supported_versions))
         error = _validate(info)
         if error:

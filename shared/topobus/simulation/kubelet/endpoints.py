@@ -125,15 +125,12 @@ class DevicePlugins(rpc.RegistrationServicer):
         log: EventLog,
         timings: KubeletTimings,
         monotonic: Callable[[], float],
-        *,
-        has_reregister_race: bool,
     ) -> None:
         self._folder = folder
         self._store = store
         self._log = log
         self._timings = timings
         self._monotonic = monotonic
-        self._has_race = has_reregister_race
         self._endpoints: dict[str, Endpoint] = {}
         self._server: grpc.aio.Server | None = None
         self._tasks = Tasks()
@@ -231,7 +228,7 @@ class DevicePlugins(rpc.RegistrationServicer):
         old = self._endpoints.get(resource)
         self._endpoints[resource] = endpoint
         # With the race the old plugin's list stays open until that plugin ends.
-        if old is not None and old.watch is not None and not self._has_race:
+        if old is not None and old.watch is not None and not self._timings.has_reregister_race:
             old.watch.cancel()
         endpoint.watch = self._tasks.spawn(self._watch(endpoint))
         return endpoint.watch
@@ -255,7 +252,7 @@ class DevicePlugins(rpc.RegistrationServicer):
             # kubelet treats every cause the same, but the log has it for the plugin's author.
             ended = {"error": go_error(err)}
         finally:
-            if self._endpoints.get(name) is endpoint or (self._has_race and name in self._endpoints):
+            if self._endpoints.get(name) is endpoint or (self._timings.has_reregister_race and name in self._endpoints):
                 # Before kubernetes PR 135437 clients were keyed by resource alone: the end of the
                 # old stream cut off the new plugin, whose connection is closed.
                 cut_off = self._endpoints.pop(name)

@@ -35,6 +35,10 @@ from topobus.simulation.kubelet.drivers import DriverHealth, Drivers
 from topobus.simulation.kubelet.endpoints import DevicePlugins
 from topobus.simulation.kubelet.podresources import PodResources
 from topobus.simulation.kubelet.values import (
+    DEVICE_PLUGINS,
+    PLUGINS,
+    PLUGINS_REGISTRY,
+    POD_RESOURCES,
     Admission,
     Capacity,
     ClaimDevice,
@@ -42,12 +46,12 @@ from topobus.simulation.kubelet.values import (
     Container,
     ContainerGrant,
     EventLog,
-    KubeletDirectories,
     KubeletEvent,
     KubeletTimings,
     Pod,
     PreparedClaim,
     Rejection,
+    make_folders,
 )
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.view import AlignmentOptions
@@ -59,7 +63,6 @@ __all__ = [
     "ClaimReference",
     "Container",
     "ContainerGrant",
-    "KubeletDirectories",
     "KubeletEvent",
     "KubeletSimulator",
     "KubeletTimings",
@@ -78,16 +81,10 @@ class KubeletSimulator:
         options: Topology Manager policy and scope by kubelet's names. By default best-effort per
             container.
         distances: SLIT rows, for prefer-closest-numa-nodes.
-        cpus: online CPUs by NUMA node, for containers that request exclusive CPUs.
-        has_reregister_race: behave as kubelets before 1.36, where the end of an old stream cuts off
-            the plugin that replaced it.
-        health_api: which DRA health version to open first. 1.36 opens v1alpha1 although v1 is
-            offered.
-        wipe_slices: called with a driver's name to delete its ResourceSlices of this node, and with
-            "" at kubelet's start to delete all of them:
-            `lambda driver: server.wipe_slices("n1", driver)` with an ApiServerSimulator.
-            None: a kubelet without an API server.
-    """
+        cpus: online CPUs by NUMA node, for containers that ask exclusive CPUs.
+        wipe_slices: called with a driver's name to delete its ResourceSlices of this node, and with "" at kubelet's start to delete all of them:
+            `lambda driver: server.wipe_slices("n1", driver)` with an ApiServerSimulator. None: a kubelet without an API server.
+    """  # noqa: E501
 
     def __init__(
         self,
@@ -97,22 +94,16 @@ class KubeletSimulator:
         options: AlignmentOptions = AlignmentOptions(),  # noqa: B008  (immutable)
         distances: Sequence[Sequence[int]] = (),
         cpus: Mapping[int, CpuSet] | None = None,
-        directories: KubeletDirectories = KubeletDirectories(),  # noqa: B008  (immutable)
         timings: KubeletTimings = KubeletTimings(),  # noqa: B008  (immutable)
         monotonic: Callable[[], float] = time.monotonic,
-        has_reregister_race: bool = False,
-        health_api: str = "v1alpha1",
         wipe_slices: Callable[[str], object] | None = None,
     ) -> None:
         self.root = root
-        self.directories = directories
         self._monotonic = monotonic
         self._log = EventLog(monotonic)
         self._store = DeviceStore(timings.grace_s)
-        directories.create(root)
-        self._plugins = DevicePlugins(
-            self.device_plugin_dir, self._store, self._log, timings, monotonic, has_reregister_race=has_reregister_race
-        )
+        make_folders(root)
+        self._plugins = DevicePlugins(self.device_plugin_dir, self._store, self._log, timings, monotonic)
         self._timings = timings
         self._changed_pods: dict[str, asyncio.Event] = {}
         self._drivers = Drivers(
@@ -120,7 +111,6 @@ class KubeletSimulator:
             self._log,
             timings,
             monotonic,
-            health_api=health_api,
             wipe_slices=wipe_slices,
             device_plugins=self._plugins,
         )
@@ -135,7 +125,7 @@ class KubeletSimulator:
             checkpoint=self.device_plugin_dir / CHECKPOINT_FILE,
         )
         self._pod_resources = PodResources(
-            root / directories.pod_resources,
+            root / POD_RESOURCES,
             self._store,
             self._admitter,
             self._log,
@@ -145,23 +135,23 @@ class KubeletSimulator:
 
     @property
     def device_plugin_dir(self) -> Path:
-        """The folder of the plugins' sockets and of kubelet.sock."""
-        return self.root / self.directories.device_plugins
+        """Where plugins put their sockets and kubelet.sock stands."""
+        return self.root / DEVICE_PLUGINS
 
     @property
     def plugins_registry_dir(self) -> Path:
         """Where registration sockets of DRA drivers go."""
-        return self.root / self.directories.plugins_registry
+        return self.root / PLUGINS_REGISTRY
 
     @property
     def plugins_dir(self) -> Path:
         """Where DRA drivers keep their service sockets, a folder each."""
-        return self.root / self.directories.plugins
+        return self.root / PLUGINS
 
     @property
     def pod_resources_socket(self) -> Path:
         """The PodResources socket."""
-        return self.root / self.directories.pod_resources / "kubelet.sock"
+        return self.root / POD_RESOURCES / "kubelet.sock"
 
     @property
     def events(self) -> tuple[KubeletEvent, ...]:

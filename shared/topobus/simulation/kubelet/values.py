@@ -20,6 +20,10 @@ from topobus.values.idset import CpuSet
 from topobus.values.request import ContainerKind
 
 __all__ = [
+    "DEVICE_PLUGINS",
+    "PLUGINS",
+    "PLUGINS_REGISTRY",
+    "POD_RESOURCES",
     "Admission",
     "Capacity",
     "ClaimDevice",
@@ -27,20 +31,22 @@ __all__ = [
     "Container",
     "ContainerGrant",
     "EventLog",
-    "KubeletDirectories",
     "KubeletEvent",
     "KubeletTimings",
     "Pod",
     "PreparedClaim",
     "Rejection",
+    "make_folders",
 ]
 
 
+DEVICE_PLUGINS, PLUGINS_REGISTRY = "device-plugins", "plugins_registry"
+PLUGINS, POD_RESOURCES = "plugins", "pod-resources"
 _SOCKET_PATH_LIMIT = 107
 
 
 class KubeletTimings(Struct, frozen=True, kw_only=True):
-    """kubelet's own time limits, in seconds. Shorten one in a test that waits for it.
+    """kubelet's own time limits, in seconds, and a race. Shorten one in a test that waits for it.
 
     The defaults are kubelet 1.36's.
     """
@@ -64,29 +70,23 @@ class KubeletTimings(Struct, frozen=True, kw_only=True):
     health_retry_s: float = 5.0
     health_timeout_s: float = 30.0
     """A DRA device's health turns Unknown when it is not reported again within this time."""
+    has_reregister_race: bool = False
+    """As kubelets before 1.36: the end of an old stream cuts off the plugin that replaced it."""
 
 
-class KubeletDirectories(Struct, frozen=True, kw_only=True):
-    """Folder names under the simulator's root, as under /var/lib/kubelet."""
+def make_folders(root: Path) -> None:
+    """Make kubelet's folders under the simulator's root, as under /var/lib/kubelet.
 
-    device_plugins: str = "device-plugins"
-    plugins_registry: str = "plugins_registry"
-    plugins: str = "plugins"
-    pod_resources: str = "pod-resources"
-
-    def create(self, root: Path) -> None:
-        """Make all of them.
-
-        Errors: raises ValueError when a socket's path would be too long for the kernel.
-        """
-        longest = max(len(str(root / name / "kubelet.sock")) for name in (self.device_plugins, self.pod_resources))
-        if longest > _SOCKET_PATH_LIMIT:
-            raise ValueError(
-                f"{root}: kubelet.sock below it would have a path of {longest} bytes, wanted "
-                f"{_SOCKET_PATH_LIMIT} or fewer; take a shorter folder"
-            )
-        for name in (self.device_plugins, self.plugins_registry, self.plugins, self.pod_resources):
-            (root / name).mkdir(parents=True, exist_ok=True)
+    Errors: raises ValueError when a socket's path would be too long for the kernel.
+    """
+    longest = max(len(str(root / name / "kubelet.sock")) for name in (DEVICE_PLUGINS, POD_RESOURCES))
+    if longest > _SOCKET_PATH_LIMIT:
+        raise ValueError(
+            f"{root}: kubelet.sock below it would have a path of {longest} bytes, wanted "
+            f"{_SOCKET_PATH_LIMIT} or fewer; take a shorter folder"
+        )
+    for name in (DEVICE_PLUGINS, PLUGINS_REGISTRY, PLUGINS, POD_RESOURCES):
+        (root / name).mkdir(parents=True, exist_ok=True)
 
 
 class Container(Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
-from topobus.testing.kubelet import Capacity
+from topobus.testing.kubelet import Capacity, KubeletTimings
 from topobus.values.health import HealthState
 from topobus.values.idset import NodeSet
 from topobus.values.maintenance import DeviceVerb
@@ -128,7 +128,7 @@ async def test_gateway_registers_again_at_once_when_an_older_kubelet_cuts_it_off
     """Kubelets before 1.36 cut off a plugin when its predecessor's list ends, and count its devices
     as unhealthy until it is registered again: on the socket that it has, without a pause.
     """
-    async with make_rig(nats_server.url, has_reregister_race=True) as rig:
+    async with make_rig(nats_server.url, timings=KubeletTimings(has_reregister_race=True)) as rig:
         await rig.plane.show("gpu", *GPUS)
         clock = ManualClock()
         async with rig.kubelet, rig.gateway() as predecessor:
