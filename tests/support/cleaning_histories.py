@@ -26,7 +26,7 @@ from topobus.devicekit.verbs.device_hands import DeviceHands
 from topobus.devicekit.verbs.leftovers import with_leftovers
 from topobus.devicekit.verbs.prepare import Preparer
 from topobus.engine.health.health_machine import HealthSettings
-from topobus.engine.health.inventory_merge import DriverView, advance_inventory
+from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.readiness import Readiness
@@ -174,7 +174,7 @@ class CleaningHistory:
         """Do the host's step. What the driver itself sees of the device does not change."""
         view = DriverView(devices=(self.hardware.device,))
         self._devices = advance_inventory(
-            self._devices,
+            MergedInventory(devices=self._devices),
             with_leftovers({self._driver: view}, self._hands.observations()),
             device_class=self.hardware.device.device_class,
             machine=Machine(node="n1", numa_nodes=(), cpus=()),

@@ -20,7 +20,7 @@ from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Node, Usage
 from topobus.engine.cel.selector import CelCompiler
 from topobus.engine.health.health_machine import HealthSettings
-from topobus.engine.health.inventory_merge import DriverView, advance_inventory
+from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.formats.kubernetes.built_in_classes import built_in_class
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.formats.kubernetes.resource import ClaimSpec
@@ -57,7 +57,7 @@ class Parts:
         view = DriverView(devices=tuple(self.driver.discover(self.tree, self.machine).devices))
         device_class = self.driver.device_class
         merged = advance_inventory(
-            (),
+            MergedInventory(),
             {self.driver.name: view},
             device_class=device_class,
             machine=self.machine,

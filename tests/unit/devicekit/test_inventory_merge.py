@@ -47,9 +47,8 @@ def _step(
     said_before: Inventory | None = None,
 ) -> MergedInventory:
     return advance_inventory(
-        devices,
+        MergedInventory(devices=devices, counter_sets=counter_sets),
         views,
-        counter_sets=counter_sets,
         said_before=said_before,
         device_class="gpu",
         machine=machine or _machine(),

@@ -60,7 +60,7 @@ def step(
         node="n", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions
     )
     return advance_inventory(
-        devices,
+        MergedInventory(devices=devices),
         {"pci-netdev": view},
         device_class="nic",
         machine=machine,

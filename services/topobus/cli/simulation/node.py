@@ -30,7 +30,7 @@ from topobus.engine.alignment.planning.claims_only import shortages
 from topobus.engine.alignment.planning.node_view import node_view
 from topobus.engine.alignment.planning.placement import place
 from topobus.engine.health.health_machine import HealthSettings
-from topobus.engine.health.inventory_merge import DriverView, advance_inventory
+from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.engine.ledger import transitions
 from topobus.formats.messages.codec import decode
 from topobus.formats.messages.messages import DecisionEvent
@@ -283,7 +283,7 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
         ]
         views = {driver.name: _read_driver(driver, tree, machine, warnings) for driver in registry.drivers}
         merged = advance_inventory(
-            (),
+            MergedInventory(),
             views,
             device_class=device_class,
             machine=machine,

@@ -10,7 +10,7 @@ before the first request is answered. Nothing here waits for the cluster plane.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -19,6 +19,7 @@ from topobus.bus.connection.reply_inbox import new_token
 from topobus.devicekit.driver import HostServices
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.driver_poller import DriverPoller
+from topobus.devicekit.host.driver_views import DriverViews
 from topobus.devicekit.host.hints import hinting_driver, hints_of
 from topobus.devicekit.host.inventory_store import InventoryStore
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
@@ -34,11 +35,10 @@ from topobus.devicekit.sharing.shared_devices import check_sharing_settings
 from topobus.devicekit.verbs.adjust import Adjuster
 from topobus.devicekit.verbs.attach import Attacher
 from topobus.devicekit.verbs.device_hands import DeviceHands
-from topobus.devicekit.verbs.leftovers import with_leftovers
 from topobus.devicekit.verbs.prepare import Preparer
 from topobus.engine.alignment.planning.resource_hints import ResourceHints
 from topobus.engine.health.health_machine import clear_sticky_faults
-from topobus.engine.health.inventory_merge import DriverView, MergedInventory
+from topobus.engine.health.inventory_merge import MergedInventory
 from topobus.engine.health.pool_assignment import check_pools
 from topobus.formats.messages.catalogue import ADJUST, ATTACH, DETACH, HINT, HINTS, PERFORM, PREPARE, UNPREPARE
 from topobus.formats.messages.device_classes import has_own_service
@@ -147,20 +147,18 @@ class _DeviceHost:
         }
         self._machine = NodeMachine(runtime)
         self._store = InventoryStore(runtime, device_class, metrics=self._metrics, root=str(self._tree.root))
+        self._views = DriverViews(self._pollers, self._hands)
+        self._maintenance = MaintenanceStore(runtime, device_class)
         self._publisher = DevicePublisher(
             settings,
             runtime,
-            device_class,
             machine=self._machine,
             store=self._store,
             metrics=self._metrics,
             views=self._views,
-            note_published=self._note_published,
             make_inventory=self._inventory,
-            maintenance=lambda: self._maintenance.value.devices,
-            moving=frozenset(driver.name for driver in registry.drivers if driver.capabilities.attaches),
+            maintenance=self._maintenance,
         )
-        self._maintenance = MaintenanceStore(runtime, device_class)
         self._operator = DeviceOperator(
             device_class,
             self._hands,
@@ -211,12 +209,10 @@ class _DeviceHost:
         await self._bus.answer(HINT, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hands.run())
-            group.create_task(
-                self._machine.follow(on_change=self._interrupt_watches, on_reset=self._publisher.republish)
-            )
+            group.create_task(self._machine.follow(on_change=self._views.interrupt, on_reset=self._publisher.republish))
             for name in self._drivers:
                 group.create_task(self._poll_driver(name))
-            group.create_task(self._publisher.run(self._interrupt_watches))
+            group.create_task(self._publisher.run())
             group.create_task(self._publisher.confirm())
             group.create_task(self._maintenance.run(self._settings.hardware.rescan_s))
 
@@ -293,24 +289,8 @@ class _DeviceHost:
             self._log.warning("look.delayed", driver=driver, waited_s=_SEEN_S)
         await self._publisher.publish()
 
-    def _views(self) -> dict[str, DriverView]:
-        """Return the drivers' answers since the last publication, with the host's own obstacles
-        added.
-        """
-        return with_leftovers(
-            {name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations()
-        )
-
-    def _note_published(self, views: Mapping[str, DriverView]) -> None:
-        for name, view in views.items():
-            self._pollers[name].note_published(view)
-
     def _functions_of(self, name: str) -> list[PciAddress]:
         return [device.pci for device in self._publisher.devices if device.pci is not None and device.driver == name]
-
-    def _interrupt_watches(self) -> None:
-        for poller in self._pollers.values():
-            poller.interrupt()
 
     def _inventory(self, merged: MergedInventory, machine: Machine) -> Inventory:
         """Add the service's own fields to a merged inventory. The store sets the generation."""

@@ -36,7 +36,8 @@ class InventoryStore:
         self._bus = runtime.bus
         self._readiness = runtime.readiness
         self._node = runtime.node
-        self._class = device_class
+        self.device_class = device_class
+        """The class whose inventory it is."""
         self._root = root
         self.generation = 0
         """Of the newest inventory that was written, or may have been."""
@@ -76,13 +77,13 @@ class InventoryStore:
         When it is garbage, the newest older revision that is readable.
         """
         try:
-            entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
-            # This is compared with the next inventory. Garbage is always overwritten, and so is the
-            # entry of another release.
+            entry = await self._bus.get(INVENTORY, node=self._node, device_class=self.device_class)
+            # What is compared with before the next publishing: garbage is always written over, and
+            # what another release said is said by ours.
             self._stored = entry.value if entry is not None and entry.origin.release == self._bus.release else None
             return entry
         except ContractError as err:
-            older = await self._bus.history(INVENTORY, node=self._node, device_class=self._class)
+            older = await self._bus.history(INVENTORY, node=self._node, device_class=self.device_class)
             found_entry = older[-1] if older else None
             fields = {
                 **err.facts,
@@ -116,7 +117,7 @@ class InventoryStore:
             self.generation = next_generation(self.generation)
             self._stored = None
             inventory = msgspec.structs.replace(inventory, generation=self.generation)
-            await self._bus.put(INVENTORY, inventory, node=self._node, device_class=self._class)
+            await self._bus.put(INVENTORY, inventory, node=self._node, device_class=self.device_class)
             self._stored = inventory
             self._report_inventory(inventory)
         if not self._has_published or self._refused is not None:
@@ -126,7 +127,7 @@ class InventoryStore:
             self._readiness.set("inventory", is_ready=True)
             if not inventory.devices:
                 get_logger().info(
-                    "inventory.empty", device_class=self._class, drivers=list(inventory.drivers), root=self._root
+                    "inventory.empty", device_class=self.device_class, drivers=list(inventory.drivers), root=self._root
                 )
 
     async def is_standing(self) -> bool:
@@ -138,13 +139,13 @@ class InventoryStore:
         if inventory is None:
             return True
         why = "it is gone"
-        fingerprint = await self._bus.fingerprint(INVENTORY, node=self._node, device_class=self._class)
+        fingerprint = await self._bus.fingerprint(INVENTORY, node=self._node, device_class=self.device_class)
         if fingerprint and self._confirmed == (fingerprint, inventory.generation):
             # Read once already. Reading thousands of devices at each look would delay this
             # process's answers.
             return True
         try:
-            entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
+            entry = await self._bus.get(INVENTORY, node=self._node, device_class=self.device_class)
             if entry is not None:
                 if await asyncio.to_thread(_is_same_but_counts, entry.value, inventory):
                     # The fingerprint was taken first: if the value read is newer, the old
@@ -188,7 +189,7 @@ class InventoryStore:
             return False
         get_logger().error(
             "inventory.unpublished",
-            device_class=self._class,
+            device_class=self.device_class,
             devices=len(inventory.devices),
             why=why,
             published_generation=self._stored.generation if self._stored is not None else 0,

@@ -15,10 +15,12 @@ from datetime import datetime
 
 from topobus.devicekit.host.announcer import HealthAnnouncer
 from topobus.devicekit.host.device_holders import DeviceHolders
+from topobus.devicekit.host.driver_views import DriverViews
 from topobus.devicekit.host.inventory_store import InventoryStore
 from topobus.devicekit.host.metrics import DeviceMetrics
 from topobus.devicekit.host.node_machine import NodeMachine
 from topobus.devicekit.maintenance.maintenance import forgiven, sticky_signs, with_forgiveness, with_maintenance
+from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.sharing.shared_devices import odd_sharing, with_sharing
 from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
@@ -31,7 +33,6 @@ from topobus.values.device import Device, Inventory
 from topobus.values.errors import PeerUnavailable
 from topobus.values.health import HealthState, Observation
 from topobus.values.machine import Machine
-from topobus.values.maintenance import Maintenance
 from topobus.values.timestamps import rfc3339
 
 __all__ = ["DevicePublisher"]
@@ -50,41 +51,32 @@ class DevicePublisher:
         self,
         settings: DeviceServiceSettings,
         runtime: Runtime,
-        device_class: str,
         *,
         machine: NodeMachine,
         store: InventoryStore,
         metrics: DeviceMetrics,
-        views: Callable[[], dict[str, DriverView]],
+        views: DriverViews,
         make_inventory: Callable[[MergedInventory, Machine], Inventory],
-        note_published: Callable[[Mapping[str, DriverView]], object],
-        maintenance: Callable[[], Mapping[str, Maintenance]] = dict,
-        moving: Collection[str] = (),
+        maintenance: MaintenanceStore,
     ) -> None:
-        """Keep the collaborators.
-
-        `views` returns each driver's last answer, `note_published` gets those that were published,
-        `make_inventory` adds the service's own fields to a merged inventory. `maintenance` returns
-        what an operator has withheld, by device. `moving` names drivers whose devices move into a
-        sandbox, and cannot be shared.
+        """Keep the collaborators; `make_inventory` adds the service's own fields to a merged
+        inventory, `maintenance` has what an operator keeps back.
         """
         self._settings = settings
         self._runtime = runtime
-        self._class = device_class
+        self._class = store.device_class
         self._log = get_logger()
         self._machine = machine
         self._store = store
         self._views = views
-        self._note_published = note_published
         self._make_inventory = make_inventory
         self._maintenance = maintenance
-        self._moving = moving
         self._to_forgive: set[str] = set()
         """Devices whose sticky faults the next step lifts."""
         self._forgiven: dict[str, tuple[Observation, ...]] = {}
         """By device: evidence that was forgiven, as long as it is seen."""
-        self._holders = DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class)
-        self._announcer = HealthAnnouncer(runtime.bus, node=runtime.node, device_class=device_class)
+        self._holders = DeviceHolders(runtime.bus, node=runtime.node, device_class=self._class)
+        self._announcer = HealthAnnouncer(runtime.bus, node=runtime.node, device_class=self._class)
         self.devices: tuple[Device, ...] = ()
         """What this class has: from the life before, then from each step."""
         self.said_before: Inventory | None = None
@@ -102,11 +94,8 @@ class DevicePublisher:
         """What the last step was made of, when it changed nothing and time alone changes nothing
         either; None while a step runs."""
 
-    async def run(self, interrupt: Callable[[], None]) -> None:
-        """Publish changes after polls.
-
-        `interrupt` ends the drivers' own watches, so that the next poll is followed by a step.
-        """
+    async def run(self) -> None:
+        """Publish changes after polls."""
         await self._wait_for_first_polls()
         # Named by its class: a gateway runs one for each plugin of others.
         with self._runtime.beats.working(f"publish-{self._class}") as beat:
@@ -128,8 +117,8 @@ class DevicePublisher:
                     if not waiter.done():
                         waiter.set_result(is_done)
                 if not self.is_settled():
-                    # A step must follow each look then, so the looks must return here.
-                    interrupt()
+                    # Then each look is followed by a step, so the looks must come back here.
+                    self._views.interrupt()
                 beat.rest()
                 await self._has_news.wait()
 
@@ -175,7 +164,7 @@ class DevicePublisher:
         return (
             self._published is not None
             and self._settled is not None
-            and self._settled == (self._machine.newest, self._views())
+            and self._settled == (self._machine.newest, self._views.newest())
         )
 
     async def confirm(self) -> None:
@@ -207,18 +196,18 @@ class DevicePublisher:
         await self._machine.wait_known()
         try:
             async with self._runtime.clock.timeout(self._settings.drivers.first_wait_s):
-                while any(view.devices is None and view.silence is None for view in self._views().values()):
+                while any(view.devices is None and view.silence is None for view in self._views.newest().values()):
                     self._has_news.clear()
                     await self._has_news.wait()
         except TimeoutError:
-            slow = sorted(name for name, view in self._views().items() if view.devices is None)
+            slow = sorted(name for name, view in self._views.newest().items() if view.devices is None)
             self._log.warning("driver.slow", drivers=slow, waited_s=self._settings.drivers.first_wait_s)
 
     async def _step(self) -> None:
         machine = self._machine.newest
         if machine is None:
             return
-        views, before, self._settled = self._views(), (self.devices, self.counter_sets), None
+        views, before, self._settled = self._views.newest(), (self.devices, self.counter_sets), None
         signs = {name: sticky_signs(views, name) for name in self._to_forgive}
         seen = {
             name: tuple(sign for sign in kept if sign in sticky_signs(views, name))
@@ -258,7 +247,7 @@ class DevicePublisher:
             async with asyncio.TaskGroup() as group:
                 for device in news[start : start + _PARALLEL_EVENTS]:
                     group.create_task(self._announce(device, self._store.generation, rfc3339(now)))
-        self._note_published(views)
+        self._views.note_published(views)
         # A device with a condition moves by time: it recovers, or is forgotten.
         if (
             not merged.removed
@@ -275,9 +264,8 @@ class DevicePublisher:
         # others.
         merged = await asyncio.to_thread(
             advance_inventory,
-            self.devices,
+            MergedInventory(devices=self.devices, counter_sets=self.counter_sets),
             with_forgiveness(views, self._forgiven),
-            counter_sets=self.counter_sets,
             said_before=self.said_before,
             device_class=self._class,
             machine=machine,
@@ -287,10 +275,9 @@ class DevicePublisher:
         )
         sharing = self._settings.sharing
         pools = (*sharing, *self._settings.pools)
-        devices = with_maintenance(
-            with_sharing(with_pools(merged.devices, pools), sharing, self._moving), self._maintenance()
-        )
-        warnings = (*merged.warnings, *odd_pools(devices, pools), *odd_sharing(devices, sharing, self._moving))
+        shared = with_sharing(with_pools(merged.devices, pools), sharing, self._views.moving)
+        devices = with_maintenance(shared, self._maintenance.value.devices)
+        warnings = (*merged.warnings, *odd_pools(devices, pools), *odd_sharing(devices, sharing, self._views.moving))
         return replace(merged, devices=devices, warnings=warnings)
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:

@@ -83,10 +83,9 @@ class MergedInventory:
 
 
 def advance_inventory(
-    devices: Sequence[Device],
+    before: MergedInventory,
     views: Mapping[str, DriverView],
     *,
-    counter_sets: Sequence[CounterSet] = (),
     said_before: Inventory | None = None,
     device_class: str,
     machine: Machine,
@@ -96,47 +95,25 @@ def advance_inventory(
 ) -> MergedInventory:
     """Take one step: merge the drivers' views into what is known.
 
-    Shapes: counter_sets — those of the previous step; said_before — the inventory that the service
-            published before it was restarted, for drivers that have not polled yet; views — driver
-            name to its view, one for every driver that is loaded; held — device names in the
-            ledger, None while it is unknown (then nothing is removed).
-    Order: independent of the order of drivers and devices. Of two drivers that claim one name the
-            one that sorts first gets it.
+    Shapes: before — what the step before gave, its devices and counter sets; said_before — the
+    inventory of the life before, for drivers that have not looked yet; views — driver name to its
+    view, one for every driver that is loaded; held — device names in the ledger, None while it is
+    unknown (then nothing leaves).
+    Order: independent of the order of drivers and devices; of two drivers that claim one name
+    the one that sorts first gets it.
     """
-    before = {each_device.name: each_device for each_device in devices}
-    warnings: list[str] = []
-    found_devices: dict[str, Device] = {}
-    away: dict[str, Device] = {}
-    for driver in sorted(views):
-        view = views[driver]
-        away.update({name: device for name, device in view.away.items() if device.driver == driver})
-        warnings += [f"{driver}: {warning}" for warning in view.warnings]
-        if _has_not_looked(view):
-            warnings += _said_before(driver, said_before)
-        if view.silence is not None:
-            warnings.append(view.silence.message)
-        for device in view.devices or ():
-            misfit = _misfit(device, device_class)
-            if misfit:
-                warnings.append(f"{driver}: device {device.name!r} is left out: {misfit}")
-            elif device.name in found_devices:
-                warnings.append(
-                    f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has "
-                    "found it already"
-                )
-            else:
-                found_devices[device.name] = _with_absent_parts(
-                    msgspec.structs.replace(device, driver=driver), away.get(device.name)
-                )
-        warnings += _forget_missing_nodes(found_devices, driver, machine.node_set)
-    present = {**away, **before}
+    known = {device.name: device for device in before.devices}
+    found_devices, away, warnings = _read_views(
+        views, said_before=said_before, device_class=device_class, machine=machine
+    )
+    present = {**away, **known}
     cut = _cut_cards(present, found_devices, views, held, away)
     present.update({name: msgspec.structs.replace(present[name], consumes=()) for name in cut})
-    counter_sets = _count(present, found_devices, views, counter_sets, warnings, uncounted=cut)
+    counter_sets = _count(present, found_devices, views, before.counter_sets, warnings, uncounted=cut)
     listed: list[Device] = []
     removed: list[Device] = []
     for name in sorted({*present, *found_devices}):
-        was = before.get(name)
+        was = known.get(name)
         device = found_devices.get(name) or present[name]
         view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
         if _has_not_looked(view) and name not in found_devices:
@@ -178,6 +155,40 @@ def advance_inventory(
         warnings=tuple(warnings),
         kept=_kept(views, said_before),
     )
+
+
+def _read_views(
+    views: Mapping[str, DriverView], *, said_before: Inventory | None, device_class: str, machine: Machine
+) -> tuple[dict[str, Device], dict[str, Device], list[str]]:
+    """Take from the drivers' views the devices that were found, those that are away, both by name,
+    and the warnings.
+    """
+    warnings: list[str] = []
+    found_devices: dict[str, Device] = {}
+    away: dict[str, Device] = {}
+    for driver in sorted(views):
+        view = views[driver]
+        away.update({name: device for name, device in view.away.items() if device.driver == driver})
+        warnings += [f"{driver}: {warning}" for warning in view.warnings]
+        if _has_not_looked(view):
+            warnings += _said_before(driver, said_before)
+        if view.silence is not None:
+            warnings.append(view.silence.message)
+        for device in view.devices or ():
+            misfit = _misfit(device, device_class)
+            if misfit:
+                warnings.append(f"{driver}: device {device.name!r} is left out: {misfit}")
+            elif device.name in found_devices:
+                warnings.append(
+                    f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has "
+                    "found it already"
+                )
+            else:
+                found_devices[device.name] = _with_absent_parts(
+                    msgspec.structs.replace(device, driver=driver), away.get(device.name)
+                )
+        warnings += _forget_missing_nodes(found_devices, driver, machine.node_set)
+    return found_devices, away, warnings
 
 
 def _has_not_looked(view: DriverView) -> bool:
