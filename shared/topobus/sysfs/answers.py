@@ -43,13 +43,22 @@ class StampedAnswers:
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str], _Answer] = {}
 
-    def find(self, kind: str, path: str) -> _Answer | None:
-        """Return the answer if it is still valid. Cost: one stat."""
+    def find(self, kind: str, path: str, stamps: dict[str, tuple[int, ...]] | None = None) -> _Answer | None:
+        """Give the answer if it still holds.
+
+        Cost: one stat; none for a file or folder that is in `stamps`, where one look at many files
+        keeps what it has seen.
+        """
         answer = self._answers.get((kind, path))
         if answer is None:
             return None
+        stamp = stamps.get(answer.at) if stamps is not None else None
         try:
-            if _stamp(os.stat(answer.at)) == answer.stamp:  # noqa: PTH116 - asked for hundreds of files a second
+            if stamp is None:
+                stamp = _stamp(os.stat(answer.at))  # noqa: PTH116 - asked for hundreds of files a second
+            if stamps is not None:
+                stamps[answer.at] = stamp
+            if stamp == answer.stamp:
                 return answer
         except OSError:
             pass

@@ -99,6 +99,7 @@ class Tree:
             top: top != "dev" and (folder == f"/{top}" or is_kernels(folder)) for top, folder in self._top_texts.items()
         }
         self._folders: dict[str, list[str]] | None = None
+        self._stamps: dict[str, tuple[int, ...]] | None = None
         self._answers = StampedAnswers() if is_revisited else None
         self._open_files = OpenFiles() if is_revisited else None
         self._listed: dict[str, tuple[Sequence[str], tuple[str, ...]]] = {}
@@ -106,11 +107,12 @@ class Tree:
         costs to list them."""
 
     def for_scan(self) -> Tree:
-        """Return a tree for one look at many files. It resolves each folder's links once, so it
-        must not be kept (folders come and go).
+        """Give a tree for one look at many files: it resolves each folder's links once, and asks
+        once for the times of each file or folder that answers depend on. It must not be kept,
+        because folders come and go.
         """
         tree = Tree(self.settings)
-        tree._folders = {}
+        tree._folders, tree._stamps = {}, {}
         tree._answers, tree._open_files, tree._listed = self._answers, self._open_files, self._listed
         return tree
 
@@ -227,7 +229,7 @@ class Tree:
         answers = self._answers
         if answers is None:
             return ask(self._text(path), path)
-        kept = answers.find(kind, path)
+        kept = answers.find(kind, path, self._stamps)
         if kept is not None:
             item: T | None = kept.value
             return item

@@ -9,7 +9,7 @@ Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-ap
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -71,7 +71,7 @@ class LinuxCpuDriver(DeviceDriver):
         """
         online = [cpu for cpu in machine.cpus if cpu.online]
         self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
-        facts = CpuFacts(tree, machine)
+        facts = CpuFacts(tree.for_scan(), machine)
         if self._settings.groups != "cpu":
             return Discovery(devices=group_devices(online, self._settings, self.name, facts))
         siblings: dict[int, list[int]] = {}
@@ -92,7 +92,7 @@ class LinuxCpuDriver(DeviceDriver):
         online = _online(tree)
         if online is None:
             return {}
-        present = {device.name: cpus_of(device) & online for device in devices}
+        present = {device.name: _present(device, online) for device in devices}
         own = {device.cpu: (device.core, device.socket) for device in devices if device.cpu is not None}
         places = {cpu: own.get(cpu) or self._places.get(cpu, (None, None)) for cpus in present.values() for cpu in cpus}
         leaders: dict[int | None, int] = {}
@@ -215,6 +215,12 @@ def _cpuset(device: Device, cpus: CpuSet, with_memory: NodeSet, homes: Mapping[i
 def _homes(tree: Tree, nodes: NodeSet) -> Mapping[int, CpuSet]:
     """Read which CPUs each of these NUMA nodes has."""
     return {node: _ids(tree, f"sys/devices/system/node/node{node}/cpulist", CpuSet) or CpuSet() for node in nodes}
+
+
+def _present(device: Device, online: CpuSet) -> Collection[int]:
+    if device.cpu is None:
+        return cpus_of(device) & online
+    return (device.cpu,) if device.cpu in online else ()
 
 
 def _offline(cpu: int, online: CpuSet) -> Observation:
