@@ -39,6 +39,8 @@ class Listening(Struct, frozen=True, kw_only=True):
 
     address: str = LOOPBACK
     """An address of this machine; 0.0.0.0 or ::, all of them."""
+    is_open: bool = False
+    """Without users: whoever reaches this machine's loopback interface may do everything."""
     names: tuple[str, ...] = ()
     """Host names and addresses that clients use besides those that this machine knows itself by."""
 

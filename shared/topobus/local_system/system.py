@@ -12,8 +12,8 @@ import os
 import shutil
 import signal
 import sysconfig
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -154,8 +154,7 @@ async def start_system(
     hardware_root: Path,
     node: str,
     nats_url: str | None = None,
-    is_open: bool = False,
-    listening: Listening | None = None,
+    listening: Listening = Listening(),  # noqa: B008 - frozen
     environment: Mapping[str, str] | None = None,
     classes: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
@@ -164,33 +163,37 @@ async def start_system(
 
     Stop everything at the end, whatever ends it.
 
-    Shapes: environment — settings of services as their variables, which override this process's
-    environment. is_open — start NATS without users: every process that reaches this machine's
-    loopback interface may do everything. listening — where NATS listens; None: on loopback. A
-    server that is given is used with the settings of the environment. classes — device classes
-    besides ours, each with a `topobus-device`.
+    Shapes: environment — settings of services as their variables, on top of what this
+    process's environment says. listening — where NATS listens, and whether without users. A server
+    that is given is used as the environment says. classes — device classes besides ours, each with
+    a `topobus-device`.
     """
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
         folder.mkdir(parents=True, exist_ok=True)
     services = (*SERVICES, *classes)
-    has_users = nats_url is None and not is_open
+    has_users = nats_url is None and not listening.is_open
     async with AsyncExitStack() as run:
         # Before the supervisor: a port is kept from other runs until the server has ended.
-        port = run.enter_context(reserved_port(state, (listening or Listening()).address)) if nats_url is None else 0
+        port = run.enter_context(reserved_port(state, listening.address)) if nats_url is None else 0
         supervisor = await run.enter_async_context(Supervisor(layout.logs))
         # For a server of ours the environment overrides these. Of another's server we know nothing.
         store: dict[str, str] = {}
-        certificate = await asyncio.to_thread(
-            NatsCertificate, listening or Listening(), layout.nats_tls, layout.authority
-        )
+        certificate = await asyncio.to_thread(NatsCertificate, listening, layout.nats_tls, layout.authority)
         if nats_url is None:
             size = size_store(layout.nats)
             store = {"TOPOBUS_ALL__NATS__STORE_MIB": str(size.store_mib)} if size.store_mib else {}
             if size.store_mib:
                 say(f"the disk is small: NATS' store may take {size.store_mib} MiB")
             nats_url = await start_nats(
-                supervisor, layout, size, say, is_open=is_open, certificate=certificate, port=port, classes=classes
+                supervisor,
+                layout,
+                size,
+                say,
+                is_open=listening.is_open,
+                certificate=certificate,
+                port=port,
+                classes=classes,
             )
         ports = {name: free_port() for name in services}
         environments = {
@@ -205,23 +208,10 @@ async def start_system(
             for name in services
         }
         if has_users:
-            version = await _make_streams(environments[PROVISIONER])
-            if (0, 0, 0) < version < _ANSWERS_FOR_NOBODY:
-                # Accounts are kept all the same: without them a hostile process could do worse.
-                say(
-                    f"nats-server {'.'.join(map(str, version))}: commands that ask a device service which "
-                    "does not run wait for their full time instead of ending at "
-                    "once; use 2.10 or later"
-                )
+            await _make_streams(environments[PROVISIONER], say)
         for name in services:
-            supervisor.start(
-                Program(
-                    name=name,
-                    command=_command(name),
-                    environment=environments[name],
-                    probe=partial(probe_http, ports[name]),
-                )
-            )
+            probe = partial(probe_http, ports[name])
+            supervisor.start(Program(name=name, command=_command(name), environment=environments[name], probe=probe))
         system = System(
             layout=layout,
             node=node,
@@ -233,20 +223,26 @@ async def start_system(
             tls_ca_file=certificate.authority_file,
             url_elsewhere=certificate.url_elsewhere(_port_of(nats_url)),
         )
-        with ExitStack() as announced:
-            if has_users:
-                login = LocalLogin(
-                    user="cli",
-                    password_file=str(system.password_file("cli")),
-                    tls_ca_file=system.tls_ca_file,
-                    hosts=certificate.hosts,
-                )
-                if not announced.enter_context(announced_login(_port_of(nats_url), login)):
-                    say(
-                        "commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli "
-                        f"TOPOBUS_CLI__NATS__PASSWORD_FILE={login.password_file}"
-                    )
+        with _login_announced(system, certificate.hosts, say) if has_users else nullcontext():
             yield system
+
+
+@contextmanager
+def _login_announced(system: System, hosts: tuple[str, ...], say: Callable[[str], None]) -> Iterator[None]:
+    """Let commands of this user find the login of the command line by themselves."""
+    login = LocalLogin(
+        user="cli",
+        password_file=str(system.password_file("cli")),
+        tls_ca_file=system.tls_ca_file,
+        hosts=hosts,
+    )
+    with announced_login(_port_of(system.nats_url), login) as is_announced:
+        if not is_announced:
+            say(
+                "commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli "
+                f"TOPOBUS_CLI__NATS__PASSWORD_FILE={login.password_file}"
+            )
+        yield
 
 
 async def start_nats(
@@ -330,12 +326,12 @@ async def start_nats(
     return certificate.url_here(port)
 
 
-async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
-    """Make the streams as their provisioner does, before other services wait for them: with users
-    only it may, and each of the others would check again only after pauses.
+async def _make_streams(environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Make the streams as their provisioner does, before anybody waits for them: with users nobody
+    else may, and each would look again after pauses only.
 
-    Return the server's version, zeros when it is not known. Errors are ignored here: the
-    provisioner itself meets and reports them again.
+    Tells of a server that is too old. Whatever goes wrong here the provisioner itself meets again,
+    and tells.
     """
     own = {
         name: value
@@ -348,7 +344,12 @@ async def _make_streams(environment: Mapping[str, str]) -> tuple[int, int, int]:
         async with asyncio.timeout(_STREAMS_S), Bus.session(settings.nats, name=PROVISIONER) as bus:
             version = bus.server_version
             await bus.provision()
-    return version
+    if (0, 0, 0) < version < _ANSWERS_FOR_NOBODY:
+        # Accounts are kept all the same: what they stop is worse.
+        say(
+            f"nats-server {'.'.join(map(str, version))}: commands that ask a device service which does not run wait "
+            "for their full time instead of ending at once; use 2.10 or later"
+        )
 
 
 def _command(service: str) -> tuple[str, ...]:

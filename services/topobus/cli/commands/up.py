@@ -125,9 +125,7 @@ def up(
                 build(profile or "dgx", hardware)
         else:
             hardware = (root or Path("/")).absolute()
-        return asyncio.run(
-            _up(state, hardware, name, nats, options.output(), listening, announcement, own_classes, is_open=is_open)
-        )
+        return asyncio.run(_up(state, hardware, name, nats, options.output(), listening, announcement, own_classes))
 
 
 def _listening(listen: str | None, names: list[str], nats: str | None, *, is_open: bool) -> Listening:
@@ -135,14 +133,15 @@ def _listening(listen: str | None, names: list[str], nats: str | None, *, is_ope
     if listen is None:
         if names:
             raise UsageError("--name is for a server that others reach", next_step="give --listen ADDRESS, too")
-        return Listening()
+        return Listening(is_open=is_open)
     if nats is not None:
         raise UsageError(
             "--listen is for a server that this command starts, and --nats names another one",
             next_step="leave one of both out",
         )
     try:
-        listening = Listening(address=str(ipaddress.ip_address(listen.strip("[]"))), names=tuple(names))
+        address = str(ipaddress.ip_address(listen.strip("[]")))
+        listening = Listening(address=address, names=tuple(names), is_open=is_open)
     except ValueError as err:
         raise UsageError(
             f"--listen: got {listen!r}, wanted an address of this machine",
@@ -182,8 +181,6 @@ async def _up(
     listening: Listening,
     announcement: Announcement,
     classes: Sequence[str],
-    *,
-    is_open: bool,
 ) -> int:
     me = asyncio.current_task()
     assert me is not None
@@ -204,7 +201,6 @@ async def _up(
             hardware_root=hardware,
             node=node,
             nats_url=nats,
-            is_open=is_open,
             listening=listening,
             classes=classes,
             say=output.note,
