@@ -183,13 +183,7 @@ async def _operate(
     *,
     is_draining: bool = False,
 ) -> int:
-    for option, text in (("--why", why), ("--who", who or "")):
-        if not text.isprintable():
-            # A node would refuse it for each device, and with its own words for these options.
-            raise UsageError(
-                f"{option} is {text!r}: it stands in lists, and takes one line of text",
-                next_step="leave line breaks and the like out",
-            )
+    _check_texts(why, who or "")
     output, op_id = options.output(), operation or str(uuid.uuid4())
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         inventories = [entry.value for entry in (await list_inventories(bus))[0]]
@@ -244,6 +238,16 @@ async def _operate(
             "is missing",
         )
     return ExitCode.NO if any(_refusal(answer) is not None for answer in answers) else ExitCode.OK
+
+
+def _check_texts(why: str, who: str) -> None:
+    for option, text in (("--why", why), ("--who", who)):
+        if not text.isprintable():
+            # A node would refuse it device by device, with its own words for what is written here.
+            raise UsageError(
+                f"{option} is {text!r}: it stands in lists, and takes one line of text",
+                next_step="leave line breaks and the like out",
+            )
 
 
 async def _ask(bus: Bus, device: ChosenDevice, request: OperateRequest, say: Callable[[str], None]) -> DeviceAnswer:

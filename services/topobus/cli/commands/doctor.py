@@ -7,10 +7,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -63,17 +65,22 @@ from topobus.formats.messages.catalogue import (
     RELAY,
 )
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
-from topobus.formats.messages.messages import PodsRequest
+from topobus.formats.messages.messages import ApiObject, PodsRequest
 from topobus.formats.messages.nouns import CLUSTER, State
 from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.formats.messages.relay_messages import NodeRelay
 from topobus.local_system.local_logins import is_local
 from topobus.local_system.system import Layout
 from topobus.values.device import Inventory
 from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.ledger import Ledger
+from topobus.values.machine import Machine
 from topobus.values.node_text import counted
 from topobus.values.request import Owner, OwnerKind, PodRequest
 
 __all__ = ["check_folders", "doctor"]
+
+T = TypeVar("T")
 
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
 # How long a requester waits for a sign of life. The services' own budgets are far below.
@@ -167,36 +174,61 @@ async def _check_bus(
         return [Finding(level=Level.FAIL, what="nats", found=err.message, next_step=err.next_step)]
 
 
-async def _check_services(bus: Bus, node: str | None, checked: list[str], *, asks_gateways: bool) -> list[Finding]:
+@dataclass(frozen=True)
+class _Fleet:
+    """What is stored of all nodes, by node."""
+
+    machines: Mapping[str, Entry[Machine]]
+    inventories: Mapping[str, Sequence[Entry[Inventory]]]
+    ledgers: Mapping[str, Entry[Ledger]]
+    relays: Mapping[str, Entry[NodeRelay]]
+    objects: Sequence[Entry[ApiObject]]
+    rejected: Sequence[tuple[State[Any], str, str]]
+    """Entries that cannot be read: the state, the key, and why."""
+    unread: Sequence[str]
+    """Nodes that have inventories and are none."""
+
+
+async def _read_fleet(bus: Bus) -> _Fleet:
     rejected: list[tuple[State[Any], str, str]] = []
 
     def note(state: State[Any]) -> Callable[[str, str], None]:
         return lambda key, why: rejected.append((state, key, why))
 
-    machine_entries = {entry.parts["node"]: entry for entry in await bus.list(MACHINE, on_rejected=note(MACHINE))}
-    machines = {node_name: entry.value for node_name, entry in machine_entries.items()}
-    inventory_entries, unread = await list_inventories(bus, on_rejected=note(INVENTORY))
-    inventories = [entry.value for entry in inventory_entries]
-    ledger_entries = {entry.parts["node"]: entry for entry in await bus.list(LEDGER, on_rejected=note(LEDGER))}
-    ledgers = {node_name: entry.value for node_name, entry in ledger_entries.items()}
-    relays = {entry.parts["node"]: entry for entry in await bus.list(RELAY, on_rejected=note(RELAY))}
+    async def by_node(state: State[T]) -> dict[str, Entry[T]]:
+        return {entry.parts["node"]: entry for entry in await bus.list(state, on_rejected=note(state))}
+
+    machines = await by_node(MACHINE)
+    inventories, unread = await list_inventories(bus, on_rejected=note(INVENTORY))
+    ledgers, relays = await by_node(LEDGER), await by_node(RELAY)
     objects = await bus.list(OBJECT, on_rejected=note(OBJECT))
     others: list[State[Any]] = [ALIGNMENT, MAINTENANCE]
     for state in others:
         await bus.list(state, on_rejected=note(state))
-    nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
+    entries_of: dict[str, list[Entry[Inventory]]] = {}
+    for entry in inventories:
+        entries_of.setdefault(entry.parts["node"], []).append(entry)
+    return _Fleet(machines, entries_of, ledgers, relays, objects, rejected, unread)
+
+
+async def _check_services(bus: Bus, node: str | None, checked: list[str], *, asks_gateways: bool) -> list[Finding]:
+    fleet = await _read_fleet(bus)
+    inventories = [entry.value for entries in fleet.inventories.values() for entry in entries]
+    nodes = sorted({*fleet.machines, *fleet.ledgers, *(inventory.node for inventory in inventories)})
     if node is not None:
         nodes = [one_of("node", node, nodes)]
     checked += nodes
-    hub = check_hub(sorted(relays), wants_login=bus.wants_login, version=bus.server_version)
+    hub = check_hub(sorted(fleet.relays), wants_login=bus.wants_login, version=bus.server_version)
     findings = [
         *([hub] if hub is not None else []),
         *check_clock_here(bus.clock_ahead_s),
-        *check_rejected(rejected),
-        *check_unread(unread),
+        *check_rejected(fleet.rejected),
+        *check_unread(fleet.unread),
     ]
     findings += check_holders(
-        ledgers.values(), [entry.value for entry in objects], {key for state, key, _ in rejected if state is OBJECT}
+        [entry.value for entry in fleet.ledgers.values()],
+        [entry.value for entry in fleet.objects],
+        {key for state, key, _ in fleet.rejected if state is OBJECT},
     )
     # For all nodes, not only the checked ones: a class that another node serves is served.
     unserved = unserved_drivers(inventory.device_class for inventory in inventories)
@@ -210,52 +242,53 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
                 next_step="start the node's services: `topobus up`, or `kubectl apply -k deploy/kubernetes`",
             )
         )
-    entries_of: dict[str, list[Entry[Inventory]]] = {}
-    for entry in inventory_entries:
-        entries_of.setdefault(entry.parts["node"], []).append(entry)
-
-    async def check(node_name: str) -> list[Finding]:
-        own = [entry.value for entry in entries_of.get(node_name, ())]
-        signs = await _signs_of_life(
-            bus, node_name, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)})
-        )
-        silent = {service: text for service, sign in signs.items() if (text := silence_text(sign))}
-        of_node = [*check_node(node_name, machines.get(node_name), own, ledgers.get(node_name), silent)]
-        releases = {service: sign.release for service, sign in signs.items() if isinstance(sign, Answered)}
-        # These answer no requests: what they wrote has their release, if they are new enough.
-        written = {"discovery": machine_entries.get(node_name), "relay": relays.get(node_name)}
-        releases |= {
-            service: entry.origin.release
-            for service, entry in written.items()
-            if entry is not None and entry.origin.release
-        }
-        of_node += check_releases(node_name, releases, bus.release)
-        topology = signs["topology"]
-        if isinstance(topology, Answered):
-            of_node += check_clock(node_name, topology.clock_ahead_s, bus.clock_ahead_s)
-        else:
-            entries = (
-                machine_entries.get(node_name),
-                ledger_entries.get(node_name),
-                relays.get(node_name),
-                *entries_of.get(node_name, ()),
-            )
-            of_node += check_stored_clock(node_name, [entry.origin for entry in entries if entry is not None])
-        if asks_gateways:
-            has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
-            ledger = ledgers.get(node_name)
-            is_missed = ledger is not None and any(
-                allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM)
-                for allocation in ledger.allocations.values()
-            )
-            of_node += await _check_gateway(bus, node_name, has_devices=has_devices, is_missed=is_missed)
-        return of_node
-
+    check = partial(_check_stored_node, bus, fleet, asks_gateways=asks_gateways)
     findings += [finding for of_node in await side_by_side(nodes, check) for finding in of_node]
     return [
         *findings,
-        *await _check_controller(bus, is_missed=any(entry.value.kind != "DeviceClass" for entry in objects)),
+        *await _check_controller(bus, is_missed=any(entry.value.kind != "DeviceClass" for entry in fleet.objects)),
     ]
+
+
+async def _check_stored_node(bus: Bus, fleet: _Fleet, node: str, *, asks_gateways: bool) -> list[Finding]:
+    entries = fleet.inventories.get(node, ())
+    machine, ledger, relay = fleet.machines.get(node), fleet.ledgers.get(node), fleet.relays.get(node)
+    own = [entry.value for entry in entries]
+    signs = await _signs_of_life(bus, node, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
+    silent = {service: text for service, sign in signs.items() if (text := silence_text(sign))}
+    of_node = [
+        *check_node(
+            node,
+            machine.value if machine is not None else None,
+            own,
+            ledger.value if ledger is not None else None,
+            silent,
+        )
+    ]
+    releases = {service: sign.release for service, sign in signs.items() if isinstance(sign, Answered)}
+    # These answer nothing: what they wrote says their release, where
+    # they are new enough to say it.
+    written = {"discovery": machine, "relay": relay}
+    releases |= {
+        service: entry.origin.release
+        for service, entry in written.items()
+        if entry is not None and entry.origin.release
+    }
+    of_node += check_releases(node, releases, bus.release)
+    topology = signs["topology"]
+    if isinstance(topology, Answered):
+        of_node += check_clock(node, topology.clock_ahead_s, bus.clock_ahead_s)
+    else:
+        stored = (machine, ledger, relay, *entries)
+        of_node += check_stored_clock(node, [entry.origin for entry in stored if entry is not None])
+    if asks_gateways:
+        has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
+        is_missed = ledger is not None and any(
+            allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM)
+            for allocation in ledger.value.allocations.values()
+        )
+        of_node += await _check_gateway(bus, node, has_devices=has_devices, is_missed=is_missed)
+    return of_node
 
 
 async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str, Answered | Silent]:

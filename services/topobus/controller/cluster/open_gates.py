@@ -256,12 +256,34 @@ class GatedPodReconciler:
             return Again(again_s, versions)
         if await self._make_room(key, pod, plan, chosen):
             return Progress.ON
-        if not is_cheap and key in self._state.pods:
-            # The versions of the claims without their notes, as we wrote those ourselves.
+        return await self._explain(key, pod, versions, chosen, is_refused=bool(refused), freedoms=freedoms)
+
+    async def _explain(
+        self,
+        key: Key,
+        pod: Stored,
+        versions: PodVersions,
+        chosen: NoNodeFits,
+        *,
+        is_refused: bool,
+        freedoms: Hashable,
+    ) -> Result:
+        """Tell a pod why it fits nowhere.
+
+        Gives when it is due.
+
+        Shapes: is_refused — kube-scheduler refused nodes; freedoms — what was free before a long
+        search, None after a short one.
+        """
+        if freedoms is not None and key in self._state.pods:
+            # The claims as they are without their notes: it was just us who wrote them.
             versions = replace(versions, claims=self._queue.versions_of(key).claims)
-        versions = await self._explain(key, pod, versions, chosen)
-        if refused:
-            # Every other node was tried. Those that the scheduler refused are worth trying again
+        self._queue.silence(key)
+        reason, reasons = explain_choice(chosen.misses)
+        self._metrics.decisions.labels("refused").inc()
+        versions = replace(versions, pod=await self._report(key, pod, reason, (*reasons, *chosen.advice)))
+        if is_refused:
+            # Every other node was tried: those that the scheduler refused are worth another look
             # later, and no change makes that sooner.
             return Again(self._settings.unschedulable_s, pod.uid)
         version: Hashable = versions
@@ -274,16 +296,8 @@ class GatedPodReconciler:
             wait_s, version = min(wait_s, self._settings.unschedulable_s), versions.with_moves
         if wait_s < math.inf:
             return Again(wait_s, version)
-        # The free devices as they were before a long search, so that no device freed meanwhile is
-        # missed.
-        return Done(versions) if is_cheap else Behind(versions.own_versions, freedoms)
-
-    async def _explain(self, key: Key, pod: Stored, versions: PodVersions, chosen: NoNodeFits) -> PodVersions:
-        """Tell a pod why it fits nowhere; gives its versions then."""
-        self._queue.silence(key)
-        reason, reasons = explain_choice(chosen.misses)
-        self._metrics.decisions.labels("refused").inc()
-        return replace(versions, pod=await self._report(key, pod, reason, (*reasons, *chosen.advice)))
+        # What is free as it was before a long search, so that nothing freed meanwhile is missed.
+        return Done(versions) if freedoms is None else Behind(versions.own_versions, freedoms)
 
     async def _make_room(self, key: Key, pod: Stored, plan: PodPlan, chosen: NoNodeFits) -> bool:
         """Deallocate a claim of ours that keeps the pod's other claims from fitting. Behind the

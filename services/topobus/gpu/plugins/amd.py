@@ -48,7 +48,7 @@ from topobus.gpu.drm_edits import drm_edits, groups_of
 from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import process_of
-from topobus.gpu.products import ProductTable
+from topobus.gpu.products import Product, ProductTable
 from topobus.gpu.sensor_health import ras_sign, temperature_sign
 from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
@@ -262,17 +262,7 @@ class AmdDriver(ChecksLeftovers):
         if card.fault:
             return []
         product = self._products.product(function)
-        memory_bytes, model, unique = product.memory_bytes, product.name, ""
-        try:
-            folder = pci_folder(function.address)
-            memory_bytes = tree.read_int(f"{folder}/mem_info_vram_total") or memory_bytes
-            model = tree.read(f"{folder}/product_name") or model
-            unique = tree.read(f"{folder}/unique_id") or ""
-        except HardwareError:
-            # The GPU is described by what could be read, and `observe` reports what could not.
-            pass
-        model = model or f"AMD device {function.device:04x}"
-        uuid = f"GPU-{unique}" if unique else ""
+        memory_bytes, model, uuid = _described(tree, function, product)
         whole = pci_device_name(self.device_class, function.address)
         counts = self._counts.get(function.address, {})
         is_parent = bool(card.partitions) and not counts
@@ -299,28 +289,37 @@ class AmdDriver(ChecksLeftovers):
             memory_mode=card.memory_mode,
         )
         if counts:
-            parts = [
-                part
-                for mode, count in counts.items()
-                if mode != WHOLE
-                for part in possible_parts(facts, card, mode, count, links)
-            ]
-            devices = ([device] if WHOLE in counts else []) + parts
-            ways = [
-                [each.name for each in devices if each.attributes.get("partitionMode", WHOLE) == mode]
-                for mode in counts
-            ]
-            self._sets[function.address], uses = count_ways(whole, ways)
-            self._cut[function.address] = tuple(
-                msgspec.structs.replace(each, consumes=uses[each.name]) for each in devices
-            )
-            return list(self._cut[function.address])
+            return self._all_ways(device, facts, card, counts, links)
         if card.partitions:
             share_bytes = share(
                 memory_bytes, max(len(card.partitions), product.compute_dies if card.mode == "CPX" else 0)
             )
             return ([device] if self.host.offers_parents else []) + present_parts(facts, card, share_bytes, links)
         return [device]
+
+    def _all_ways(
+        self,
+        device: Device,
+        facts: CardFacts,
+        card: AmdCard,
+        counts: Mapping[str, int],
+        links: Mapping[str, tuple[Link, ...]],
+    ) -> list[Device]:
+        """Give all devices of a card that is cut on demand: of each mode, whichever it is in."""
+        parts = [
+            part
+            for mode, count in counts.items()
+            if mode != WHOLE
+            for part in possible_parts(facts, card, mode, count, links)
+        ]
+        devices = ([device] if WHOLE in counts else []) + parts
+        ways = [
+            [each.name for each in devices if each.attributes.get("partitionMode", WHOLE) == mode] for mode in counts
+        ]
+        address = facts.function.address
+        self._sets[address], uses = count_ways(facts.name, ways)
+        self._cut[address] = tuple(msgspec.structs.replace(each, consumes=uses[each.name]) for each in devices)
+        return list(self._cut[address])
 
     def _can_be_cut(self, tree: Tree, function: PciDevice, card: AmdCard) -> bool:
         """Return whether a card is offered in all its modes at once, and note the modes that it
@@ -457,3 +456,17 @@ def _nodes_by_name(device_class: str, card: AmdCard) -> list[tuple[KfdNode, str]
     if card.partitions:
         return [(part.node, partition_name(device_class, card, part)) for part in card.partitions]
     return [(card.node, pci_device_name(device_class, card.address))] if card.node is not None else []
+
+
+def _described(tree: Tree, function: PciDevice, product: Product) -> tuple[int, str, str]:
+    """Read a card's memory in bytes, its model and its UUID, as far as they can be read."""
+    memory_bytes, model, unique = product.memory_bytes, product.name, ""
+    try:
+        folder = pci_folder(function.address)
+        memory_bytes = tree.read_int(f"{folder}/mem_info_vram_total") or memory_bytes
+        model = tree.read(f"{folder}/product_name") or model
+        unique = tree.read(f"{folder}/unique_id") or ""
+    except HardwareError:
+        # Still a GPU, described by what could be read; `observe` tells of what cannot.
+        pass
+    return memory_bytes, model or f"AMD device {function.device:04x}", f"GPU-{unique}" if unique else ""

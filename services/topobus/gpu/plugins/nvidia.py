@@ -216,23 +216,10 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         made = self._mig.made(tree, nvml, wanted, context.records)
         if isinstance(made, Refusal):
             return made
-        instances = {**live, **made}
-        edits: dict[str, ContainerEdits] = {}
-        uuids: list[str] = []
-        is_cuda = False
-        for address, device in sorted(
-            ((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]
-        ):
-            if device not in whole:
-                own = self._part_edits(tree, device, instances.get(device.name))
-                if isinstance(own, Refusal):
-                    return own
-                edits[device.name], is_cuda = own, True
-                uuids.extend([instances[device.name].uuid] if device.name in instances else [])
-                continue
-            edits[device.name] = _whole_edits(tree, address, device, context.owner)
-            is_cuda = is_cuda or "Device Minor" in information(tree, address)
-            uuids.extend([device.uuid] if device.uuid else [])
+        given = self._given(tree, devices, whole, {**live, **made}, context.owner)
+        if isinstance(given, Refusal):
+            return given
+        edits, uuids, is_cuda = given
         shared = [
             shared_node
             for shared_node in _SHARED_NODES
@@ -252,6 +239,35 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
             return refusal
         answer = {**edits, "": common}
         return answer if plan is None else self.mps.begin(plan, context, answer)
+
+    def _given(
+        self,
+        tree: Tree,
+        devices: Sequence[Device],
+        whole: Sequence[Device],
+        instances: Mapping[str, LiveInstance],
+        owner: Owner,
+    ) -> tuple[dict[str, ContainerEdits], list[str], bool] | Refusal:
+        """Give each device's own edits by its name, the UUIDs by PCI address, and whether CUDA is
+        among it.
+        """
+        edits: dict[str, ContainerEdits] = {}
+        uuids: list[str] = []
+        is_cuda = False
+        for address, device in sorted(
+            ((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]
+        ):
+            if device not in whole:
+                own = self._part_edits(tree, device, instances.get(device.name))
+                if isinstance(own, Refusal):
+                    return own
+                edits[device.name], is_cuda = own, True
+                uuids.extend([instances[device.name].uuid] if device.name in instances else [])
+                continue
+            edits[device.name] = _whole_edits(tree, address, device, owner)
+            is_cuda = is_cuda or "Device Minor" in information(tree, address)
+            uuids.extend([device.uuid] if device.uuid else [])
+        return edits, uuids, is_cuda
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Destroy the MIG instances that were made for the owner.

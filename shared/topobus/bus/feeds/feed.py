@@ -285,20 +285,11 @@ class Feed:
             while True:
                 if wanted <= 0:
                     wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
-                    if not self._is_caught_up:
-                        silence_s = _MISSED_HEARTBEATS * _EAGER_HEARTBEAT_S + _BUSY_S
-                        await self._pull(
-                            name, inbox, wanted, expires_s=_EAGER_EXPIRES_S, heartbeat_s=_EAGER_HEARTBEAT_S
+                    if self._is_caught_up and seat is None:
+                        seat = self._connection.heartbeats.enter(
+                            server, lambda reason: arrived.put_nowait(_Reopen(reason))
                         )
-                    else:
-                        if seat is None:
-                            seat = self._connection.heartbeats.enter(
-                                server, lambda reason: arrived.put_nowait(_Reopen(reason))
-                            )
-                        silence_s = _EXPIRES_S + _BUSY_S
-                        await self._pull(
-                            name, inbox, wanted, expires_s=_EXPIRES_S, heartbeat_s=BEAT_S if seat.takes_beats() else 0
-                        )
+                    silence_s = await self._pull_batch(name, inbox, wanted, seat)
                 if seat is not None:
                     seat.is_waiting = True
                 message = await self._next(arrived, silence_s)
@@ -313,13 +304,7 @@ class Feed:
                         # at our position does not.
                         raise _Reopen("stalled")
                     continue
-                if f".{self._stream}.{name}." not in message.reply and message.reply.startswith("$JS.ACK."):
-                    # A delivery of another consumer, which the server was made to send here: not of
-                    # our stream, or not of our filter.
-                    self._connection.metrics.strays.labels(self._stream, "consumer").inc()
-                    self._connection.quiet.warning(
-                        "feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200]
-                    )
+                if self._is_stray(message, name):
                     continue
                 idle = 0
                 place = Place.parse(message.reply)
@@ -330,14 +315,7 @@ class Feed:
                 wanted -= 1
                 if place.sequence <= self._position:
                     continue
-                yield Delivery(
-                    subject=message.subject,
-                    headers=message.headers or {},
-                    data=message.data,
-                    sequence=place.sequence,
-                    time_ns=place.time_ns,
-                    is_replay=place.sequence <= self._began_at,
-                )
+                yield self._delivery(message, place)
                 self._position, self._position_ns = place.sequence, place.time_ns
                 if not self._is_caught_up and await snapshot.is_complete(self._position):
                     self._is_caught_up = True
@@ -348,12 +326,48 @@ class Feed:
                 seat.leave()
             if lasting is not None:
                 await self._connection.unsubscribe(lasting)
-            if self._connection.is_connected:
-                # Best effort. The server removes a consumer without pulls anyway.
-                try:
-                    await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}")
-                except PeerUnavailable:
-                    pass
+            await self._remove_consumer(name)
+
+    async def _pull_batch(self, name: str, inbox: str, wanted: int, seat: Seat | None) -> float:
+        """Ask for the next messages; gives after how many seconds of silence something is wrong.
+
+        Shapes: seat — None until the feed has caught up.
+        """
+        if seat is None:
+            await self._pull(name, inbox, wanted, expires_s=_EAGER_EXPIRES_S, heartbeat_s=_EAGER_HEARTBEAT_S)
+            return _MISSED_HEARTBEATS * _EAGER_HEARTBEAT_S + _BUSY_S
+        await self._pull(name, inbox, wanted, expires_s=_EXPIRES_S, heartbeat_s=BEAT_S if seat.takes_beats() else 0)
+        return _EXPIRES_S + _BUSY_S
+
+    def _is_stray(self, message: Msg, name: str) -> bool:
+        """Say whether a message is another consumer's delivery, which the server was told to bring
+        here: not of our stream, or not of our filter.
+        """
+        if f".{self._stream}.{name}." in message.reply or not message.reply.startswith("$JS.ACK."):
+            return False
+        self._connection.metrics.strays.labels(self._stream, "consumer").inc()
+        self._connection.quiet.warning("feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200])
+        return True
+
+    def _delivery(self, message: Msg, place: Place) -> Delivery:
+        return Delivery(
+            subject=message.subject,
+            headers=message.headers or {},
+            data=message.data,
+            sequence=place.sequence,
+            time_ns=place.time_ns,
+            is_replay=place.sequence <= self._began_at,
+        )
+
+    async def _remove_consumer(self, name: str) -> None:
+        """Remove the consumer, as far as that can be done now: the server removes it anyway when
+        nobody pulls.
+        """
+        if self._connection.is_connected:
+            try:
+                await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}")
+            except PeerUnavailable:
+                pass
 
     async def _make_consumer(self, name: str) -> str:
         """Make the consumer.

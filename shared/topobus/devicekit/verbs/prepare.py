@@ -221,22 +221,28 @@ class Preparer:
             common = merged
         self._hands.jobs.forget(request.owner, names)
         seen = self._hands.tree.settings.runtime_dev
-        # Only a claim's containers can be stopped from starting without it.
-        adjusting = [name for name, isolated in self._hands.drivers.items() if isolated.driver.capabilities.adjusts]
-        is_claim = request.owner.kind is OwnerKind.CLAIM
-        to_adjust = [
-            device.name
-            for device in devices
-            if is_claim
-            and device.driver in adjusting
-            and device.name not in request.looked_at
-            and not asks_for_passthrough(context.config_of(device.name))
-        ]
         return Prepared(
             edits={name: place_nodes(edit, seen) for name, edit in edits.items()},
             common=place_nodes(common, seen),
             to_attach=tuple(sorted(to_attach)),
-            to_adjust=tuple(sorted(to_adjust)),
+            to_adjust=self._to_adjust(devices, request, context),
+        )
+
+    def _to_adjust(
+        self, devices: Sequence[Device], request: PrepareRequest, context: PrepareContext
+    ) -> tuple[str, ...]:
+        """Name the devices whose containers are adjusted before they start."""
+        if request.owner.kind is not OwnerKind.CLAIM:
+            return ()  # only a claim's containers can be kept from starting without it
+        adjusting = [name for name, isolated in self._hands.drivers.items() if isolated.driver.capabilities.adjusts]
+        return tuple(
+            sorted(
+                device.name
+                for device in devices
+                if device.driver in adjusting
+                and device.name not in request.looked_at
+                and not asks_for_passthrough(context.config_of(device.name))
+            )
         )
 
     def _is_passed_through(self, name: str, owner: Owner) -> bool:

@@ -68,16 +68,7 @@ def describe_miss(given: AllocationInput, pools: Sequence[Pool], miss: Miss) -> 
         (candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS
     ]
     relevant = [(candidate, blocker) for candidate, blocker in of_class if blocker is None or blocker.code != OUTSIDE]
-    if relevant:
-        have = f"found {'' if miss.is_exact else 'at least '}{miss.found_count} of {len(relevant)}"
-    elif of_class:
-        have = "and none of that class lies there"
-    else:
-        have = (
-            f"and none of the {len(blockers)} devices here is of that class"
-            if blockers
-            else "and there is no device here"
-        )
+    have = _found(miss, of_class=len(of_class), relevant=len(relevant))
     reasons = [
         Reason(
             code="too-few-devices",
@@ -119,6 +110,17 @@ def describe_miss(given: AllocationInput, pools: Sequence[Pool], miss: Miss) -> 
                 Reason(code=f"pool-{pool.state}", message=message, facts={"node": node, "pool": str(pool.id)})
             )
     return tuple(reasons)
+
+
+def _found(miss: Miss, *, of_class: int, relevant: int) -> str:
+    """Say how many devices there are, of so many of the class, and of those where they may lie."""
+    if relevant:
+        return f"found {'' if miss.is_exact else 'at least '}{miss.found_count} of {relevant}"
+    if of_class:
+        return "and none of that class lies there"
+    if miss.blockers:
+        return f"and none of the {len(miss.blockers)} devices here is of that class"
+    return "and there is no device here"
 
 
 def _named(blocker: Blocker, names: Sequence[str]) -> str:

@@ -164,13 +164,7 @@ def allocate_near(
         return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
     keys = [aligned_claims.claim.owner.key for aligned_claims in wished]
     groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
-    places = [
-        _places(view, _request_of(pod), [given.claims[index].spec for index in sorted(group)]) for group in groups
-    ]
-    places += [
-        _places(view, aligned_claims.wishes, [spec.spec])
-        for aligned_claims, spec in zip(wished, given.claims, strict=True)
-    ]
+    places = _all_places(view, pod, groups, given, wished)
     outsides: dict[int, Mapping[DeviceId, str]] = {}
     misses: list[PlaceMiss] = []
     steps, has_given_up = 0, math.prod(len(domains) for domains in places) > _MOST
@@ -253,6 +247,24 @@ def _outside_of(
         if len(reasons) == 1
         else {device: why for reasons_of_domain in reasons for device, why in reasons_of_domain.items()}
     )
+
+
+def _all_places(
+    view: NodeView,
+    pod: PodRequest | None,
+    groups: Sequence[frozenset[int]],
+    given: AllocationInput,
+    wished: Sequence[AlignedClaims],
+) -> list[list[Domain | None]]:
+    """List where to look for each group of claims that the pod wants together, then for each claim."""
+    together = [
+        _places(view, _request_of(pod), [given.claims[index].spec for index in sorted(group)]) for group in groups
+    ]
+    alone = [
+        _places(view, aligned_claims.wishes, [spec.spec])
+        for aligned_claims, spec in zip(wished, given.claims, strict=True)
+    ]
+    return [*together, *alone]
 
 
 def _places(view: NodeView, wishes: AlignmentRequest | None, specs: Sequence[ClaimSpec]) -> list[Domain | None]:

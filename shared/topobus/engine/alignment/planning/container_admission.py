@@ -18,6 +18,7 @@ from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
 from topobus.engine.alignment.planning.resource_hints import ContainerAllocation, ResourceHints
 from topobus.values.hint import Hint
+from topobus.values.idset import CpuSet
 from topobus.values.node_text import on_nodes
 from topobus.values.outcome import ContainerPlacement, HintList, Reason
 from topobus.values.request import Policy
@@ -97,18 +98,7 @@ def _why(
 ) -> list[Reason]:
     reasons = [_why_aligned(available, aligned)]
     if taken.cpus:
-        cores = sum(1 for core in available.view.cores if core.cpus <= taken.cpus)
-        nodes = available.topology.nodes_of(taken.cpus)
-        at_home = sum(len(cpus & taken.cpus) for cpus in available.topology.cpus_by_node().values())
-        where = on_nodes(nodes, has_unknown=at_home < len(taken.cpus))
-        reasons.append(
-            Reason(
-                code="cpus-taken",
-                message=f"CPUs {taken.cpus} {where}: {cores} whole core{'' if cores == 1 else 's'}, the most used "
-                "units first",
-                facts={"resource": CPU_CLASS, "cpus": str(taken.cpus), "whole_cores": cores, "numa_nodes": str(nodes)},
-            )
-        )
+        reasons.append(_why_cpus(available, taken.cpus))
     reasons += [
         Reason(
             code="memory-taken",
@@ -157,6 +147,19 @@ def _why(
         if device.device_class in available.view.silent_classes
     ]
     return reasons
+
+
+def _why_cpus(available: NodeAvailability, taken: CpuSet) -> Reason:
+    """Say where the CPUs are, and how many whole cores they make."""
+    cores = sum(1 for core in available.view.cores if core.cpus <= taken)
+    nodes = available.topology.nodes_of(taken)
+    at_home = sum(len(cpus & taken) for cpus in available.topology.cpus_by_node().values())
+    where = on_nodes(nodes, has_unknown=at_home < len(taken))
+    return Reason(
+        code="cpus-taken",
+        message=f"CPUs {taken} {where}: {cores} whole core{'' if cores == 1 else 's'}, the most used units first",
+        facts={"resource": CPU_CLASS, "cpus": str(taken), "whole_cores": cores, "numa_nodes": str(nodes)},
+    )
 
 
 def _why_outside(available: NodeAvailability, device_class: str, names: Sequence[str], hint: Hint) -> str:

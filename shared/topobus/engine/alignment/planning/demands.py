@@ -8,14 +8,14 @@ in k8s.io/component-helpers/resource PodLimits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, MEMORY, cpu_of_name
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Reason, Refusal
-from topobus.values.request import ContainerKind, ContainerRequest, PodRequest
+from topobus.values.request import ContainerKind, ContainerRequest, DeviceRequest, PodRequest
 
 __all__ = ["ContainerDemand", "DeviceDemand", "pod_total", "read_demands"]
 
@@ -161,22 +161,10 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
     names: dict[str, list[str]] = {}
     shared: dict[str, list[str]] = {}
     for device in container.devices:
-        wanted: dict[str, str | int] = {"resource": device.device_class, "wanted": device.count}
-        if device.count <= 0:
-            fault(
-                "count-zero",
-                f"asks for {device.count} devices of class {device.device_class}, wanted 1 or more",
-                **wanted,
-            )
-        elif device.names and len(device.names) != device.count:
-            fault(
-                "count-mismatch",
-                f"asks for {device.count} {device.device_class} but names {len(device.names)}",
-                **wanted,
-                named=len(device.names),
-            )
-        elif (device.is_shared or device.by_share) and not device.names:
-            fault("shared-needs-names", f"asks to share {device.device_class} without naming devices", **wanted)
+        misfit = _misfit(device)
+        if misfit is not None:
+            code, message, facts = misfit
+            fault(code, message, **facts)
         elif device.device_class == CPU_CLASS:
             cpu_ids = [cpu_of_name(name) for name in device.names]
             for name, cpu in zip(device.names, cpu_ids, strict=True):
@@ -195,29 +183,61 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
             (shared if device.is_shared or device.by_share else names).setdefault(device.device_class, []).extend(
                 device.names
             )
-    both = {
-        device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()
-    }
-    for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
-        for name in sorted({name for name in listed if listed.count(name) > 1}):
-            fault("duplicate-device", f"names {device_class} {name} more than once", resource=device_class, device=name)
+    for device_class, name in _named_twice(names, shared, named_cpus):
+        fault("duplicate-device", f"names {device_class} {name} more than once", resource=device_class, device=name)
     return ContainerDemand(
         name=container.name,
         place=place,
         kind=container.kind,
         cpus=cpus,
         named_cpus=CpuSet.of(named_cpus),
-        devices=tuple(
-            DeviceDemand(
-                device_class=device_class,
-                any_count=count,
-                names=tuple(sorted(names.get(device_class, ()))),
-                shared=tuple(sorted(shared.get(device_class, ()))),
-            )
-            for device_class, count in sorted(counts.items())
-        ),
+        devices=_device_demands(counts, names, shared),
         memory=_memory(container),
     )
+
+
+def _device_demands(
+    counts: Mapping[str, int], names: Mapping[str, Sequence[str]], shared: Mapping[str, Sequence[str]]
+) -> tuple[DeviceDemand, ...]:
+    return tuple(
+        DeviceDemand(
+            device_class=device_class,
+            any_count=count,
+            names=tuple(sorted(names.get(device_class, ()))),
+            shared=tuple(sorted(shared.get(device_class, ()))),
+        )
+        for device_class, count in sorted(counts.items())
+    )
+
+
+def _named_twice(
+    names: Mapping[str, Sequence[str]], shared: Mapping[str, Sequence[str]], named_cpus: Sequence[int]
+) -> Iterator[tuple[str, str]]:
+    """Give the class and the name of each device that is named more than once; several shares of one
+    device are not.
+    """
+    both = {
+        device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()
+    }
+    for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
+        for name in sorted({name for name in listed if listed.count(name) > 1}):
+            yield device_class, name
+
+
+def _misfit(device: DeviceRequest) -> tuple[str, str, dict[str, str | int]] | None:
+    """Say what is wrong with the count and the names of what is asked of a class: code, message,
+    facts; None: nothing.
+    """
+    wanted: dict[str, str | int] = {"resource": device.device_class, "wanted": device.count}
+    if device.count <= 0:
+        message = f"asks for {device.count} devices of class {device.device_class}, wanted 1 or more"
+        return "count-zero", message, wanted
+    if device.names and len(device.names) != device.count:
+        message = f"asks for {device.count} {device.device_class} but names {len(device.names)}"
+        return "count-mismatch", message, {**wanted, "named": len(device.names)}
+    if (device.is_shared or device.by_share) and not device.names:
+        return "shared-needs-names", f"asks to share {device.device_class} without naming devices", wanted
+    return None
 
 
 def _memory(container: ContainerRequest) -> dict[str, int]:
