@@ -15,6 +15,7 @@ from topobus.engine.health.health_machine import (
     silence,
 )
 from topobus.values.health import DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.timestamps import rfc3339
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 _SETTINGS = HealthSettings(hold_s=10.0, flap_count=3)
@@ -166,12 +167,33 @@ def test_is_same_to_readers_tells_news_from_repetition_when_asked(other: list[Ob
     assert is_same_to_readers(_walk((0, [_sees()])), _walk((0, other))) is is_same
 
 
-def test_health_machine_survives_when_a_stored_time_is_unreadable() -> None:
-    """A stored health with a broken time does not keep a device away for ever."""
+@pytest.mark.parametrize(
+    "since",
+    [
+        pytest.param("yesterday", id="no time"),
+        pytest.param("", id="empty"),
+        pytest.param("2026-01-01T00:00:00", id="no time zone"),
+    ],
+)
+def test_health_machine_begins_the_hold_again_when_its_stored_time_is_unreadable(since: str) -> None:
+    """A recovering device with a broken time is not allocatable at once, and not withheld for
+    longer than one hold.
+    """
     recovering = _walk((0, [_sees()]), (1, []))
     broken = msgspec.structs.replace(
         recovering,
-        conditions=tuple(msgspec.structs.replace(condition, since="yesterday") for condition in recovering.conditions),
+        conditions=tuple(msgspec.structs.replace(condition, since=since) for condition in recovering.conditions),
     )
 
-    assert next_health(broken, [], now=_at(2), settings=_SETTINGS).state is HealthState.HEALTHY
+    first = next_health(broken, [], now=_at(20), settings=_SETTINGS)
+    still = next_health(first, [], now=_at(29.9), settings=_SETTINGS)
+    healthy = next_health(first, [], now=_at(30), settings=_SETTINGS)
+
+    assert [device_health.state for device_health in (first, still, healthy)] == [
+        HealthState.RECOVERING,
+        HealthState.RECOVERING,
+        HealthState.HEALTHY,
+    ]
+    assert [(condition.since, condition.until) for condition in first.conditions] == [
+        (rfc3339(_at(20)), rfc3339(_at(30)))
+    ]

@@ -135,6 +135,24 @@ def test_inventory_merge_forgets_a_vanished_device_when_it_is_free_and_gone_for_
     assert [device.name for device in merged.devices] == ([] if is_removed else ["gpu-0"])
 
 
+def test_inventory_merge_counts_from_now_when_the_time_of_a_vanished_device_is_unreadable() -> None:
+    """A broken stored time stops no poll: the device is forgotten forget_s after it was read."""
+    gone = {"acme": DriverView(devices=())}
+    (device,) = _step(_step((), {"acme": DriverView(devices=(_device(),))}).devices, gone, at_s=1).devices
+    health = msgspec.structs.replace(
+        device.health,
+        conditions=tuple(
+            msgspec.structs.replace(condition, since="yesterday") for condition in device.health.conditions
+        ),
+    )
+
+    first = _step((msgspec.structs.replace(device, health=health),), gone, at_s=100)
+    still = _step(first.devices, gone, at_s=159)
+    late = _step(first.devices, gone, at_s=160)
+
+    assert [len(merged.devices) for merged in (first, still, late)] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("reason", ["driver-hung", "driver-failed"])
 def test_inventory_merge_keeps_devices_as_unknown_when_their_driver_is_silent(reason: str) -> None:
     """Silence makes a driver's devices Unknown, for ever if need be, and leaves other drivers'

@@ -79,12 +79,15 @@ def next_health(
             `silence` when the driver did not answer.
     Order: of observations does not matter. Of two in one dimension the worse counts, then the
             reason that sorts first.
-    Errors: raises nothing.
+    Errors: raises nothing. A condition whose time cannot be read begins at `now`.
     """
     before = previous or DeviceHealth()
     seen = list(observations)
     is_silent = any(_is_silence(observation) for observation in seen)
-    old = {condition.dimension: condition for condition in before.conditions}
+    old = {
+        condition.dimension: _with_readable_time(condition, now=now, settings=settings)
+        for condition in before.conditions
+    }
     was_silent = any(_is_silence(condition) for condition in before.conditions)
     worst: dict[Dimension, Observation] = {}
     for observation in sorted(seen, key=_rank):
@@ -238,12 +241,21 @@ def _hold(was: Condition, settings: HealthSettings) -> timedelta:
 
 
 def _is_held_long_enough(was: Condition, *, now: datetime, settings: HealthSettings) -> bool:
+    return now - datetime.fromisoformat(was.since) >= _hold(was, settings)
+
+
+def _with_readable_time(was: Condition, *, now: datetime, settings: HealthSettings) -> Condition:
+    """Begin a condition at `now` when its time cannot be read, as in a damaged store.
+
+    A hold that was over at once would allocate a device that may be sick; a hold without a
+    beginning would never end.
+    """
     try:
-        since = datetime.fromisoformat(was.since)
+        is_readable = datetime.fromisoformat(was.since).tzinfo is not None
     except ValueError:
-        # A stored time that cannot be parsed: treat the hold as over, so that the device is not
-        # stuck forever.
-        return True
-    if since.tzinfo is None:
-        since = since.replace(tzinfo=now.tzinfo)
-    return now - since >= _hold(was, settings)
+        is_readable = False
+    if is_readable:
+        return was
+    if was.state is HealthState.RECOVERING:
+        return _recovering(was, now=now, settings=settings)
+    return msgspec.structs.replace(was, since=rfc3339(now))
