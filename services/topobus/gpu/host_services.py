@@ -14,4 +14,4 @@ class GpuServices(HostServices, frozen=True, kw_only=True):
 
     leftovers: LeftoverSettings = LeftoverSettings()
     mps: MpsDaemons | None = None
-    """The control daemons of MPS, and whose they are; None: by the default settings, an operator's."""
+    """The control daemons of MPS, and who runs them; None: by the default settings, an operator."""

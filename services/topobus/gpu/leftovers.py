@@ -48,9 +48,9 @@ class GpuUse(Struct, frozen=True, kw_only=True):
     used_bytes: int | None = None
     """Memory in use; None: not known."""
     unseen: int = 0
-    """Processes of which nobody may see what they use."""
+    """Number of processes whose use cannot be seen."""
     blind: str = ""
-    """Why it cannot be seen at all; then nothing is known to be clean."""
+    """Why nothing can be seen at all; then no GPU is known to be clean."""
 
 
 class _Idle(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Leftovers:
         self.settings = settings or LeftoverSettings()
         self._pauses = pauses or Pauses()
         self._idle: dict[str, _Idle] = {}
-        self._has_told_unseen = False
+        self._has_reported_unseen = False
 
     def before(self, context: PrepareContext, devices: Sequence[Device], look: Callable[[Device], GpuUse]) -> None:
         """Remember how those GPUs look that have no owner yet.
@@ -121,15 +121,15 @@ class Leftovers:
         deadline = self._pauses.now() + limit_s
         while True:
             use = look()
-            self._tell_unseen(use)
+            self._report_unseen(use)
             left = self._left(tree, device, use)
             if not self._why(device, use, left) or self._pauses.now() >= deadline:
                 return use, left
             self._pauses.sleep(_LOOK_S)
 
-    def _tell_unseen(self, use: GpuUse) -> None:
-        if use.unseen and not self._has_told_unseen:
-            self._has_told_unseen = True
+    def _report_unseen(self, use: GpuUse) -> None:
+        if use.unseen and not self._has_reported_unseen:
+            self._has_reported_unseen = True
             next_step = "give the service CAP_SYS_PTRACE and the host's pid namespace, or NVML"
             get_logger().warning("leftovers.unseen", processes=use.unseen, next_step=next_step)
 

@@ -40,7 +40,7 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
     pod_uid: str = ""
     """Empty: it is in no pod."""
     pod_name: str = ""
-    """As the pod's containers are told by HOSTNAME; empty where we may not read it."""
+    """From the HOSTNAME of the pod's containers; empty where it cannot be read."""
     used_bytes: int | None = None
     """None: not known."""
 

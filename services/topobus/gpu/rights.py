@@ -37,12 +37,12 @@ RIGHTS = (
     *kit_rights("gpu"),
     _of_nvml(
         RightKind.PRIVILEGED,
-        "Kubernetes has no narrower word for a container that may open /dev/nvidia*, which NVML does; as "
-        "nobody it has no capability and opens what everybody may",
+        "Kubernetes has no narrower right for opening /dev/nvidia*, which NVML does; as user nobody the process "
+        "has no capability and opens only what all users may open",
     ),
     _of_nvml(
         RightKind.HOST_PIDS,
-        "NVML names processes by their numbers on the host, and what is left on a GPU is told by its pod",
+        "NVML gives the host's pids of processes, and a process that is left on a GPU is reported with its pod",
     ),
     _of_nvml(
         RightKind.MOUNT,

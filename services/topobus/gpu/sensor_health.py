@@ -76,7 +76,7 @@ def survivability_sign(tree: Tree, folder: str) -> Observation | None:
         dimension=Dimension.FIRMWARE,
         state=HealthState.UNHEALTHY,
         reason="survivability-mode",
-        message="the kernel driver runs the card in survivability mode: its firmware is to be mended",
+        message="the kernel driver runs the card in survivability mode: its firmware must be repaired",
         evidence={"path": path, "value": text.splitlines()[0][:60] if text else ""},
         action=RecoveryAction.REPLACE,
     )
@@ -102,7 +102,7 @@ def health_indicator_sign(tree: Tree, folder: str) -> Observation | None:
         dimension=Dimension.COMPUTE,
         state=HealthState.UNHEALTHY if text == "critical" else HealthState.DEGRADED,
         reason="health-indicator",
-        message=f"the kernel driver's health indicator of the card says {text}",
+        message=f"the kernel driver's health indicator of the card is {text}",
         evidence={"path": path, "value": text},
         action=RecoveryAction.RESET_DEVICE if text == "critical" else RecoveryAction.NONE,
     )

@@ -40,7 +40,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NVML = "libnvidia-ml.so.1"
 # All calls for one owner: below the 5 s that a driver's method has by default.
 _LIMIT_S = 4.0
-_SAID = 300
+# The end of nvidia-smi's output, in characters, that an error quotes.
+_QUOTED = 300
 # What is between the name and the value is columns of a table in some releases, a colon in others.
 _SLICE = re.compile(r"time-?\s?slice\W+(default|short|medium|long)\b", re.IGNORECASE)
 
@@ -141,13 +142,13 @@ class TimeSlices:
                 before = str(others[0].before.get("slice", _DEFAULT)) if others else _read(plan.program, device, until)
                 record.intend(STEP, {"slice": before, "wanted": plan.interval})
             if device.name not in self._set or not any(other_step.is_done for other_step in others):
-                said = _set(plan.program, device, plan.interval, until)
-                if said:
+                failure = _set(plan.program, device, plan.interval, until)
+                if failure:
                     if step is None:
                         # The program failed and set nothing, so there is nothing to undo.
                         record.undone(STEP)
                     return _refuse(
-                        "time-slice-failed", f"{device.name}: {said}", device=device.name, interval=plan.interval
+                        "time-slice-failed", f"{device.name}: {failure}", device=device.name, interval=plan.interval
                     )
             self._set.add(device.name)
             record.done(STEP)
@@ -175,21 +176,23 @@ class TimeSlices:
                         f"{device.name}: its time slice cannot be set back: {program.reasons[0].message}",
                         device=device.name,
                     )
-                said = _set(program, device, str(step.before.get("slice", _DEFAULT)), until)
-                if said:
-                    raise HardwareError(f"{device.name}: its time slice cannot be set back: {said}", device=device.name)
+                failure = _set(program, device, str(step.before.get("slice", _DEFAULT)), until)
+                if failure:
+                    raise HardwareError(
+                        f"{device.name}: its time slice cannot be set back: {failure}", device=device.name
+                    )
                 self._set.discard(device.name)
             record.undone(STEP)
 
 
-def slice_of(said: str) -> str:
+def slice_of(output: str) -> str:
     """Read a slice out of the output of `compute-policy --list`, or return Default where it has
     none.
 
     >>> slice_of("GPU  0: Timeslice: Short"), slice_of("| 0    Timeslice      Long |"), slice_of("nothing")
     ('Short', 'Long', 'Default')
     """
-    match = _SLICE.search(said)
+    match = _SLICE.search(output)
     return match.group(1).capitalize() if match is not None else _DEFAULT
 
 
@@ -198,17 +201,17 @@ def _read(program: _Program, device: Device, until: float) -> str:
 
     A program that cannot list it leaves the default, which every GPU has after a start.
     """
-    status, said = _run(program, ["-i", _id(device), "--list"], until)
-    return slice_of(said) if status == 0 else _DEFAULT
+    status, output = _run(program, ["-i", _id(device), "--list"], until)
+    return slice_of(output) if status == 0 else _DEFAULT
 
 
 def _set(program: _Program, device: Device, interval: str, until: float) -> str:
     """Set a slice, and return why it was not set, or ""."""
     arguments = ["-i", _id(device), "--set-timeslice", str(TIME_SLICES.index(interval))]
-    status, said = _run(program, arguments, until)
-    text = " ".join(said.split())[-_SAID:] or "nothing"
+    status, output = _run(program, arguments, until)
+    text = " ".join(output.split())[-_QUOTED:] or "none"
     return (
-        f"{program.path} compute-policy {' '.join(arguments)} ended with {status} and said: {text}"
+        f"{program.path} compute-policy {' '.join(arguments)} ended with status {status}; its output: {text}"
         if status != 0
         else ""
     )

@@ -51,10 +51,10 @@ class WedgeEvents:
         self._open_source = open_source
         self._source: PendingEvents | UeventsUnavailable | None = None
         self._given_up: dict[PciAddress, tuple[str, str]] = {}
-        """By function: the methods that the kernel told, and the identity of the folder of its
-        cards then; a driver that is bound anew makes another one."""
+        """By function: the methods that the kernel reported, and the identity of the folder of its
+        cards at that time. A driver that is bound again creates another folder."""
         self.blind = ""
-        """Why nothing is heard, where there is a kernel that would tell; empty otherwise."""
+        """Why no event arrives although the kernel could send them; empty otherwise."""
 
     def take(self, tree: Tree) -> None:
         """Take what the kernel sent since the last call. The first call begins to listen."""

@@ -106,7 +106,7 @@ def test_discover_leaves_a_gpu_out_when_it_is_cut_into_mig_instances(tmp_path: P
     assert [str(device.pci) for device in devices] == [node.second]
     assert node.warnings == (
         f"{node.first} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU; NVML, which "
-        "tells its instances, is not used",
+        "reports its instances, is not used",
     )
 
 

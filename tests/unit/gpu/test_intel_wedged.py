@@ -116,7 +116,7 @@ def test_intel_inventory_warns_when_the_kernel_gives_no_events(laptop: Laptop, m
 
     assert recorded == ()
     assert blind.discover(laptop.tree, machine).warnings == (
-        "a wedged GPU is not told: no uevent socket: Permission denied",
+        "a wedged GPU is not noticed: no uevent socket: Permission denied",
     )
 
 

@@ -184,23 +184,25 @@ def test_prepare_refuses_an_instance_when_the_module_names_no_capability(node: M
     assert answer.reasons[0].code == "mig-capability-missing"
 
 
-@pytest.mark.parametrize("is_made_anew", [False, True])
-def test_prepare_refuses_an_instance_that_is_not_the_one_that_was_offered(node: MigNode, is_made_anew: bool) -> None:
-    """Destroyed since the last look, or destroyed and made anew: whoever held the old one may have
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_prepare_refuses_an_instance_that_is_not_the_one_that_was_offered(
+    node: MigNode, is_created_again: bool
+) -> None:
+    """Destroyed since the last look, or destroyed and created again: whoever held the old one may have
     left something with that name.
     """
     gi = node.make("2g.20gb", 2)
     device = node.discover()[f"{node.parent}-mig-2g-20gb-2"]
     with as_somebody(node.library.folder):
         destroy_instance(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(node.first), gi)
-    if is_made_anew:
+    if is_created_again:
         node.make("2g.20gb", 2)
 
     answer = node.prepare(device)
 
     assert isinstance(answer, Refusal)
     assert answer.reasons[0].code == "device-not-offered"
-    assert ("made anew" in answer.reasons[0].message) is is_made_anew
+    assert ("created again" in answer.reasons[0].message) is is_created_again
 
 
 def test_fault_of_an_instance_is_its_own(node: MigNode) -> None:

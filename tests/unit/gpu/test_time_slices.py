@@ -222,7 +222,7 @@ async def test_slice_is_refused_with_the_programs_words_when_it_may_not_set_it(n
 
     assert code(refused) == "time-slice-failed"
     assert isinstance(refused, Refusal)
-    assert "ended with 4 and said: Insufficient Permissions" in refused.reasons[0].message
+    assert "ended with status 4; its output: Insufficient Permissions" in refused.reasons[0].message
     assert isinstance(given, Prepared)
     assert node.slice == "Medium"
 

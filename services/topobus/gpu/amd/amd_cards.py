@@ -120,7 +120,7 @@ def _read_card(tree: Tree, address: PciAddress, nodes: Sequence[KfdNode]) -> Amd
             address=address,
             mode=mode,
             memory_mode=memory_mode,
-            fault="KFD tells no render node of each of its partitions",
+            fault="KFD does not list a render node for each of its partitions",
         )
     ordered = sorted(nodes, key=lambda kfd_node: (kfd_node.function, kfd_node.render_minor))
     # Where the kernel numbers the partitions, a missing one must not rename the others.

@@ -33,7 +33,7 @@ class ModeWish(Struct, frozen=True, kw_only=True):
     """The mode that one card must have for a request."""
 
     name: str
-    """Of the whole card; its parts' names begin with it."""
+    """The name of the whole card. Its parts' names begin with it."""
     mode: str
     counts: Mapping[str, int]
     """By mode that it can have: the number of parts."""
@@ -83,7 +83,9 @@ class AmdOnDemand(CardCuts[ModeWish]):
         """Bring a card into the wanted mode."""
         card = read_amd_cards(tree, [address])[address]
         if card.fault or not card.mode:
-            text = f"{address} cannot be brought into mode {wish.mode}: {card.fault or 'amdgpu tells no mode of it'}"
+            text = (
+                f"{address} cannot be brought into mode {wish.mode}: {card.fault or 'amdgpu does not report its mode'}"
+            )
             return refuse("partition-mode-unsettled", text, address=str(address), mode=wish.mode)
         if card.mode == wish.mode:
             return None

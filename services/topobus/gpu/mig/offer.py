@@ -157,7 +157,7 @@ class MigOffer:
         for device in devices:
             if device.pci is None or nvml is None:
                 return _refuse(
-                    "mig-unreadable", f"NVML is not there, and tells alone what {device.name} is", (device.name,)
+                    "mig-unreadable", f"only NVML can identify {device.name}, and it is not available", (device.name,)
                 )
             if device.pci not in migs:
                 try:
@@ -168,7 +168,7 @@ class MigOffer:
             if instance is None or instance[1] is None:
                 gone[device.name] = "there is no such instance by now"
             elif device.uuid and instance[1].uuid != device.uuid:
-                gone[device.name] = f"it was made anew: its UUID was {device.uuid} and is {instance[1].uuid}"
+                gone[device.name] = f"it was created again: its UUID was {device.uuid} and is {instance[1].uuid}"
             else:
                 live[device.name] = LiveInstance(gi=instance[0].id, ci=instance[1].id, uuid=instance[1].uuid)
         if gone:
@@ -209,7 +209,7 @@ class MigOffer:
             if nvml is None:
                 return _refuse(
                     "mig-unreadable",
-                    f"NVML is not there, and makes alone what {device.name} stands for",
+                    f"only NVML can create {device.name}, and it is not available",
                     (device.name,),
                 )
             instance = make(tree, nvml, device, records.get(device.name, DeviceRecord()))
@@ -225,7 +225,7 @@ class MigOffer:
         if nvml is None or device.pci is None:
             return _refuse(
                 "mig-unreadable",
-                f"NVML is not there, and tells alone which instances {device.name} has",
+                f"only NVML can list the instances of {device.name}, and it is not available",
                 (device.name,),
             )
         try:

@@ -113,7 +113,7 @@ def destroy(tree: Tree, nvml: Nvml | None, device: Device, record: DeviceRecord)
         return
     if nvml is None or device.pci is None:
         raise HardwareError(
-            f"{device.name}: NVML is not there, and destroys alone what was made with it", device=device.name
+            f"{device.name}: only NVML can destroy its instances, and it is not available", device=device.name
         )
     instance: MigInstance | None = None
     try:

@@ -48,8 +48,8 @@ class MigCompute(Struct, frozen=True, kw_only=True):
     uuid: str
     slices: int = 0
     start: int | None = None
-    """Its first compute slice within the GPU instance; None where NVML does not tell, since it
-    tells that to root alone."""
+    """Its first compute slice within the GPU instance; None where NVML does not report it, which
+    it does to root only."""
     share: MigShare = MigShare()
     name: str = ""
     """`1g.10gb`, or `1c.3g.40gb` where it is a part of its GPU instance."""
@@ -60,7 +60,7 @@ class MigInstance(Struct, frozen=True, kw_only=True):
 
     id: int
     profile: int | None = None
-    """Its profile's id; this and the place are None where NVML does not tell."""
+    """Its profile's id; this and the place are None where NVML does not report them."""
     start: int | None = None
     size: int = 0
     computes: tuple[MigCompute, ...] = ()

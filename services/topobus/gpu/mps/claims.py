@@ -109,8 +109,8 @@ class MpsSharing:
         if nameless := [device.name for device in ordered if not device.uuid]:
             return _refuse(
                 "mps-uuid-unknown",
-                f"MPS needs each GPU's UUID, and nobody tells that of {', '.join(nameless)}: neither NVML nor "
-                "/proc/driver/nvidia",
+                f"MPS needs each GPU's UUID, but neither NVML nor /proc/driver/nvidia reports that of "
+                f"{', '.join(nameless)}",
             )
         programs = find_programs(settings, version, wants_smi=self.daemons.settings.exclusive_process)
         if isinstance(programs, Refusal):

@@ -28,7 +28,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # first, which takes a second or two. They end a hang. An undoing has less in all.
 _ASK_S = 10.0
 _SMI_S = 10.0
-_SAID = 300
+# The end of a command's output, in characters, that an error quotes.
+_QUOTED = 300
 
 
 def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
@@ -41,13 +42,13 @@ def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in state.gpus),
         MARK: str(folder.path),
     }
-    said = folder.logs / "start.log"
-    with said.open("wb") as log:
+    output = folder.logs / "start.log"
+    with output.open("wb") as log:
         # Never a pipe: the daemon would inherit it, and reading it would wait for the daemon's end.
         done = _run([state.programs.control, "-d"], variables, limit_s, stdout=log)
     if done.returncode != 0:
         raise _failed(
-            [state.programs.control, "-d"], done.returncode, said.read_text(encoding="utf-8", errors="replace")
+            [state.programs.control, "-d"], done.returncode, output.read_text(encoding="utf-8", errors="replace")
         )
 
 
@@ -57,7 +58,7 @@ def ask(folder: DaemonFolder, programs: Programs, command: str, limit_s: float =
     Errors: raises HardwareError when no daemon answers.
     """
     # Without the mark: this is a client, and must not count as a process of a daemon.
-    done = _run([programs.control], _variables(folder, programs), limit_s, said=f"{command}\n".encode())
+    done = _run([programs.control], _variables(folder, programs), limit_s, stdin=f"{command}\n".encode())
     text = done.stdout.decode("utf-8", "replace").strip()
     if done.returncode != 0:
         raise _failed([programs.control, command], done.returncode, text)
@@ -126,7 +127,7 @@ def _run(
     variables: Mapping[str, str],
     limit_s: float,
     *,
-    said: bytes = b"",
+    stdin: bytes = b"",
     stdout: int | BinaryIO = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
@@ -138,7 +139,7 @@ def _run(
             cwd="/",
             stdout=stdout,
             stderr=subprocess.STDOUT,
-            input=said,
+            input=stdin,
         )
     except subprocess.TimeoutExpired as err:
         raise HardwareError(f"{' '.join(command)} did not end within {limit_s:g} s", path=command[0]) from err
@@ -147,6 +148,6 @@ def _run(
     return done
 
 
-def _failed(command: list[str], status: int, said: str) -> HardwareError:
-    text = " ".join(said.split())[-_SAID:] or "nothing"
-    return HardwareError(f"{' '.join(command)} ended with {status} and said: {text}", path=command[0])
+def _failed(command: list[str], status: int, output: str) -> HardwareError:
+    text = " ".join(output.split())[-_QUOTED:] or "none"
+    return HardwareError(f"{' '.join(command)} ended with status {status}; its output: {text}", path=command[0])

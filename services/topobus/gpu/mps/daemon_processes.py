@@ -134,7 +134,7 @@ def end_folder(folder: Path) -> None:
         if not (processes := find_processes(folder)):
             return
         end_all(processes)
-    raise HardwareError(f"processes of the MPS daemon of {folder} go on starting others", path=str(folder))
+    raise HardwareError(f"processes of the MPS daemon of {folder} keep starting others", path=str(folder))
 
 
 def _open(process: DaemonProcess) -> int | None:

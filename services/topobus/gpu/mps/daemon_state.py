@@ -81,13 +81,13 @@ class DaemonState(Struct, frozen=True, kw_only=True):
     programs: Programs
     pid: int = 0
     started: str = ""
-    """Start time of the process, by which its pid is told from the same number given out again."""
+    """Start time of the process, which distinguishes it from a later process with the same pid."""
     boot_id: str = ""
-    """Of the boot in which it has that number; empty while it was not started."""
+    """The boot in which it has that pid; empty while it was not started."""
     is_whole: bool = False
     """True: it was started, and answered."""
     is_ending: bool = False
-    """True: it is being stopped; whoever reads this goes on with that."""
+    """True: it is being stopped, and a process that reads this continues the stop."""
 
 
 class DaemonFolder:

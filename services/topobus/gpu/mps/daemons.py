@@ -55,8 +55,8 @@ class _Daemon:
         self.state = state
         self.lock = threading.RLock()
         self.observation: Observation | None = None
-        """That it has gone; kept until it was told also where it is back by then, for its clients'
-        work is lost."""
+        """The fault that the daemon ended. It is kept until it is published, even when the daemon
+        runs again by then, because the work of its clients is lost."""
         self.is_back = True
         self.tries = 0
         self.up_since_s = 0.0
@@ -224,7 +224,7 @@ class MpsDaemons:
         process = control_of(find_processes(folder.path))
         if process is None:
             raise HardwareError(
-                "nvidia-cuda-mps-control -d said that it started, and no such process runs", path=str(folder.logs)
+                "nvidia-cuda-mps-control -d reported that it started, but no such process runs", path=str(folder.logs)
             )
         self._keep(
             daemon,

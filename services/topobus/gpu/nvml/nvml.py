@@ -108,8 +108,8 @@ class Nvml:
         self._xids = xids or XidTable()
         self._handles: dict[PciAddress, Any] = {}
         self._described: dict[PciAddress, NvmlGpu] = {}
-        """What was told last of each GPU, while it is on the bus: its identity when the session
-        goes stale."""
+        """The last answer about each GPU that is on the bus: its identity when the session goes
+        stale."""
         self._lost: set[PciAddress] = set()
         self._events: Any = None
         self._watched: set[PciAddress] = set()
@@ -123,8 +123,8 @@ class Nvml:
         self._pause_looks = _FIRST_PAUSE_LOOKS
         self._looks_to_wait = 0
         self._profiles: dict[PciAddress, tuple[MigProfile, ...]] = {}
-        """The sizes of MIG instances that a GPU knows: dozens of questions, and the same answer for
-        ever."""
+        """The sizes of MIG instances that a GPU offers. They take dozens of calls to read and never
+        change."""
         self.instance_faults: dict[PciAddress, list[tuple[int, Observation]]] = {}
         """What the last `observe` heard of single MIG instances, by the GPU instance's id."""
         self.warnings: list[str] = []
@@ -227,7 +227,7 @@ class Nvml:
         try:
             return self._mig(address, handle)
         except self._nvml.NVMLError as err:
-            return MigGpu(is_on=True, fault=f"NVML does not tell its instances: {err}")
+            return MigGpu(is_on=True, fault=f"NVML does not report its instances: {err}")
 
     def _mig(self, address: PciAddress, handle: Any) -> MigGpu:
         if not self._nvml.nvmlDeviceGetMigMode(handle)[0]:

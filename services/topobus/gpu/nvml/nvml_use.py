@@ -19,7 +19,7 @@ class NvmlUse(Struct, frozen=True, kw_only=True):
     """What uses a GPU."""
 
     processes: Mapping[int, int | None]
-    """Pid to bytes in use; None where the driver does not tell."""
+    """Pid to bytes in use; None where the driver does not report them."""
     used_bytes: int | None
     """None: this GPU has no memory of its own."""
 

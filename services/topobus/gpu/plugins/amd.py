@@ -90,13 +90,13 @@ class AmdDriver(ChecksLeftovers):
         change with the nodes alone."""
         self.on_demand = AmdOnDemand()
         self._cut: dict[PciAddress, tuple[Device, ...]] = {}
-        """What the last look gave of each card that is cut on demand; it stands while the card is
-        on its way into another mode."""
+        """The devices that the last look found on each card that is cut on demand. They stay listed
+        while the card changes its mode."""
         self._counts: dict[PciAddress, Mapping[str, int]] = {}
         self._sets: dict[PciAddress, tuple[CounterSet, ...]] = {}
         self._whole_links: dict[str, tuple[Link, ...]] = {}
-        """Of whole cards, as they were when they were whole: KFD tells the links of parts alone
-        while a card is cut."""
+        """The links of each card while it was whole: KFD lists only the links of its parts while it
+        is cut."""
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the GPUs and the partitions of those that are cut, by address."""
@@ -234,8 +234,8 @@ class AmdDriver(ChecksLeftovers):
         missing = tuple(sorted(device.name for device in devices if device.name not in now))
         if missing:
             text = (
-                f"the card's partitions are others by now, it has no {', '.join(missing)}; ask again when the "
-                "inventory tells what it has"
+                f"the card's partitions have changed, it no longer has {', '.join(missing)}; ask again when the "
+                "inventory lists what it has"
             )
             return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": missing}),))
         edits: dict[str, ContainerEdits] = {}

@@ -94,7 +94,7 @@ class IntelDriver(ChecksLeftovers):
         self._on_demand.end_look(devices)
         # Opened before the first look at health, because what the kernel sent earlier is lost.
         self._wedges.take(tree)
-        blind = [f"a wedged GPU is not told: {self._wedges.blind}"] if devices and self._wedges.blind else []
+        blind = [f"a wedged GPU is not noticed: {self._wedges.blind}"] if devices and self._wedges.blind else []
         return Discovery(
             devices=tuple(devices), warnings=(*left_out, *blind), kept=left_out.kept, uncut=self._on_demand.uncut
         )

@@ -127,7 +127,7 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
             gpu = nvml_gpus.get(function.address)
             device = self._device(tree, function, nvml_gpus, version)
             if _is_partitioned(tree, function.address, gpu):
-                mig = gpu.mig if gpu is not None else MigGpu(fault="NVML, which tells its instances, is not used")
+                mig = gpu.mig if gpu is not None else MigGpu(fault="NVML, which reports its instances, is not used")
                 if self.host.cuts_on_demand:
                     devices += self._mig.possible(tree, self._nvml, device, mig, warnings, self.host.recorded)
                 else:
@@ -418,7 +418,7 @@ def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
                 dimension=Dimension.DRIVER,
                 state=HealthState.UNHEALTHY,
                 reason="gpu-excluded",
-                message="the nvidia module was told to leave this GPU alone (NVreg_ExcludedGpus)",
+                message="the nvidia module is configured to ignore this GPU (NVreg_ExcludedGpus)",
                 evidence={"path": information_path(address), "value": "GPU Excluded: Yes"},
             )
         ]
