@@ -14,7 +14,7 @@ Its settings are those of every device service (docs/reference/settings.md), fro
 write a driver: docs/how-to/write-a-driver.md.
 
   topobus-device --class npu                  serve class npu on this node
-  topobus-device --class npu --check-config   say whether settings and drivers are good, and exit
+  topobus-device --class npu --check-config   check settings and drivers, and exit
 """
 # sysexits.h EX_USAGE.
 _EXIT_USAGE = 64
@@ -49,8 +49,8 @@ def main() -> None:
         sys.exit(_EXIT_USAGE)
     if complaint:
         sys.stderr.write(
-            f"error: topobus-device: --class: {complaint}\n  next: choose another name; your driver says it "
-            "in device_class\n"
+            f"error: topobus-device: --class: {complaint}\n  next: choose another name, and "
+            "set it as your driver's device_class\n"
         )
         sys.exit(_EXIT_USAGE)
     service = ClassService(device_class)

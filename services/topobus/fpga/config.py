@@ -22,8 +22,8 @@ class FunctionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user. False: claims get cards that have the function already. It needs the nodes of the cards
     and a folder for the journal (docs/how-to/fpga-functions.md)."""
     store: str = DEFAULT_STORE
-    """Folder of the bitstreams, filled by `topobus-fpga-store`. Who may have a function stands
-    there, so it is read also where nothing is programmed."""
+    """Folder of the bitstreams, filled by `topobus-fpga-store`. The store also lists who
+    may have a function, so it is read even where nothing is programmed."""
     limit_s: Annotated[float, Meta(gt=0, le=600)] = 120.0
     """Seconds that programming one card may take. 120 s: an xclbin of 100 MiB takes some 20 s, and
     XRT's own plugin waits as long again."""

@@ -31,7 +31,7 @@ _PROGRAM, _RESET, _BLANK = "program", "reset", "blank"
 _MOST_FITTING = 8
 
 Look = Callable[[], Region]
-"""Looks at a region anew."""
+"""Reads a region again."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Programmed:
     digest: str
     function: str
     shown: str
-    """What sysfs showed then; when it shows something else, somebody else has loaded that."""
+    """What sysfs showed then. When it shows something else, another program has loaded that."""
 
 
 class FunctionLoader:

@@ -23,8 +23,7 @@ RIGHTS = (
     _of_programming(RightKind.ROOT, "the kernel makes the cards' nodes for root alone"),
     _of_programming(
         RightKind.PRIVILEGED,
-        "Kubernetes has no narrower word for a container that may open /dev/dfl-* and /dev/xclmgmt*, by "
-        "which cards are programmed",
+        "Kubernetes has no narrower right for opening /dev/dfl-* and /dev/xclmgmt*, by which cards are programmed",
     ),
     _of_programming(
         RightKind.MOUNT,
@@ -34,7 +33,7 @@ RIGHTS = (
     ),
     _of_programming(
         RightKind.MOUNT,
-        "the bitstreams lie there; the service reads them, and whoever fills the folder is not here",
+        "the bitstreams are there; the service reads them, and another program fills the folder",
         "/var/lib/topobus/bitstreams",
     ),
 )

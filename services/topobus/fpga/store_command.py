@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"the store's folder (default: {DEFAULT_STORE})")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    show = verbs.add_parser("show", help="say what a file is, and change nothing")
+    show = verbs.add_parser("show", help="show what a file is, and change nothing")
     show.add_argument("file", type=Path)
     add = verbs.add_parser("add", help="add a file: a GBS, an .aocx or an xclbin")
     add.add_argument("file", type=Path)
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="load it into regions that their last user has left; no claim can ask for it",
     )
-    add.add_argument("--signer", default="", help="who vouches for it, for people")
+    add.add_argument("--signer", default="", help="who vouches for it; only shown to people")
     add.add_argument("--notes", default="")
     verbs.add_parser("list", help="list what is in the store, and what cannot be used")
     remove = verbs.add_parser("remove", help="take a bitstream out; cards that have it keep it")

@@ -26,8 +26,8 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pattern offers an interface over which the node has an address or a route of its own, and one
     that is a port of a bridge or bond, as the ends of the node's other pods are."""
     kind: str = ""
-    """What the interface is: `veth`, `bridge`, `bond`, `vlan`, `tun`, `tap`, `scalable-function` …;
-    a pattern too. Empty: any kind."""
+    """What the interface is: `veth`, `bridge`, `bond`, `vlan`, `tun`, `tap`, `scalable-function` …,
+    or a pattern. Empty: any kind."""
 
     def __post_init__(self) -> None:
         """Refuse a rule that offers everything."""
@@ -51,9 +51,9 @@ class SharedInterface(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """An interface that several pods may have at once, each through a child of it."""
 
     name: str
-    """The interface's name, exactly; of a PCI function's too, which is then offered for sharing and
-    no more as a whole. The interface below the node's default route is allowed here, for it stays
-    where it is."""
+    """The interface's exact name. A PCI function's interface may be named as well: it is then
+    offered for sharing and no longer as a whole. The interface below the node's default route is
+    allowed here, because sharing does not move it."""
     mode: Literal["macvlan", "ipvlan"] = "macvlan"
     """What a child is: `macvlan` has a MAC of its own, `ipvlan` its parent's, for switches and
     clouds that accept one MAC a port."""
@@ -108,7 +108,7 @@ class VirtualFunctions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     address: str
     """PCI address of the physical function: `0000:3b:00.0`."""
     count: Annotated[int, Meta(ge=0, le=65535)]
-    """0: none, and the physical function itself is offered. What the card can have stands in its
+    """0: none, and the physical function itself is offered. The card's limit is in its
     sriov_totalvfs."""
 
 
@@ -121,6 +121,7 @@ class NicSettings(DeviceServiceSettings, frozen=True, kw_only=True, forbid_unkno
     cni: CniSettings = CniSettings()
     """Attaching through CNI plugins; docs/how-to/attach-through-cni.md."""
     virtual_functions: tuple[VirtualFunctions, ...] = ()
-    """Physical functions whose number of virtual functions this service keeps, whenever nobody uses
-    them; it needs a /sys that can be written. Empty: none, for on most nodes an operator of the
-    cluster or the boot does it, and two that do it would undo each other."""
+    """Physical functions whose number of virtual functions this service keeps. It changes the number
+    only while they are not in use, and needs a writable /sys. Empty: none, because on most nodes an
+    operator of the cluster or the boot sets the number, and two of them would undo each other's
+    work."""

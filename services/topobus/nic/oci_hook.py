@@ -119,7 +119,7 @@ def attach(
     if state.pid == 0:
         return _refuse(
             "namespace-gone",
-            "state on standard input: pid is missing: at createRuntime a runtime tells it",
+            "state on standard input: pid is missing, which a runtime gives at createRuntime",
             container=state.id,
         )
     config = read_interface_config(list(parameters))

@@ -50,8 +50,8 @@ def check_virtual_functions(wishes: Iterable[VirtualFunctions], rules: Sequence[
         device = Device(name=pci_device_name("nic", address), device_class="nic", pci=address)
         if any(all(condition.holds(device) for condition in rule.where) for rule in rules):
             text = (
-                f"{key} is {wish.address!r}, which partitions.virtual_functions names, too: one keeps the number, "
-                "the other changes it for claims"
+                f"{key} is {wish.address!r}, which partitions.virtual_functions also names: one setting keeps the "
+                "number of its virtual functions, the other changes it for claims"
             )
             raise ConfigError(text, next_step="name the function in one of them", key=key)
         addresses.append(address)

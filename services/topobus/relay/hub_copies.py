@@ -117,7 +117,7 @@ class HubCopies:
                 RELAY.check_place(note, {"node": self._node})
             except ContractError as err:
                 get_logger().warning(
-                    "note.misread", error=str(err), effect="all events that are stored here are said again"
+                    "note.misread", error=str(err), effect="all events that are stored here are sent again"
                 )
                 note = NodeRelay(node=self._node)
         # Keys that are known here and missing in an older note: the hub may still have them.

@@ -46,7 +46,7 @@ class HubLink:
         if self.joined.is_set():
             self._cut_since = rfc3339(self._runtime.clock.now())
             get_logger().warning(
-                "hub.lost", error=err.message, next_step="nothing to do: what is stored here is said when it is back"
+                "hub.lost", error=err.message, next_step="nothing to do: what is stored here is sent when it is back"
             )
         self._why = err.message
         self.joined.clear()

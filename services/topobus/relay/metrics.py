@@ -10,7 +10,7 @@ _NOUN = "a noun of the catalogue"
 
 SAID = CounterDescriptor(
     name="topobus_relay_said_total",
-    meaning="What was said to the hub.",
+    meaning="What was sent to the hub.",
     labels={"noun": _NOUN, "outcome": ("written", "compared", "duplicate", "overtaken", "refused", "unanswered")},
 )
 JOINS = CounterDescriptor(
@@ -18,7 +18,7 @@ JOINS = CounterDescriptor(
 )
 LOST_EVENTS = CounterDescriptor(
     name="topobus_relay_lost_events_total",
-    meaning="Events that the node's own server had to drop before they were said.",
+    meaning="Events that the node's own server had to drop before they were sent.",
     labels={"noun": _NOUN},
 )
 JOINED = GaugeDescriptor(name="topobus_relay_joined", meaning="1 while the hub is there.")

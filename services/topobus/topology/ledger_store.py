@@ -282,7 +282,7 @@ class LedgerStore:
         return ContractError(
             f"{what}; none of the bucket's older revisions is a ledger either",
             next_step=f"put a backup back (nats kv put {key} < FILE); only when nothing runs on the node's devices "
-            f"begin anew (nats kv del {key})",
+            f"start with an empty ledger (nats kv del {key})",
             **{
                 **(trouble.facts if trouble is not None else {}),
                 "bucket": LEDGER.bucket,

@@ -119,7 +119,7 @@ def test_store_leaves_bad_entries_out_and_keeps_the_others(folder: Path) -> None
 
     assert content.entries == (good,)
     wanted = (
-        f"{lying.file} is not what the manifest says",
+        f"{lying.file} does not match its manifest",
         "broken.json",
         "long.json",
         "pipe.json",

@@ -292,5 +292,5 @@ def test_discover_leaves_a_card_out_when_it_has_an_engine_alone(node: Node) -> N
 
     assert node.discover() == ()
     assert node.discovery.warnings == (
-        "0000:5e:00.0 is not offered: it has no port, and its management engine is for nobody's container",
+        "0000:5e:00.0 is not offered: it has no port, and its management engine is given to no container",
     )

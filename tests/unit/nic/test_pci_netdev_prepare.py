@@ -131,7 +131,7 @@ def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Pa
         ([], "", {"interface": {"name": "net1"}}, "no kernel driver is bound to it yet; ask again in a moment"),
         (["net"], "mlx5_core", {}, "in another network namespace"),
         (["infiniband/mlx5_0"], "mlx5_core", {"interface": {"name": "net1"}}, "has made none"),
-        (["net/eth7"], "mlx5_core", {}, "its interface eth7 is new; ask again when the inventory tells it"),
+        (["net/eth7"], "mlx5_core", {}, "its interface eth7 is new; ask again when the inventory shows it"),
         (
             ["net/eth7", "net/eth8"],
             "mlx5_core",

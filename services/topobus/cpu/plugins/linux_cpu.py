@@ -55,8 +55,8 @@ class LinuxCpuDriver(DeviceDriver):
         self._settings = CpuGroupSettings()
         self._counters = CounterRises()
         self._places: dict[int, tuple[int | None, int | None]] = {}
-        """Core and socket of each CPU, as the last `discover` had them: a group tells neither of
-        its CPUs."""
+        """Core and socket of each CPU, as the last `discover` found them. The device of a group has
+        neither for its CPUs."""
 
     def configure(self, host: HostServices) -> None:
         """Take the operator's setting for how CPUs are offered."""

@@ -55,13 +55,13 @@ class StoreEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     """What claims call the function. Files for different cards may have one name."""
     bitstream: Bitstream
-    """As the file's header said when it was added."""
+    """What the file's header had when it was added."""
     namespaces: tuple[str, ...]
-    """Whose claims may have it: names of namespaces, or `*`."""
+    """The namespaces whose claims may have it, or `*`."""
     is_blank: bool = False
     """True: it is loaded into a region that its last user has left, and no claim can ask for it."""
     signer: str = ""
-    """Who vouches for it, for people."""
+    """Who vouches for it; only shown to people."""
     notes: str = ""
 
     @property
@@ -175,9 +175,7 @@ def load_image(folder: Path, entry: StoreEntry) -> bytes | Refusal:
         return _refuse("bitstream-changed", text, entry)
     file = ByteWindow.of_bytes(content)
     if read_bitstream(file) != entry.bitstream:
-        return _refuse(
-            "bitstream-changed", f"{entry.file} of function {entry.name} is not what its manifest says", entry
-        )
+        return _refuse("bitstream-changed", f"{entry.file} of function {entry.name} does not match its manifest", entry)
     return image_of(file, entry.bitstream.form)
 
 
@@ -233,7 +231,7 @@ def _read_entry(folder: Path, name: str) -> StoreEntry:
     if isinstance(header, Refusal):
         raise ValueError(f"{entry.file}: {header.reasons[0].message}")
     if header != entry.bitstream:
-        raise ValueError(f"{entry.file} is not what the manifest says: its header says {header}")
+        raise ValueError(f"{entry.file} does not match its manifest: its header has {header}")
     return entry
 
 

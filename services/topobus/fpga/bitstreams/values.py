@@ -21,7 +21,7 @@ __all__ = [
 
 MOST_FILE_BYTES = 512 * 1024 * 1024
 """The largest file: it is held in memory while a card is programmed with it. The largest xclbin
-files of today are some 100 MiB; XRT's driver takes 1 GiB."""
+files in use are some 100 MiB; XRT's driver takes 1 GiB."""
 MOST_IMAGE_BYTES = 256 * 1024 * 1024
 """What a compressed image may unpack to: several times what the largest
 region of a DFL card takes."""
@@ -47,11 +47,11 @@ class Bitstream(Struct, frozen=True, kw_only=True):
     function: str
     """AFU id, or the xclbin's uuid: 32 hexadecimal digits."""
     interface: str = ""
-    """Which region it fits, by the interface's id; empty: the header does not tell."""
+    """Which region it fits, by the interface's id; empty: the header does not name it."""
     platform: str = ""
     """Which shell it fits, by name (VBNV); Xilinx alone."""
     platform_timestamp: int = 0
-    """When that shell was built, in seconds since 1970; 0: the header does not tell."""
+    """When that shell was built, in seconds since 1970; 0: the header does not have it."""
 
 
 def normal_id(text: str) -> str:

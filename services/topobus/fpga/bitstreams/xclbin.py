@@ -45,7 +45,7 @@ def read_xclbin(file: ByteWindow) -> Bitstream:
     )
     table_offset = XCLBIN_PREFIX.size + XCLBIN_HEADER.size
     if not table_offset <= length <= file.size:
-        raise UnreadableBitstream(f"xclbin header: says {length} bytes of a file of {file.size}")
+        raise UnreadableBitstream(f"xclbin header: got a length of {length} bytes in a file of {file.size}")
     if mode not in _CARD_MODES:
         raise UnreadableBitstream(f"xclbin header: mode {mode} is for emulation, not for a card")
     if count > _MOST_SECTIONS:

@@ -101,7 +101,7 @@ class IntelDflDriver(LoadsFunctions):
                     left_out.keep(
                         card.pci,
                         DeviceRole.MANAGEMENT,
-                        "it has no port, and its management engine is for nobody's container",
+                        "it has no port, and its management engine is given to no container",
                     )
         self._functions.loader.forget_absent({device.name for device in devices})
         return Discovery(

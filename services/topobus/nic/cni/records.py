@@ -125,7 +125,7 @@ class AttachmentRecords:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             return state_unreadable(str(path), str(err))
         if path.name != f"{record.key}.json":
-            return state_unreadable(str(path), f"it says that it is the record of {record.key}")
+            return state_unreadable(str(path), f"its content is the record of {record.key}")
         return record
 
     def _sync_folder(self) -> None:

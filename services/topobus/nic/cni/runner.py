@@ -68,7 +68,7 @@ class RunnerSettings(Struct, frozen=True, kw_only=True):
     bin_dirs: tuple[str, ...]
     """Folders of plugins, the first that has one wins."""
     allowed: frozenset[str] | None = None
-    """Types of plugins that may be run, by whomever they are named; None: all."""
+    """Types of plugins that may be run, whether a claim or a file names them; None: all."""
     program_path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     """PATH of the plugins."""
     limit_s: float = 30.0
@@ -88,7 +88,7 @@ class CniRunner:
         self._settings = settings
         self._records = records
         self._execute = execute
-        self._spoken: dict[tuple[str, int, int, int], tuple[str, ...]] = {}
+        self._supported: dict[tuple[str, int, int, int], tuple[str, ...]] = {}
         self._lock = threading.Lock()
         self._busy: dict[str, tuple[threading.Lock, int]] = {}
 
@@ -114,12 +114,12 @@ class CniRunner:
                 return plugin_missing(chain.where, plugin, field, self._settings.bin_dirs)
         versions = chain.versions
         for plugin, _ in chain.types:
-            spoken = self._versions(plugin, chain.where)
-            if isinstance(spoken, Refusal):
-                return spoken
-            common = tuple(version for version in versions if version in spoken)
+            supported = self._versions(plugin, chain.where)
+            if isinstance(supported, Refusal):
+                return supported
+            common = tuple(version for version in versions if version in supported)
             if not common:
-                return version_unsupported(chain.where, versions, plugin, spoken)
+                return version_unsupported(chain.where, versions, plugin, supported)
             versions = common
         return versions[0]
 
@@ -374,8 +374,8 @@ class CniRunner:
             return plugin_missing(where, kind, "type", self._settings.bin_dirs)
         seen = binary.stat()
         key = (str(binary), seen.st_ino, seen.st_size, seen.st_mtime_ns)
-        if (spoken := self._spoken.get(key)) is not None:
-            return spoken
+        if (supported := self._supported.get(key)) is not None:
+            return supported
         # Plugins older than 0.2 require the other variables as well, but use none of them.
         unused = Target(container_id="version", interface="version", network_namespace="version")
         variables = environment("VERSION", unused, self._settings.bin_dirs, self._settings.program_path)
@@ -384,7 +384,7 @@ class CniRunner:
             return ended
         versions = read_versions(ended.output, kind)
         if not isinstance(versions, Refusal):
-            self._spoken[key] = versions
+            self._supported[key] = versions
         return versions
 
     def _find(self, kind: str) -> Path | None:

@@ -53,8 +53,8 @@ class CniSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     docs/reference/cni-errors.md has their format."""
     timeout_s: Annotated[float, Meta(gt=0, le=60)] = 4.0
     """Seconds that one run of a plugin may take before it is killed. 4 s: less than the 5 s of
-    `drivers.timeout_s`, so that a plugin that hangs is told by its own name; with both raised, a
-    slow DHCP server has more time."""
+    `drivers.timeout_s`, so that the error names the plugin that hangs. Raise both to give a slow
+    DHCP server more time."""
     has_loopback: bool = True
     """Whether the plugin `loopback` switches on `lo` in each sandbox before a chain runs; it is
     never switched off again. A runtime of today has done it already."""

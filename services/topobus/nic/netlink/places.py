@@ -35,7 +35,7 @@ class Places(Struct, frozen=True, kw_only=True):
     """Folders, each as this process sees it."""
 
     namespaces: str = "/"
-    """What stands for the host's root in the paths of sandboxes: `/host` where the host's
+    """The host's root in the paths of sandboxes: `/host` where the host's
     /run/netns is mounted at /host/run/netns."""
     proc: str = "/proc"
     """A /proc whose sys/net can be written; in a container the ordinary one cannot."""

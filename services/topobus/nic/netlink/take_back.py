@@ -264,7 +264,7 @@ def _nowhere(places: Places, away: _Away) -> TakenBack:
         return _lost(away, "before it was marked")
     present = present_of(before, places)
     if not present.is_same_boot and not before.bus_device:
-        return _lost(away, "when the node was started anew, as all virtual interfaces do")
+        return _lost(away, "when the node was restarted, as all virtual interfaces do")
     if before.kind:
         if (
             before.link
@@ -279,7 +279,7 @@ def _nowhere(places: Places, away: _Away) -> TakenBack:
     if not present.is_there:
         return _lost(away, f"with its device: {before.bus_device} is not on its bus any more")
     if not present.is_same_device:
-        what = "its function was made anew" if present.is_virtual_function else "another card is in its place"
+        what = "its function was created again" if present.is_virtual_function else "another card is in its place"
         return _lost(
             away, f"with its device: {before.bus_device} is there, but {what}; nothing was changed on that one"
         )

@@ -53,7 +53,7 @@ def set_vf_count(sys: str, address: str, wanted: int, *, held: Sequence[str] = (
             Reason(
                 code=code,
                 message=f"{address} has {present} virtual functions and is to have {wanted}, but is in use: {users}; "
-                "the number changes when they are let go",
+                "the number changes when they are released",
                 facts={"address": address, "present": present, "wanted": wanted, "users": tuple(held or in_use)},
             )
         )

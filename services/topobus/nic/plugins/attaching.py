@@ -151,7 +151,7 @@ def _changed(tree: Tree, device: Device) -> tuple[Reason, ...]:
         if name not in now:
             message = (
                 f"{device.name}: the interface of {device.pci} was {name} and is {', '.join(now) or 'not there'} "
-                "now; ask again when the inventory tells it"
+                "now; ask again when the inventory shows it"
             )
             return (Reason(code="interface-changed", message=message, facts=facts),)
         return ()
@@ -159,7 +159,7 @@ def _changed(tree: Tree, device: Device) -> tuple[Reason, ...]:
     if there is not None and kind is not None and there.kind != kind:
         message = (
             f"{device.name}: {name} was of kind {kind} and is of kind {there.kind} now, so it is another "
-            "interface; ask again when the inventory tells it"
+            "interface; ask again when the inventory shows it"
         )
         return (Reason(code="interface-changed", message=message, facts=facts),)
     return ()

@@ -85,11 +85,11 @@ class Settling:
         self._settled_at_s = {path: at for path, at in self._settled_at_s.items() if path in self._seen}
         self._has_looked = True
 
-    def lost(self, links: Iterable[tuple[str, bool | None]], *, begins_anew: bool = False) -> frozenset[str]:
+    def lost(self, links: Iterable[tuple[str, bool | None]], *, is_restarting: bool = False) -> frozenset[str]:
         """Return the links that are lost.
 
-        Shapes: links — path, and whether there is a partner; None: switched off. begins_anew —
-        whether their card is being set up now, and takes them down for it.
+        Shapes: links — path, and whether there is a partner; None: switched off. is_restarting —
+                whether their card is being set up now, which takes them down.
         """
         now_s = self._now()
         lost: set[str] = set()
@@ -98,8 +98,8 @@ class Settling:
                 continue
             self._seen.add(path)
             is_new = path not in self._settled_at_s
-            if begins_anew or is_new:
-                self._settled_at_s[path] = now_s + (_COMING_UP_S if begins_anew or self._has_looked else 0.0)
+            if is_restarting or is_new:
+                self._settled_at_s[path] = now_s + (_COMING_UP_S if is_restarting or self._has_looked else 0.0)
             if not has_partner and now_s >= self._settled_at_s[path]:
                 lost.add(path)
         return frozenset(lost)

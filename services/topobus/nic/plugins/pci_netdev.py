@@ -190,15 +190,15 @@ class PciNetdevDriver(AttachesInterfaces):
         }
         parents = self._parents.observe(tree, addresses.values())
         self._settling.begin_look()
-        anew = self._begun_anew(tree, addresses.values())
+        restarting = self._restarting(tree, addresses.values())
         seen = {
-            name: [*self._observe_one(tree, address, anew), *parents.get(address, ())]
+            name: [*self._observe_one(tree, address, restarting), *parents.get(address, ())]
             for name, address in addresses.items()
         }
         self._settling.end_look()
         return seen
 
-    def _begun_anew(self, tree: Tree, addresses: Iterable[PciAddress]) -> frozenset[PciAddress]:
+    def _restarting(self, tree: Tree, addresses: Iterable[PciAddress]) -> frozenset[PciAddress]:
         """Name the physical functions, and with them their virtual ones, whose links are coming up
         again: a change of the number of virtual functions takes them down.
         """
@@ -352,7 +352,7 @@ class PciNetdevDriver(AttachesInterfaces):
         port = _port_of(tree, physical, own)
         if not indexes or isinstance(port, str):
             why = port if isinstance(port, str) else f"{link} does not list it"
-            text = f"vf: its physical function {link} cannot be told what to do: {why}"
+            text = f"vf: its physical function {link} cannot configure it: {why}"
             return Refusal(
                 reasons=(Reason(code="vf-gone", message=text, facts={"device": device.name, "physical": link}),)
             )
@@ -421,7 +421,7 @@ class PciNetdevDriver(AttachesInterfaces):
             attributes=facts,
         )
 
-    def _observe_one(self, tree: Tree, address: PciAddress, anew: Collection[PciAddress]) -> list[Observation]:
+    def _observe_one(self, tree: Tree, address: PciAddress, restarting: Collection[PciAddress]) -> list[Observation]:
         try:
             seen = self._pci_health.observe(tree, address)
             if any(observation.dimension is Dimension.PRESENCE for observation in seen):
@@ -431,7 +431,7 @@ class PciNetdevDriver(AttachesInterfaces):
             own = function_ports(tree, address, only_link=True)
             interfaces = own.interfaces
             ports = [port for port in function_rdma_ports(tree, address) if not _is_of_others(tree, port, own)]
-            parent = self._observe_parent_link(tree, address, anew)
+            parent = self._observe_parent_link(tree, address, restarting)
             errors = judge_errors(tree, interfaces, self._counters)
         except HardwareError as err:
             return [unreadable(err)]
@@ -442,7 +442,7 @@ class PciNetdevDriver(AttachesInterfaces):
             *((interface.path, interface.carrier) for interface in interfaces),
             *rdma_links(interfaces, ports),
         )
-        lost = self._settling.lost(links, begins_anew=address in anew)
+        lost = self._settling.lost(links, is_restarting=address in restarting)
         link = (
             judge_carrier(interfaces, lost),
             judge_rdma_ports(interfaces, ports, lost),
@@ -457,7 +457,9 @@ class PciNetdevDriver(AttachesInterfaces):
             *(observation for observation in link if observation is not None),
         ]
 
-    def _observe_parent_link(self, tree: Tree, address: PciAddress, anew: Collection[PciAddress]) -> Observation | None:
+    def _observe_parent_link(
+        self, tree: Tree, address: PciAddress, restarting: Collection[PciAddress]
+    ) -> Observation | None:
         """Observe the carrier of a virtual function's physical one.
 
         None for a function that is no virtual one.
@@ -467,7 +469,7 @@ class PciNetdevDriver(AttachesInterfaces):
             return None
         interfaces = _with_aggregated(tree, function_ports(tree, parent, only_link=True).interfaces)
         lost = self._settling.lost(
-            ((interface.path, interface.carrier) for interface in interfaces), begins_anew=parent in anew
+            ((interface.path, interface.carrier) for interface in interfaces), is_restarting=parent in restarting
         )
         return judge_parent(parent, interfaces, lost)
 
@@ -504,7 +506,7 @@ def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_as
     if ports.first is not None:
         if any(port.name == interface for port in ports.interfaces):
             return ()
-        text = f"{device.name}: its interface {ports.first.name} is new; ask again when the inventory tells it"
+        text = f"{device.name}: its interface {ports.first.name} is new; ask again when the inventory shows it"
         return (Reason(code="interface-changed", message=text, facts=facts),)
     folder = pci_folder(address)
     driver = tree.link_name(f"{folder}/driver")
@@ -582,7 +584,7 @@ def _port_of(tree: Tree, physical: FunctionPorts, own: FunctionPorts) -> NetInte
         same = [port for port in physical.interfaces if mark and tree.read(f"{port.path}/{file}") == mark]
         if len(same) == 1:
             return same[0]
-    return f"it has {listed}, and neither phys_port_id nor dev_port says on which of them the virtual function is"
+    return f"it has {listed}, and neither phys_port_id nor dev_port shows which of them has the virtual function"
 
 
 def _is_network(tree: Tree, function: PciDevice) -> bool:

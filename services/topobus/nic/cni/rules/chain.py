@@ -22,7 +22,7 @@ from topobus.values.outcome import Refusal
 __all__ = ["VERSIONS", "Chain", "Plugin", "is_at_least", "parse_chain"]
 
 VERSIONS = ("1.1.0", "1.0.0", "0.4.0", "0.3.1", "0.3.0")
-"""The versions that this runner speaks, newest first. 0.3.0 has the results of 0.3.1."""
+"""The versions that this runner supports, newest first. 0.3.0 has the results of 0.3.1."""
 _WANTED = f"one of {', '.join(VERSIONS)}"
 # Before 0.3.0 a result names no interface (ip4, ip6), so it does not show what a plugin made.
 # Source: CNI specification 0.2.0, "Result"; libcni takes "" for 0.1.0.
@@ -52,7 +52,7 @@ class Plugin(Struct, frozen=True, kw_only=True):
     ipam: str = ""
     """Type of the address plugin that it runs by itself; empty: none."""
     configuration: dict[str, Any]
-    """As it stands in the list, every key kept."""
+    """As in the list, with every key."""
 
 
 class Chain(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Chain(Struct, frozen=True, kw_only=True):
     is_check_disabled: bool = False
     is_collect_disabled: bool = False
     where: str = ""
-    """Where it stands, for messages: a file, or a claim's field."""
+    """Where it was read from, for messages: a file, or a claim's field."""
 
     @property
     def types(self) -> tuple[tuple[str, str], ...]:

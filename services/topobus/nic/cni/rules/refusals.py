@@ -205,7 +205,7 @@ def plugin_unusable(plugin: str, path: str, problem: str) -> Refusal:
     return _refusal(
         Reason(
             code="cni-plugin-unusable",
-            message=f"the CNI plugin {plugin} ({path}) cannot be run: {problem}; install it anew",
+            message=f"the CNI plugin {plugin} ({path}) cannot be run: {problem}; install it again",
             facts={"plugin": plugin, "path": path, "problem": problem},
         )
     )

@@ -57,7 +57,7 @@ class Route(_Wire, frozen=True, kw_only=True):
     """One route over the interface."""
 
     destination: str
-    """`10.0.0.0/8` or `::/0`. A user may write `default` where a gateway says which family."""
+    """`10.0.0.0/8` or `::/0`. A user may write `default` where a gateway gives the family."""
     gateway: str | None = None
     source: str | None = None
     """The address that packets of this route leave with, where the interface has several."""
@@ -79,7 +79,7 @@ class Rule(_Wire, frozen=True, kw_only=True):
     priority: int
     """Required: without it, two rules of one claim have an order that depends on who came first."""
     family: str | None = None
-    """`ipv4` or `ipv6`, where neither `from` nor `to` tells."""
+    """`ipv4` or `ipv6`, where neither `from` nor `to` gives it."""
 
 
 class Neighbour(_Wire, frozen=True, kw_only=True):
@@ -143,8 +143,8 @@ class InterfaceConfig(_Wire, frozen=True, kw_only=True):
     rules: tuple[Rule, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     sysctls: dict[str, int] = {}
-    """`net.ipv4.conf.IFNAME.rp_filter` and the like; IFNAME stands for the interface's name in the
-    pod."""
+    """`net.ipv4.conf.IFNAME.rp_filter` and the like. IFNAME is replaced by the interface's name in
+    the pod."""
     vf: VfFields | None = None
     rdma: RdmaFields | None = None
     share: ShareFields | None = None

@@ -63,8 +63,8 @@ SYSCTLS: dict[str, tuple[int, int]] = {
     f"{_IPV6}use_tempaddr": (-1, 2),
 }
 """Which settings of an interface a claim may have, and the least and largest value of each: those
-that say how this interface takes and sends packets. None of another interface or of the whole
-namespace, which are `securityContext.sysctls` of the pod. Source:
+that control how this interface receives and sends packets. None of another interface or of the
+whole namespace, which are `securityContext.sysctls` of the pod. Source:
 Documentation/networking/ip-sysctl.rst."""
 
 

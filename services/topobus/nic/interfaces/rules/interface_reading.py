@@ -176,7 +176,7 @@ class _Entry:
         for index, text in enumerate(fields.addresses or ()):
             address = faults.address(f"{where}.addresses[{index}]", text)
             if address is not None and any(address.ip == other.ip for other in addresses):
-                faults.wrong(f"{where}.addresses[{index}]", text, "an address that stands in the list once")
+                faults.wrong(f"{where}.addresses[{index}]", text, "an address that is in the list once")
             elif address is not None:
                 addresses.append(address)
         return InterfaceFields(
@@ -197,7 +197,7 @@ class _Entry:
         if destination == "default":
             if route.gateway is None:
                 faults.wrong(
-                    f"{where}.destination", destination, "0.0.0.0/0 or ::/0, since no gateway says which family"
+                    f"{where}.destination", destination, "0.0.0.0/0 or ::/0, since no gateway gives the family"
                 )
             destination = "::/0" if ":" in (gateway or "") else "0.0.0.0/0"
         network = faults.network(f"{where}.destination", destination)
@@ -229,7 +229,7 @@ class _Entry:
             {family} if family else set()
         )
         if not families and rule.source is None and rule.destination is None:
-            faults.wrong(f"{where}.family", rule.family, "ipv4 or ipv6, since neither from nor to says which")
+            faults.wrong(f"{where}.family", rule.family, "ipv4 or ipv6, since neither from nor to gives the family")
         elif len(families) > 1:
             faults.wrong(where, ", ".join(sorted(families)), "from, to and family of one family")
         self._table(f"{where}.table", rule.table)
@@ -367,17 +367,17 @@ def _check_together(config: InterfaceConfig, faults: Faults) -> None:
         )
     for index, neighbour in enumerate(config.neighbours):
         if neighbour.address in [other.address for other in config.neighbours[:index]]:
-            faults.wrong(f"neighbours[{index}].address", neighbour.address, "an address that stands in the list once")
+            faults.wrong(f"neighbours[{index}].address", neighbour.address, "an address that is in the list once")
     for index, rule in enumerate(config.rules):
         if rule in config.rules[:index]:
-            faults.wrong(f"rules[{index}]", rule.priority, "a rule that stands in the list once")
+            faults.wrong(f"rules[{index}]", rule.priority, "a rule that is in the list once")
     keys = [(route.destination, route.table, route.metric) for route in config.routes]
     for index, key in enumerate(keys):
         if key in keys[:index]:
             faults.wrong(
                 f"routes[{index}].destination",
                 key[0],
-                "a route that stands in the list once, or another metric or table",
+                "a route that is in the list once, or another metric or table",
             )
 
 

@@ -30,7 +30,7 @@ class HeldAddress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Those of IFA_FLAGS that somebody set: no route of its own, no duplicate detection, home
     address."""
     valid_s: int | None = None
-    """Seconds for which it stays; None: for ever. The host's DHCP client renews it."""
+    """Seconds for which it is valid; None: without limit. The host's DHCP client renews it."""
     preferred_s: int | None = None
 
 
@@ -73,8 +73,8 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     alias: str = ""
     tx_queue_length: int = 0
     link: int = 0
-    """The index of the interface below or at the other end, in the namespace that `link_namespace`
-    says; 0: none."""
+    """The index of the interface below or at the other end, in the namespace
+    `link_namespace`; 0: none."""
     link_namespace: int | None = None
     """None: the same namespace."""
     bus_device: str = ""
@@ -84,13 +84,13 @@ class InterfaceState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In which boot of the node it was so: its indices and inodes mean nothing in another one."""
     device_inode: int = 0
     """Inode of the device's folder in sysfs: another one when the device
-    comes anew; 0: not known."""
+    was created again; 0: not known."""
     is_virtual_function: bool = False
     port_name: str = ""
-    """Of the device's ports, as netlink tells it in every namespace;
-    empty: the driver tells none."""
+    """Name of the device's port, as netlink reports it in every namespace;
+    empty: the driver reports none."""
     device_port: int | None = None
-    """Of the device's ports, as sysfs tells it on the host."""
+    """Number of the device's port, as sysfs shows it on the host."""
     is_only_port: bool = False
     """Whether its device had no other interface on the host: then no other one can be meant,
     whatever its driver calls its permanent address."""
