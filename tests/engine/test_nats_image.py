@@ -145,7 +145,7 @@ async def test_login_does_its_own_work_when_nats_runs_in_a_container(nats: Accou
     assert event == sample(HEALTH.message)
 
 
-# The forgetter removes what stands of nodes that are gone, and NATS knows no right to delete
+# The forgetter removes what is stored about nodes that are gone, and NATS knows no right to delete
 # without that to write: it may write nearly all.
 @pytest.mark.parametrize("principal", [principal for principal in PRINCIPALS if principal != FORGETTER])
 async def test_login_is_denied_the_work_of_others_when_nats_runs_in_a_container(

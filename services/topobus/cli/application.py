@@ -149,7 +149,7 @@ def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
         return " ".join(("topobus", *_command_of(arguments), "--help"))
     if isinstance(error, InputError):
         return (
-            f"`topobus {' '.join((*_command_of(arguments), '--help'))}` says what is read; examples/pods and "
+            f"`topobus {' '.join((*_command_of(arguments), '--help'))}` lists what is accepted; examples/pods and "
             "examples/claims have manifests to start from"
         )
     if isinstance(error, ContractError):

@@ -153,7 +153,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
                 f"the NATS server {where} is not trusted: {why}",
                 next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the "
                 "server as its certificate does; "
-                "`topobus keys show FOLDER` at the server says for whom and until when it is good",
+                "`topobus keys show FOLDER` at the server shows its names and until when it is valid",
             ) from err
         raise PeerUnavailable(
             f"no NATS server answers {where} within {settings.connect_timeout_s:g} s{why and f': {why}'}",
@@ -237,11 +237,11 @@ async def the_node(bus: Bus, wanted: str | None) -> str:
     nodes = [entry.parts["node"] for entry in await bus.list(MACHINE)]
     if not nodes:
         raise PeerUnavailable(
-            "no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells"
+            "no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` reports it"
         )
     if wanted is None and len(nodes) > 1:
         raise UsageError(
-            f"{len(nodes)} nodes report a machine: {', '.join(nodes[:10])}", next_step="say which one with --node NAME"
+            f"{len(nodes)} nodes report a machine: {', '.join(nodes[:10])}", next_step="choose one with --node NAME"
         )
     return one_of("node", wanted or nodes[0], nodes)
 

@@ -78,7 +78,7 @@ def extra_classes(classes: Sequence[str]) -> tuple[str, ...]:
     Errors: raises UsageError for a name that `topobus-device` cannot serve.
     """
     if complaint := next(filter(None, map(class_complaint, classes)), ""):
-        raise UsageError(f"--class: {complaint}", next_step="choose another name; your driver says it in device_class")
+        raise UsageError(f"--class: {complaint}", next_step="choose another name; your driver has it in device_class")
     return tuple(sorted({*classes} - {*DEVICE_SERVICES}))
 
 
@@ -115,7 +115,7 @@ def _read_form(file: Path) -> UsersForm:
         return UsersForm()
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as err:
         raise InputError(
-            f"cannot read {file}: {err}", next_step="remove it: it is written anew with the same passwords"
+            f"cannot read {file}: {err}", next_step="remove it: it is written again with the same passwords"
         ) from err
     # Written before files recorded their form: for one server.
     return UsersForm(has_accounts=has_accounts_in(text))

@@ -172,7 +172,7 @@ spec: {schedulingGroup: {podGroupName: gang}, containers: [{name: c}]}
     assert done.returncode == 0, done.stderr
     assert "r: d0  (gpu.example.com, pool n1, takes memory 3Gi)" in done.stdout
     assert "ResourceClaim default/share is allocated already" in said
-    assert "Pod default/member: what the spec says of its group (schedulingGroup" in said
+    assert "Pod default/member: the group in its spec (schedulingGroup" in said
 
 
 async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:

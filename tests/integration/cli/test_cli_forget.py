@@ -54,7 +54,7 @@ async def test_forget_says_what_it_would_remove_and_then_what_it_removed(nats_se
     ]
     assert len(stood) == 1
     assert done[1].splitlines() == ["node ghost1 forgotten", "  topobus_inventories_gpu  ghost1.gpu  removed"]
-    assert again[1].splitlines() == ["node ghost1: nothing stands of it"]
+    assert again[1].splitlines() == ["node ghost1: nothing is stored about it"]
 
 
 async def test_forget_names_who_holds_something_and_takes_all_without_a_machine_when_it_is_forced(

@@ -111,7 +111,7 @@ async def test_pod_that_is_not_stored_is_described_and_counted_when_it_holds_dev
 
     assert code == 0
     assert "pod default/trainer: placed by `topobus place`, not stored" in output
-    assert "`topobus release pod default/trainer` lets go of it" in noted
+    assert "`topobus release pod default/trainer` releases its devices" in noted
     assert "1 pod holds devices and is not stored: `topobus holders`" in listed
     assert (missing, "there is no pod default/nobody" in why) == (1, True)
 
@@ -209,7 +209,7 @@ async def test_claim_without_an_object_is_named_by_doctor_and_freed_by_release(
     (finding,) = [finding for finding in json.loads(checked)["findings"] if finding["what"] == "holders"]
     assert "1 holder has no object: claim default/lost on demo-node" in finding["found"]
     assert (refused, "topobus delete claim there -n default" in why) == (2, True)
-    assert (code, output.strip()) == (0, "claim default/lost let go of 1 gpu on demo-node")
+    assert (code, output.strip()) == (0, "claim default/lost released 1 gpu on demo-node")
     assert again == 1
     assert (unread, "cannot be read" in said, "topobus delete claim there -n default" in said) == (2, True, True)
     assert [allocation.owner.name for allocation in topology.ledger.allocations.values()] == ["there"]

@@ -110,7 +110,7 @@ async def test_command_refuses_a_name_when_nothing_here_has_it(
         (("holders",), "no holder matches foo=bar: none has a label foo; there are kind, name, namespace, node, way"),
         (
             ("device", "list"),
-            "no device that is kept back matches foo=bar: none has a label foo; there are class, name, node, verb, who",
+            "no withheld device matches foo=bar: none has a label foo; there are class, name, node, verb, who",
         ),
         (("decisions",), "no decision matches foo=bar"),
         (

@@ -83,10 +83,6 @@ async def test_doctor_names_the_strange_node_and_not_its_neighbour(nats_server: 
     (releases,), (clock,) = findings[f"{STRANGE}: releases"], findings[f"{STRANGE}: clock"]
     assert releases.startswith("discovery, gpu, topology run release 9.1.0, newer than")
     assert " s ahead of " in clock
-    assert any(
-        "nobody can read" in text and "release 9.1.0 wrote it" in text for text in findings[f"{STRANGE}: ledger"]
-    )
+    assert any("cannot read" in text and "release 9.1.0 wrote it" in text for text in findings[f"{STRANGE}: ledger"])
     assert not findings.keys() & {f"{GOOD}: releases", f"{GOOD}: clock", "clock", "releases"}
-    assert not any(
-        "nobody can read" in text for what, texts in findings.items() if what.startswith(GOOD) for text in texts
-    )
+    assert not any("cannot read" in text for what, texts in findings.items() if what.startswith(GOOD) for text in texts)

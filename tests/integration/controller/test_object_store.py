@@ -411,7 +411,7 @@ async def test_delete_and_apply_work_at_the_revision_when_nobody_can_read_the_ob
     marked = await delete_object(bus, {**KEY._asdict(), "name": "deleted"})
     gone = await delete_object(bus, {"kind": "pod", "namespace": "default", "name": "unknown"})
 
-    assert (applied.verb, applied.stored.status) == ("written over what nobody could read", RESERVED)
+    assert (applied.verb, applied.stored.status) == ("written over what could not be read", RESERVED)
     assert applied.stored.metadata["uid"] == "made-here"
     assert marked.metadata["deletionTimestamp"]
     entry = await bus.get(OBJECT, **{**KEY._asdict(), "name": "deleted"})
@@ -456,7 +456,7 @@ async def test_apply_reads_each_object_once_and_again_only_when_somebody_wrote_m
 
 async def test_apply_writes_nothing_when_an_object_stands_twice_in_a_manifest(bus: Bus) -> None:
     """The second one would be written over the first."""
-    with pytest.raises(ContractError, match="default/one stands twice in the manifest"):
+    with pytest.raises(ContractError, match="default/one is twice in the manifest"):
         await apply_objects(bus, [FRESH, FRESH])
 
     assert await bus.get(OBJECT, **KEY._asdict()) is None

@@ -183,7 +183,7 @@ async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server
         if each_finding["what"] == f"{NODE}: inventory gpu"
     )
     assert gpu["devices"][0]["health"]["conditions"][0]["reason"] == "service-silent"
-    assert gpu["warnings"][0].startswith("service-silent: nobody answers there")
+    assert gpu["warnings"][0].startswith("service-silent: no service answers there")
     assert nic["warnings"] == []
     assert states == {"gpu-0": "unknown", "nic-0": "healthy"}
     assert "1 of class gpu" in text

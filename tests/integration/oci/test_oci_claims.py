@@ -164,7 +164,7 @@ async def test_claim_is_refused_when_its_service_adjusts_each_container(rig: Rig
     code, document, notes = await _oci(rig)
 
     assert (code, document) == (65, {})
-    assert "nic nic-0: its service says for each container what it gets, and the gateway alone asks it" in " ".join(
+    assert "nic nic-0: its service decides for each container what it gets, and only the gateway asks it" in " ".join(
         notes.split()
     )
 

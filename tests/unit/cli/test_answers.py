@@ -126,7 +126,7 @@ def test_answer_view_tells_why_not_and_what_to_free_when_refused() -> None:
 
 def test_answer_view_says_that_freeing_is_no_way_when_nobody_stands_in_it() -> None:
     """A refusal without anybody to free says so instead of an empty list."""
-    assert "letting go of what other pods and claims hold would not help" in shown(
+    assert "releasing what other pods and claims hold would not help" in shown(
         answer_view(Refusal(reasons=REFUSAL.reasons))
     )
 

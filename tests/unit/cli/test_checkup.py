@@ -181,7 +181,7 @@ def test_check_rejected_names_the_key_once_when_the_reason_begins_with_it() -> N
 
     (finding,) = check_rejected([(STORED_INVENTORY, "n_1.gpu", why)])
 
-    assert finding.found == f"nobody can read {why}"
+    assert finding.found == f"cannot read {why}"
 
 
 def test_check_node_counts_a_single_thing_as_one() -> None:
@@ -232,7 +232,7 @@ def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connecti
         in unprotected.next_step
     )
     assert present is not None
-    assert (present.level, present.found) == (Level.OK, "tells the gateway of containers by /run/nri.sock (NRI)")
+    assert (present.level, present.found) == (Level.OK, "reports containers to the gateway by /run/nri.sock (NRI)")
     assert check_runtime("n1", None) is None
 
 
@@ -470,8 +470,8 @@ def test_check_rivals_fails_when_a_vendors_plugin_has_a_resource_of_a_profile() 
         (True, False, True, Level.OK, "has users; this is user cli"),
         (True, True, False, Level.OK, "TLS"),
         (True, False, False, Level.WARN, "passwords cross the wire"),
-        (False, False, True, Level.WARN, "open: whoever reaches it may write"),
-        (False, True, False, Level.WARN, "open: whoever reaches it may write"),
+        (False, False, True, Level.WARN, "open: everyone who reaches it may read"),
+        (False, True, False, Level.WARN, "open: everyone who reaches it may read"),
     ],
 )
 def test_check_access_says_whether_the_bus_is_open(
@@ -509,13 +509,17 @@ def test_check_certificate_warns_a_month_before_its_end(days: int, level: Level)
             True, (2, 10, 27), Level.OK, "hub of 2 nodes with servers of their own, which come as its users", id="users"
         ),
         pytest.param(
-            False, (2, 15, 1), Level.WARN, "no users: each of them may write what stands here of the others", id="open"
+            False,
+            (2, 15, 1),
+            Level.WARN,
+            "no users: each of them may write what is stored here for the others",
+            id="open",
         ),
         pytest.param(
             False,
             (2, 10, 27),
             Level.WARN,
-            "nats-server 2.10 also tells each of them what all others listen to",
+            "nats-server 2.10 also reveals to each of them what all others subscribe to",
             id="open-and-old",
         ),
     ],

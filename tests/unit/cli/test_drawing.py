@@ -187,7 +187,7 @@ def test_draw_machine_sets_devices_apart_when_their_node_is_unknown() -> None:
     """A device whose NUMA node the machine does not tell is never drawn inside node 0."""
     lines = drawn(machine_of(2, 4), inventory_of(gpu(0x17, node=None)))
 
-    title = next(number for number, line in enumerate(lines) if "NUMA node not told" in line)
+    title = next(number for number, line in enumerate(lines) if "NUMA node not reported" in line)
     assert next(number for number, line in enumerate(lines) if "gpu-0000-17-00-0" in line) > title
 
 

@@ -179,8 +179,8 @@ def test_device_refuses_a_text_when_it_has_a_line_break(option: str, capsys: pyt
 
     assert code == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        f"error: {option} is 'a\\nb': it stands in lists, and takes one line of text\n  next: leave line "
-        "breaks and the like out\n"
+        f"error: {option} is 'a\\nb', wanted one line of printable text, because lists show it\n"
+        "  next: leave out line breaks and control characters\n"
     )
 
 

@@ -76,7 +76,7 @@ def test_hint_says_where_commands_go_when_another_context_is_selected() -> None:
     """One sentence, on a line of its own: whose commands they are, and what ends it."""
     text = ready_text(_system("nats://127.0.0.1:4230"), _READY, Use(name="lab", selected="prod")).plain
 
-    assert "Commands go to prod until you say: topobus context use lab" in text.splitlines()
+    assert "Commands go to prod until you run: topobus context use lab" in text.splitlines()
 
 
 def test_hint_counts_while_services_start() -> None:

@@ -45,7 +45,7 @@ def allocate(
         Parameter(
             name=("--file", "-f", "--pods"),
             help="A manifest or a folder of them, or several; - reads standard input. Pods of Deployments and the "
-            "like are taken, too.",
+            "like are included.",
             negative="",
             allow_leading_hyphen=True,
         ),
@@ -81,12 +81,13 @@ def allocate(
     del dry_run  # this is a dry run in any case
     if not file:
         raise UsageError(
-            "say what to allocate: -f FILE or -f FOLDER",
+            "nothing to allocate is named: wanted -f FILE or -f FOLDER",
             next_step="topobus allocate --help; examples/claims has manifests to start from",
         )
     if slices and cluster:
         raise UsageError(
-            "say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server"
+            "got --slices and --cluster, wanted one of them",
+            next_step="--slices reads a file, --cluster asks an API server",
         )
     output = Output(is_json=options.json or output_form == "json")
     objects = read_wanted("allocate", file, output.note)
@@ -119,9 +120,9 @@ async def _allocate(
     dry_run = await ask_dry_run(situation, arguments)
     answers = _shown(dry_run)
     if not answers:
-        output.note("nothing of it has a claim: `topobus place --dry-run` says where pods without claims would go")
+        output.note("no pod in it has a claim: `topobus place --dry-run` shows where pods without claims would go")
     for fault in dry_run.get("faults", ()):
-        output.note(f"left out, for nobody can read it: {fault}")
+        output.note(f"left out, because it cannot be read: {fault}")
     if output.is_json:
         output.document({"answers": answers})
     for answer in answers:

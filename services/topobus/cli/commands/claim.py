@@ -67,7 +67,7 @@ def delete(
     A claim that holds devices releases them first: `topobus delete claim NAME`.
     """
     if (name is None) == (file is None):
-        raise UsageError("say what to delete: either NAMESPACE/NAME or -f FILE")
+        raise UsageError("wanted what to delete: either NAMESPACE/NAME or -f FILE")
     places = (
         [object_parts(api_object) for api_object in reversed(read_mixed([file], options.output().note))]
         if file is not None

@@ -159,7 +159,7 @@ def add(
 
 @context_app.command(name="rm")
 def rm(
-    *names: Annotated[str, Parameter(help="Contexts to forget; their systems go on.")],
+    *names: Annotated[str, Parameter(help="Contexts to remove; their systems keep running.")],
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Remove contexts. Nothing of their systems is stopped or removed."""

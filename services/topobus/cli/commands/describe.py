@@ -47,7 +47,8 @@ def describe(
     kinds, names = read_target(target, verb="describe")
     if len(kinds) != 1 or len(names) != 1:
         raise UsageError(
-            "say which one to describe", next_step=f"write `topobus describe {plural_of(kinds[0])[:-1]} NAME`"
+            "wanted exactly one object to describe",
+            next_step=f"write `topobus describe {plural_of(kinds[0])[:-1]} NAME`",
         )
     return asyncio.run(_describe(kinds[0], namespace, names[0], options, is_json=options.json or output == "json"))
 
@@ -110,5 +111,5 @@ def _describe_unstored(held: list[tuple[str, Allocation]], parts: dict[str, str]
         holder_listing(held),
     )
     if is_placed:
-        output.note(f"`topobus release pod {name}` lets go of it")
+        output.note(f"`topobus release pod {name}` releases its devices")
     return ExitCode.OK

@@ -53,13 +53,11 @@ Where = Annotated[
     ),
 ]
 Why = Annotated[str, Parameter(help="The reason, for whoever finds the device like that.")]
-Who = Annotated[str | None, Parameter(help="Who says so. Default: user@host.")]
+Who = Annotated[str | None, Parameter(help="Who requests it. Default: user@host.")]
 Operation = Annotated[
     str | None, Parameter(help="Operation id of an earlier try whose answer got lost; what it did is not done twice.")
 ]
-Drain = Annotated[
-    bool, Parameter(negative="", help="Pods that have the device by a claim shall leave it: its taint evicts.")
-]
+Drain = Annotated[bool, Parameter(negative="", help="Evict the pods that have the device by a claim, by a taint.")]
 
 
 class DeviceAnswer(Struct, frozen=True, kw_only=True):
@@ -189,7 +187,7 @@ async def _operate(
         inventories = [entry.value for entry in (await list_inventories(bus))[0]]
         if not inventories:
             raise PeerUnavailable(
-                "no device service has published an inventory", next_step="`topobus doctor` tells what is missing"
+                "no device service has published an inventory", next_step="`topobus doctor` reports what is missing"
             )
         kept_back = [entry.value for entry in await bus.list(MAINTENANCE)] if verb is DeviceVerb.RETURN else []
         chosen = choose_devices(selection, inventories, kept_back)
@@ -232,10 +230,10 @@ async def _operate(
     unknown = [answer for answer in answers if answer.reply is None]
     if unknown:
         raise PeerUnavailable(
-            f"whether it was done is not known of {', '.join(answer.device for answer in unknown[:10])}: "
+            f"it is not known whether it was done for {', '.join(answer.device for answer in unknown[:10])}: "
             f"{unknown[0].error}",
-            next_step=f"ask again with --operation {op_id}: what is done is not done twice; `topobus doctor` tells who "
-            "is missing",
+            next_step=f"ask again with --operation {op_id}: what is done is not done twice; `topobus doctor` "
+            "reports which service is missing",
         )
     return ExitCode.NO if any(_refusal(answer) is not None for answer in answers) else ExitCode.OK
 
@@ -339,8 +337,8 @@ async def _list(node: str | None, device_class: str | None, lister: Lister, opti
     lister.show(
         listings,
         lambda rows: {"devices": [row.document for row in rows]},
-        empty="no device is kept back",
-        thing="device that is kept back",
+        empty="no device is withheld",
+        thing="withheld device",
     )
     return ExitCode.OK
 

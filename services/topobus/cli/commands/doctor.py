@@ -422,7 +422,8 @@ def _plugin_findings(device_plugins: Path, plugins: Path, *, has_devices: bool) 
                 Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {folder}", next_step=step)
             )
         findings += [
-            _socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets
+            _socket_finding(what, path, Level.FAIL, "restart topobus-gateway: no process listens on the socket")
+            for path in sockets
         ]
     return findings
 

@@ -46,7 +46,7 @@ def explain(
     file: Annotated[Path | None, Parameter(help="A decision event as JSON, instead of asking the bus.")] = None,
     output: Annotated[
         Literal["table", "wide", "json"],
-        Parameter(name=("--output", "-o"), help="How to print; wide: the facts behind each reason, too."),
+        Parameter(name=("--output", "-o"), help="How to print; wide adds the facts behind each reason."),
     ] = "table",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
@@ -55,7 +55,7 @@ def explain(
     """
     if (decision is None) == (file is None):
         raise UsageError(
-            "say which decision: either its id or --file FILE", next_step="`topobus decisions` lists the ids"
+            "wanted a decision: either its id or --file FILE", next_step="`topobus decisions` lists the ids"
         )
     event = _read(file) if file is not None else asyncio.run(_fetch(str(decision), options))
     out = Output(is_json=options.json or output == "json")
@@ -166,8 +166,8 @@ async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:
             metadata, kind = metadata_of(stored[0]), {"ResourceClaim": "claim", "Pod": "pod"}[stored[0].kind]
             raise NotFoundError(
                 f"{wanted} is no decision's id but the name of a stored {kind}",
-                next_step=f"`topobus describe {kind} {metadata.name} -n {metadata.namespace or 'default'}` says how it "
-                "stands with it, and why it waits",
+                next_step=f"`topobus describe {kind} {metadata.name} -n {metadata.namespace or 'default'}` shows its "
+                "state, and why it waits",
             )
         raise NotFoundError(
             f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids"

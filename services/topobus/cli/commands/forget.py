@@ -23,7 +23,7 @@ from topobus.values.node_text import counted
 
 __all__ = ["forget_app"]
 
-forget_app = App(name="forget", help="Remove what stands of nodes that are gone.")
+forget_app = App(name="forget", help="Remove what is stored about nodes that are gone.")
 
 _VERBS = {
     KeyOutcome.PRESENT: "is there",
@@ -50,8 +50,8 @@ def forget_node(
         bool,
         Parameter(
             negative="",
-            help="Also where its ledger says that somebody holds something there, or an operator keeps devices "
-            "back: all of that is lost.",
+            help="Also when the node's ledger holds devices, or an operator has withheld devices there: these entries "
+            "are lost.",
         ),
     ] = False,
     options: BusOptions = BUS_DEFAULTS,
@@ -63,7 +63,7 @@ def forget_node(
     """
     if bool(nodes) == without_machine:
         raise UsageError(
-            "say which nodes: NODE, or --without-machine for all that have no machine",
+            "wanted nodes: NODE, or --without-machine for all that have no machine",
             next_step="such as `topobus forget node n38 --dry-run`",
         )
     return asyncio.run(_forget(list(dict.fromkeys(nodes)), is_dry_run=is_dry_run, is_forced=force, options=options))
@@ -112,7 +112,7 @@ def _show(output: Output, reply: ForgetReply, *, is_dry_run: bool) -> None:
     """Print the outcome of one node, bucket by bucket."""
     events = {stream: count for stream, count in reply.events.items() if count}
     if not reply.keys and not events:
-        output.show(Text.assemble((f"node {reply.node}", "name"), ": nothing stands of it"))
+        output.show(Text.assemble((f"node {reply.node}", "name"), ": nothing is stored about it"))
         return
     is_refused = reply.refusal is not None
     is_done = not is_refused and not is_dry_run
@@ -139,7 +139,7 @@ def _show(output: Output, reply: ForgetReply, *, is_dry_run: bool) -> None:
             output.note(
                 "release what is held (`topobus holders --node "
                 + reply.node
-                + "`), or say --force: what is named above is lost then"
+                + "`), or add --force: what is named above is lost then"
             )
         else:
             output.note(f"end the services of {reply.node} first: what they write comes back within seconds")

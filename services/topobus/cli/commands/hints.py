@@ -20,7 +20,7 @@ from topobus.values.timestamps import short_time
 
 __all__ = ["hints_app", "hints_lines"]
 
-hints_app = App(name="hints", help="Which NUMA nodes device services and topology prefer, as they say it.")
+hints_app = App(name="hints", help="Which NUMA nodes device services and topology prefer, as they publish it.")
 
 
 @hints_app.command(name="watch")

@@ -71,7 +71,7 @@ async def _holders(node: str | None, namespace: str, lister: Lister, options: Bu
     lister.show(
         listings,
         lambda rows: {"holders": [row.document for row in rows]},
-        empty="nobody holds anything",
+        empty="no device is held",
         thing="holder",
     )
     return ExitCode.OK

@@ -60,7 +60,7 @@ async def read_inventories(bus: Bus, node: str | None, device_class: str | None)
     inventories = [entry.value for entry in entries]
     if not inventories:
         raise PeerUnavailable(
-            "no device service has published an inventory", next_step="`topobus doctor` tells what is missing"
+            "no device service has published an inventory", next_step="`topobus doctor` reports what is missing"
         )
     if node is not None:
         one_of("node", node, (each_inventory.node for each_inventory in inventories))

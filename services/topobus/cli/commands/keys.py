@@ -110,7 +110,7 @@ Classes = Annotated[
     Parameter(
         name="--class",
         negative="",
-        help="A device class of your own, which topobus-device serves: it gets a user, too. Besides those of the "
+        help="A device class of your own, which topobus-device serves: it gets a user, in addition to those of the "
         "server file.",
     ),
 ]
@@ -156,8 +156,8 @@ def rotate(
         Parameter(
             name="--overlap",
             negative="",
-            help="Let those of before count, too, until `topobus keys forget`: services change over by "
-            "themselves, and nothing that they ask fails. "
+            help="Keep the previous passwords valid until `topobus keys forget`: services change over by "
+            "themselves, and none of their requests fails. "
             "Not for `user` and nodes' servers.",
         ),
     ] = False,
@@ -253,7 +253,7 @@ def certify_server(
         Parameter(
             name="--renew",
             negative="",
-            help="Make the certificate anew now, by the newest authority. Otherwise when a third of its life is left.",
+            help="Renew the certificate now, by the newest authority. Otherwise when a third of its lifetime is left.",
         ),
     ] = False,
     is_new_authority: Annotated[

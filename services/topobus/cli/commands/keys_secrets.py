@@ -76,7 +76,7 @@ def make(
             help="A device class of your own, which topobus-device serves: it gets a user, and keeps it.",
         ),
     ] = None,
-    has_tls: Annotated[bool, Parameter(name="--tls", help="Whether the server gets a certificate, too.")] = True,
+    has_tls: Annotated[bool, Parameter(name="--tls", help="Whether the server also gets a certificate.")] = True,
     kubeconfig: Kubeconfig = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
@@ -129,8 +129,8 @@ def rotate(
         Parameter(
             name="--overlap",
             negative="",
-            help="Let those of before count, too, until `topobus keys secrets forget`: services change over by "
-            "themselves, and nothing that they ask fails. "
+            help="Keep the previous passwords valid until `topobus keys secrets forget`: services change over by "
+            "themselves, and none of their requests fails. "
             "Not for `user` and nodes' servers.",
         ),
     ] = False,
@@ -138,7 +138,7 @@ def rotate(
         float | None,
         Parameter(
             name="--server-after",
-            help="Seconds after which the server is told: by then pods have their new passwords. Default: "
+            help="Seconds after which the server's Secret is written: by then pods have their new passwords. Default: "
             f"{_SERVER_AFTER_S:g}, with --overlap 0.",
         ),
     ] = None,

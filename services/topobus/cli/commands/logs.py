@@ -45,7 +45,7 @@ def logs(
     /,
     *,
     follow: Annotated[
-        bool, Parameter(name=("--follow", "-f"), negative="", help="Then go on with what comes, until Ctrl-C.")
+        bool, Parameter(name=("--follow", "-f"), negative="", help="Then print new lines, until Ctrl-C.")
     ] = False,
     since: Annotated[str, Parameter(help="Only of the last 30s, 10m, 2h or 1d.")] = "",
     tail: Annotated[int | None, Parameter(help="Only so many lines, the newest.")] = None,

@@ -66,7 +66,7 @@ async def _states(bus: Bus, names: tuple[str, ...]) -> list[dict[str, Any]]:
         | ledgers.keys()
     )
     if not nodes:
-        raise PeerUnavailable("no node reports anything", next_step="`topobus doctor` tells what is missing")
+        raise PeerUnavailable("no node reports anything", next_step="`topobus doctor` reports what is missing")
     chosen = [one_of("node", name, nodes) for name in names] or nodes
     return [node_allocation_state(node, inventories, ledgers.get(node)) for node in chosen]
 

@@ -53,7 +53,7 @@ def apply(
     kustomize: Kustomization = None,
     is_recursive: Recursive = False,
     is_dry_run: Annotated[
-        bool, Parameter(name="--dry-run", negative="", help="Check and say what would change; store nothing.")
+        bool, Parameter(name="--dry-run", negative="", help="Check, and print what would change; store nothing.")
     ] = False,
     waits: Annotated[
         bool,
@@ -84,8 +84,8 @@ def delete(
         bool,
         Parameter(
             negative="",
-            help="Remove objects past their finalizers. Their devices stay in quarantine until the node has let "
-            "go of them.",
+            help="Remove objects past their finalizers. Their devices stay in quarantine until the node has "
+            "released them.",
         ),
     ] = False,
     options: BusOptions = BUS_DEFAULTS,
@@ -94,7 +94,7 @@ def delete(
     is_of_manifests = bool(file) or kustomize is not None
     if bool(target) == is_of_manifests:
         raise UsageError(
-            "say what to delete: KIND NAME, -f FILE or -k FOLDER", next_step="such as `topobus delete claim fast`"
+            "wanted what to delete: KIND NAME, -f FILE or -k FOLDER", next_step="such as `topobus delete claim fast`"
         )
     if is_of_manifests:
         # Objects that name others are deleted before those: the reverse of the order in a manifest.
@@ -104,7 +104,8 @@ def delete(
         kinds, names = read_target(target, verb="delete")
         if len(kinds) != 1 or not names:
             raise UsageError(
-                "say which one to delete", next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`"
+                "wanted an object to delete, by name",
+                next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`",
             )
         places = [parts_of(kinds[0], namespace, name) for name in names]
     return asyncio.run(delete_places(places, options, is_forced=force, is_dry_run=is_dry_run))
@@ -202,13 +203,13 @@ async def delete_places(
         output.show(Text.assemble((name_of(api_object), "name"), f" {verb}"))
         if not api_object.api_version:
             output.note(
-                f"{name_of(api_object)}: nobody could read it; `topobus machine` shows what it holds, "
-                "`topobus release` ends that"
+                f"{name_of(api_object)}: it could not be read; `topobus machine` shows what it holds, "
+                "`topobus release` releases that"
             )
         if holds and is_forced:
             output.note(
-                f"{name_of(api_object)}: what it holds stays in quarantine until its node has let go; "
-                "`topobus decisions` tells"
+                f"{name_of(api_object)}: what it holds stays in quarantine until its node has released "
+                "it; `topobus decisions` shows when"
             )
     for error in missing:
         output.error(error)

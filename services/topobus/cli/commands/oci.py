@@ -90,7 +90,7 @@ def oci(
     prepared, as for any container. `--undo` unprepares them.
     """
     if (claim is None) == (pod is None):
-        raise UsageError("say whose devices: either --claim NAMESPACE/NAME or --pod NAMESPACE/NAME")
+        raise UsageError("wanted whose devices: either --claim NAMESPACE/NAME or --pod NAMESPACE/NAME")
     if undo:
         return asyncio.run(_undo(claim, pod, container, node, options))
     base = _read_spec(spec)
@@ -282,8 +282,8 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
                 owner = holders.get((entry.device_class, device.name))
                 if owner is None:
                     text = (
-                        f"kubelet says that {namespace}/{name} has {entry.device_class} {device.name}, and the "
-                        "ledger gives it to nobody"
+                        f"kubelet reports that {namespace}/{name} has {entry.device_class} {device.name}, and the "
+                        "ledger has no holder for it"
                     )
                     raise PeerUnavailable(text, next_step="the gateway adopts it within seconds; try again")
                 devices.setdefault((owner.key, entry.device_class), (owner, entry.device_class, []))[2].append(
@@ -302,7 +302,7 @@ def _choose(pod: str, names: Iterable[str], container: str | None) -> str:
     if container is None and len(known_names) != 1:
         raise UsageError(
             f"pod {pod} has {len(known_names)} containers",
-            next_step=f"say which one with --container: {', '.join(known_names)}",
+            next_step=f"name one of them with --container: {', '.join(known_names)}",
         )
     return one_of("container", container or known_names[0], known_names)
 
@@ -372,8 +372,8 @@ async def _hooks(
     if prepared.to_adjust:
         devices = ", ".join(prepared.to_adjust)
         raise ContractError(
-            f"{device_class} {devices}: its service says for each container what it gets, and the gateway "
-            "alone asks it (NRI)",
+            f"{device_class} {devices}: its service decides for each container what it gets, and only the "
+            "gateway asks it (NRI)",
             next_step=_BY_GATEWAY,
         )
     if not prepared.to_attach:
@@ -421,7 +421,7 @@ async def _claim_devices(
         if not held:
             raise NotFoundError(
                 f"claim {namespace}/{name} has no devices on node {node}",
-                next_step="`topobus claim get` tells why it waits",
+                next_step="`topobus claim get` shows why it waits",
             )
         return owner, held, entry.value
     ledger = await bus.get(LEDGER, node=node)

@@ -38,7 +38,7 @@ from topobus.values.vendor_profiles import VendorProfile
 __all__ = ["is_by_claims", "place", "release_app", "reply_view"]
 
 _SHOWN_NODES = 5
-_CLAIMS_NEXT = "`topobus apply -f FILE` schedules it with them, `topobus allocate -f FILE` says where they would go"
+_CLAIMS_NEXT = "`topobus apply -f FILE` schedules it with them, `topobus allocate -f FILE` shows where they would go"
 
 release_app = App(
     name="release",
@@ -84,7 +84,8 @@ def place(
     """Place a pod and show where and why, or why not and what would have to be released."""
     if not (manifest or file):
         raise UsageError(
-            "say what to place: POD.YAML or -f FILE", next_step="examples/pods has manifests to start from"
+            "nothing to place is named: wanted POD.YAML or -f FILE",
+            next_step="examples/pods has manifests to start from",
         )
     objects = read_wanted("place", (*manifest, *file), options.output().note, kinds=("Pod",))
     pods = [api_object for api_object in objects if api_object.kind == "Pod"]
@@ -141,8 +142,8 @@ async def _place(
         if answer.reply is None and not (answer.plan and answer.plan.answers):
             silent = ", ".join(answer.plan.silent_nodes) if answer.plan else ""
             raise PeerUnavailable(
-                f"no node answered{f': topology kept silent on {silent}' if silent else ''}",
-                next_step="`topobus doctor` tells what is missing",
+                f"no node answered{f': topology did not answer on {silent}' if silent else ''}",
+                next_step="`topobus doctor` reports what is missing",
             )
     return ExitCode.OK if not by_claims and all(answer.is_placed for answer in answers) else ExitCode.NO
 
@@ -192,7 +193,7 @@ async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dr
     except PeerUnavailable as err:
         if is_dry_run:
             raise PeerUnavailable(
-                err.message, next_step="a dry run holds nothing: ask again, or see what `topobus doctor` says"
+                err.message, next_step="a dry run holds nothing: ask again, or run `topobus doctor`"
             ) from err
         next_step = (
             f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
@@ -309,9 +310,9 @@ async def _release_claim(namespace: str, name: str, node: str | None, options: B
         others = [(where, owner) for where, owner in held if owner.uid != uid]
         if held and not others:
             raise UsageError(
-                f"claim {namespace}/{name} is stored: letting go of its devices alone would leave it "
-                "allocated with nothing there",
-                next_step=f"`topobus delete claim {name} -n {namespace}` lets go of all that it has",
+                f"claim {namespace}/{name} is stored: if only its devices were released, it would stay "
+                "allocated without any",
+                next_step=f"`topobus delete claim {name} -n {namespace}` releases all that it has",
             )
         if not others:
             where = f" on {node}" if node else ""
@@ -341,9 +342,9 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
         held = others or held
         if stored is not None and not others and is_scheduled(stored.value):
             raise UsageError(
-                f"pod {namespace}/{name} is stored and scheduled: letting go of its devices alone would leave "
-                "it with a node and nothing there",
-                next_step=f"`topobus delete pod {name} -n {namespace}` lets go of all that it has",
+                f"pod {namespace}/{name} is stored and scheduled: if only its devices were released, it would "
+                "stay on its node without any",
+                next_step=f"`topobus delete pod {name} -n {namespace}` releases all that it has",
             )
         if not held:
             where = f" on {node}" if node else ""
@@ -366,10 +367,10 @@ async def _let_go(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -
         if reply.refusal is not None:
             is_refused = True
             why = "; ".join(reason.message for reason in reply.refusal.reasons)
-            output.show(Text(f"{where} does not let go of what {owner} holds: {why}", "fail"))
+            output.show(Text(f"{where} does not release what {owner} holds: {why}", "fail"))
             continue
         parts = ", ".join(f"{len(names)} {device_class}" for device_class, names in sorted(reply.devices.items()))
-        output.show(Text(f"{owner} let go of {parts or 'nothing'} on {where}"))
+        output.show(Text(f"{owner} released {parts or 'nothing'} on {where}"))
     if output.is_json:
         output.document({"released": released})
     return ExitCode.NO if is_refused else ExitCode.OK

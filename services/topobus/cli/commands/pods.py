@@ -76,7 +76,7 @@ async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOp
         for disagreement in reply.disagreements:
             output.show(
                 Text(
-                    f"{name}: {disagreement.device}: kubelet says {disagreement.kubelet}; the ledger says "
+                    f"{name}: {disagreement.device}: kubelet has {disagreement.kubelet}, the ledger has "
                     f"{disagreement.ledger}",
                     "fail",
                 )
@@ -87,12 +87,12 @@ async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOp
 async def _replies(bus: Bus, node: str | None, namespace: str) -> dict[str, PodsReply]:
     nodes = sorted(entry.parts["node"] for entry in await bus.list(MACHINE))
     if not nodes:
-        raise PeerUnavailable("no node has published its machine", next_step="`topobus doctor` tells what is missing")
+        raise PeerUnavailable("no node has published its machine", next_step="`topobus doctor` reports what is missing")
     chosen = [one_of("node", node, nodes)] if node is not None else nodes
     replies = dict(zip(chosen, await asyncio.gather(*(_ask(bus, pod, namespace) for pod in chosen)), strict=True))
     if node is not None and replies[node].why:
         # A single node was named, and nothing is known of it.
-        raise PeerUnavailable(f"{node}: {replies[node].why}", next_step="`topobus doctor` tells what is missing")
+        raise PeerUnavailable(f"{node}: {replies[node].why}", next_step="`topobus doctor` reports what is missing")
     return replies
 
 

@@ -72,12 +72,12 @@ def build_machine(
 def play(
     folder: Folder,
     *,
-    speed: Annotated[float, Parameter(help="How many times as fast as the profile says.")] = 1.0,
+    speed: Annotated[float, Parameter(help="How many times as fast as in the profile.")] = 1.0,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Play the faults that the machine's profile scripts, until the last of them."""
     if not speed > 0:
-        raise UsageError(f"--speed: got {speed:g}, wanted more than 0", next_step="1 is as the profile says")
+        raise UsageError(f"--speed: got {speed:g}, wanted more than 0", next_step="1 plays as fast as the profile")
     output = options.output()
     machine = _opened(folder)
     if not machine.profile.faults:

@@ -55,7 +55,7 @@ def simulate(
         Parameter(
             name=("--pods", "--file", "-f"),
             help="A folder of manifests, planned in the order of file names; or a manifest, or several. Pods of "
-            "Deployments and the like are taken, too.",
+            "Deployments and the like are included.",
             negative="",
             allow_leading_hyphen=True,
         ),
@@ -63,7 +63,8 @@ def simulate(
     policy: Annotated[Policy, Parameter(help="The node's policy.")] = Policy.BEST_EFFORT,
     scope: Annotated[Scope, Parameter(help="The node's scope.")] = Scope.CONTAINER,
     mode: Annotated[
-        PlanMode, Parameter(help="Whether kubelet's order of containers decides, or other ways are searched, too.")
+        PlanMode,
+        Parameter(help="Whether only kubelet's order of containers is tried, or other orders are searched as well."),
     ] = PlanMode.COMPATIBLE,
     search_steps: Annotated[int, Parameter(help="How long mode corrected searches.")] = AlignmentOptions().search_steps,
     profiles: Annotated[
@@ -159,7 +160,7 @@ def simulate(
     if hint:
         output.note(
             f"{', '.join(sorted(hint))}: a vendor's device plugin has such names; `--profiles` plans with "
-            "them as a gateway that stands in for it"
+            "them as a gateway that serves them in its place"
         )
     return _finish(simulation, answers, output)
 

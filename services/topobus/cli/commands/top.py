@@ -108,7 +108,7 @@ async def _show_once(bus: Bus, output: Output, why: str, node: str | None) -> No
     members = await _members(bus, set())
     if node is None and not members:
         raise PeerUnavailable(
-            "no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells"
+            "no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` reports it"
         )
     if node is None and len(members) > 1:
         fleet = await _read_fleet(bus, members)

@@ -132,7 +132,7 @@ def _listening(listen: str | None, names: list[str], nats: str | None, *, is_ope
     """Read where NATS must listen."""
     if listen is None:
         if names:
-            raise UsageError("--name is for a server that others reach", next_step="give --listen ADDRESS, too")
+            raise UsageError("--name is for a server that others reach", next_step="add --listen ADDRESS")
         return Listening(is_open=is_open)
     if nats is not None:
         raise UsageError(
@@ -151,11 +151,11 @@ def _listening(listen: str | None, names: list[str], nats: str | None, *, is_ope
         raise UsageError(
             f"--open leaves the users out, on this machine's loopback interface only, and --listen {listen} "
             "lets other machines in",
-            next_step="leave one of both out: whoever reaches a NATS without users may do everything",
+            next_step="leave one of them out: everyone who reaches a NATS without users may do everything",
         )
     if names and not listening.has_tls:
         raise UsageError(
-            f"--listen {listen} lets nobody else in, so its server has no certificate", next_step="leave --name out"
+            f"--listen {listen} admits no other machine, so its server has no certificate", next_step="leave --name out"
         )
     return listening
 
@@ -190,7 +190,9 @@ async def _up(
     name = ""
     for driver in unserved_drivers(classes):
         help_text = (
-            f"nobody serves it: topobus up --class {driver.device_class}" if driver.is_served_elsewhere else driver.why
+            f"no service runs for it: topobus up --class {driver.device_class}"
+            if driver.is_served_elsewhere
+            else driver.why
         )
         output.note(f"driver {driver.name} of class {driver.device_class} is installed; {help_text}")
     try:
@@ -331,7 +333,7 @@ def ready_text(system: System, statuses: tuple[ProgramStatus, ...], use: Use) ->
     is_elsewhere = bool(use.name) and not use.is_selected
     if is_elsewhere:
         text.append(
-            f"\nCommands go to {use.selected or 'another system'} until you say: topobus context use {use.name}",
+            f"\nCommands go to {use.selected or 'another system'} until you run: topobus context use {use.name}",
             "title",
         )
     text.append(" In another terminal:\n" if not is_elsewhere else "\nIn another terminal:\n", "ok")

@@ -43,7 +43,10 @@ class ServiceVersion(Struct, frozen=True, kw_only=True):
 
 def version(
     *,
-    client: Annotated[bool, Parameter(name="--client", negative="", help="Only this program's; asks nobody.")] = False,
+    client: Annotated[
+        bool,
+        Parameter(name="--client", negative="", help="Only this program's version, without a request to any service."),
+    ] = False,
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:

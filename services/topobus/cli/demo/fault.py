@@ -82,7 +82,7 @@ class Subscriber:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            raise ExpectationError("the subscriber ended", next_step="its message stands above")
+            raise ExpectationError("the subscriber ended", next_step="its message is above")
         return decode(line, WatchedEvent, where="topobus health watch --json")
 
     async def until(self, holds: Callable[[WatchedEvent], bool], what: str) -> WatchedEvent:
@@ -130,7 +130,7 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
             )
         victim = admitted.containers[0].devices[resource("gpu")][0]
         # Allocate names no pod. PodResources does, a moment later.
-        await scene.ledger(_is_every_user_known, "kubelet to tell whose the devices are")
+        await scene.ledger(_is_every_user_known, "kubelet to report which pod has the devices")
         address = str((await scene.devices())[victim].pci)
         async with Subscriber.started(scene.system.settings_of("cli")) as subscriber:
             present = [

@@ -47,7 +47,7 @@ async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
     Errors: raises ExpectationError when a promise is broken.
     """
     stage = scene.stage
-    with stage.step("The same two pods through kubelet's door: device plugins"):
+    with stage.step("The same two pods through kubelet's device plugins"):
         for device_class in ("gpu", "nic", "fpga"):
             await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
         allocatable = ", ".join(
@@ -76,7 +76,10 @@ async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
         )
         await kubelet.remove(admitted.pod)
         await scene.ledger(lambda ledger: not ledger.allocations, "the ledger to follow kubelet's PodResources")
-        stage.confirm("the pod is removed; kubelet never tells, PodResources does: the ledger is empty again")
+        stage.confirm(
+            "the pod is removed: kubelet does not report it, PodResources no longer lists it, and the ledger is "
+            "empty again"
+        )
 
 
 async def _check_grant(scene: Scene, grant: ContainerGrant) -> None:

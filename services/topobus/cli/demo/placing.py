@@ -132,7 +132,7 @@ async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
                 "the demo expected: the sequencer is refused", next_step=f"it was placed: {reply.result}"
             )
         codes = ", ".join(dict.fromkeys(reason.code for reason in reply.result.reasons))
-        stage.expect(bool(codes), f"the refusal says why: {codes}")
+        stage.expect(bool(codes), f"the refusal names its reasons: {codes}")
         named = [str(reason.facts) + reason.message for reason in reply.result.to_free]
         stage.expect(
             any(holder.owner.name in text for text in named),

@@ -22,7 +22,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("A kustomization, built by kustomize or kubectl", "topobus apply -k claims/test"),
     ),
     "claim apply": (
-        ("Store a claim and say what came of it", "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"),
+        ("Store a claim and print the outcome", "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"),
     ),
     "claim delete": (("Delete one claim; its devices are released first", "topobus claim delete default/pair"),),
     "claim get": (("All claims", "topobus claim get"), ("One claim as JSON", "topobus claim get default/pair --json")),
@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "context ls": (("Which systems this user knows, and which of them run", "topobus context ls"),),
-    "context rm": (("Forget two; their systems go on", "topobus context rm lab old"),),
+    "context rm": (("Remove two; their systems keep running", "topobus context rm lab old"),),
     "context show": (("Where commands go now, and by which login", "topobus context show"),),
     "context use": (("Have all commands use the system of `topobus up --dir ~/lab`", "topobus context use lab"),),
     "decisions": (
@@ -64,15 +64,15 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "device forgive": (
         ("Take a fault as repaired that does not end by itself", "topobus device forgive gpu-0000-18-00-0"),
     ),
-    "device list": (("What is kept back: by whom, why, since when", "topobus device list"),),
+    "device list": (("What is withheld: by whom, why, since when", "topobus device list"),),
     "device maintain": (
         (
-            "Keep all FPGAs of a node back, and have pods that use them end",
+            "Withhold all FPGAs of a node, and evict the pods that use them",
             "topobus device maintain --class fpga --node n1 --why firmware --drain",
         ),
     ),
-    "device reset": (("Reset a GPU that nobody holds", "topobus device reset gpu-0000-18-00-0"),),
-    "device return": (("Give it out again", "topobus device return gpu-0000-18-00-0"),),
+    "device reset": (("Reset a GPU that no pod or claim holds", "topobus device reset gpu-0000-18-00-0"),),
+    "device return": (("Offer it again", "topobus device return gpu-0000-18-00-0"),),
     "diff": (
         ("What apply would change; exit code 1 when it is something", "topobus diff -f examples/claims/classes.yaml"),
         ("The same for a kustomization", "topobus diff -k claims/test"),
@@ -100,7 +100,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "health watch": (("Each change from now on, as one JSON object a line", "topobus health watch --json"),),
     "help": (("The same as `topobus keys make --help`", "topobus help keys make"),),
     "holders": (
-        ("Who holds what, over all nodes", "topobus holders"),
+        ("What each pod and claim holds, over all nodes", "topobus holders"),
         ("What the pods of a namespace hold on one node", "topobus holders --node n1 -n train"),
     ),
     "hints watch": (("Each hint list from now on, as one JSON object a line", "topobus hints watch --json"),),
@@ -195,7 +195,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Of a recorded machine, for a program", "topobus topo --machine dgx -o json"),
     ),
     "top": (
-        ("All nodes live; Enter draws one, / filters, ? tells all keys, q ends it", "topobus top"),
+        ("All nodes live; Enter draws one, / filters, ? lists all keys, q ends it", "topobus top"),
         ("Begin with the drawing of one node", "topobus top --node node-a"),
         ("All nodes once, for a program", "topobus top --json"),
     ),
@@ -204,7 +204,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("This machine's own devices, with a state that stays", "topobus up --real --dir ~/topobus"),
     ),
     "logs": (
-        ("What the GPU service says, as it says it", "topobus logs gpu -f"),
+        ("The log of the GPU service, followed", "topobus logs gpu -f"),
         ("The last 50 lines of all services", "topobus logs --tail 50"),
         ("Warnings of the last ten minutes", "topobus logs --since 10m -o json | grep '\"warning\"'"),
     ),

@@ -46,15 +46,19 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "console",
             "commands.console:console",
-            "Show the fleet live in a browser: devices, faults, who waits and why; it changes nothing.",
+            "Show the fleet live in a browser: devices, faults, what waits and why; it changes nothing.",
         ),
         ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
         (
             "pods",
             "commands.pods:pods",
-            "List pods: container, resource, devices, NUMA node and health, as kubelet tells it.",
+            "List pods: container, resource, devices, NUMA node and health, as kubelet reports them.",
         ),
-        ("holders", "commands.holders:holders", "Who holds what, over all nodes, whatever way it was given out."),
+        (
+            "holders",
+            "commands.holders:holders",
+            "List what each pod and claim holds, over all nodes, by any interface of kubelet.",
+        ),
         ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
         ("hints", "commands.hints:hints_app", "The hints that device services and topology give from now on."),
         ("decisions", "commands.decisions:decisions", "What was decided lately."),
@@ -64,7 +68,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "place",
             "commands.place:place",
-            "Place a pod and say where and why, or why not and what would have to be freed.",
+            "Place a pod and show where and why, or why not and what would have to be released.",
         ),
         (
             "release",
@@ -83,7 +87,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "commands.describe:describe",
             "All about one object: devices, users, decisions, and why a claim waits.",
         ),
-        ("delete", "commands.objects:delete", "Delete objects; what holds devices lets go of them first."),
+        ("delete", "commands.objects:delete", "Delete objects; those that hold devices release them first."),
         (
             "allocate",
             "commands.allocate:allocate",
@@ -115,7 +119,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "commands.device:device_app",
             "Work on single devices: maintain, exclude, return, forgive, reset, list.",
         ),
-        ("forget", "commands.forget:forget_app", "Remove what stands of nodes that are gone."),
+        ("forget", "commands.forget:forget_app", "Remove what is stored about nodes that are gone."),
         (
             "move-ledger",
             "commands.move_ledger:move_ledger",

@@ -31,8 +31,8 @@ def program_help(width: int) -> str:
     first = ("topobus demo", "topobus up", "topobus place examples/pods/trainer.yaml", "topobus machine")
     parts.append("A first walk:\n" + "\n".join(f"{_INDENT}{line}" for line in first))
     closing = (
-        "`topobus COMMAND --help` has options and examples. --nats URL, --context NAME and --json may stand "
-        "before the command, too. "
+        "`topobus COMMAND --help` has options and examples. --nats URL, --context NAME and --json may also "
+        "precede the command. "
         "Which system a command talks to: docs/how-to/choose-a-system.md."
     )
     parts.append(textwrap.fill(closing, width))

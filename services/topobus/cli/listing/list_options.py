@@ -59,7 +59,7 @@ class ListOptions:
     ] = ""
     no_headers: Annotated[bool, Parameter(name="--no-headers", negative="", help="Rows alone.")] = False
     watch: Annotated[
-        bool, Parameter(name=("--watch", "-w"), negative="", help="Then go on with each change, until Ctrl-C.")
+        bool, Parameter(name=("--watch", "-w"), negative="", help="Then print each change, until Ctrl-C.")
     ] = False
 
     def lister(self, *, is_json: bool = False) -> Lister:

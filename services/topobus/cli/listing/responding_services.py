@@ -132,7 +132,7 @@ def silence_text(answer: Answered | Silent, patience_s: float = _PATIENCE_S) -> 
     if isinstance(answer, Answered):
         return ""
     return {
-        SilentBecause.NOBODY: "nobody answers there",
+        SilentBecause.NOBODY: "no service answers there",
         SilentBecause.TIMEOUT: f"no answer within {patience_s:g} s",
         SilentBecause.NO_BUS: "NATS went away",
     }[answer.because]

@@ -56,7 +56,7 @@ __all__ = [
 # The controller writes the status at the same time. Each try reads the object again, and more lost
 # writes than this in a row mean that a writer loops.
 _TRIES = 8
-_WRITTEN_OVER = "written over what nobody could read"
+_WRITTEN_OVER = "written over what could not be read"
 # Objects precede those that name them: the first condition of a claim must not be that its class is
 # missing.
 _ORDER = (
@@ -111,7 +111,7 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject], *, is_dry_run: bo
         place = tuple(parts.values())
         if place in present:
             raise ContractError(
-                f"{name_of(api_object)} stands twice in the manifest", next_step="give each object a name of its own"
+                f"{name_of(api_object)} is twice in the manifest", next_step="give each object a name of its own"
             )
         entry, _ = present[place] = await _read(bus, parts)
         metadata = metadata_of(api_object)
@@ -271,7 +271,7 @@ async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
     except ContractError as err:
         kind, where = parts["kind"], "" if parts["namespace"] == CLUSTER else f" -n {parts['namespace']}"
         err.next_step = (
-            f"`topobus apply -f` its manifest, which writes it anew, or `topobus delete {kind} {parts['name']}{where}`"
+            f"`topobus apply -f` its manifest, which replaces it, or `topobus delete {kind} {parts['name']}{where}`"
         )
         raise
     if found_entry is not None:
@@ -300,7 +300,7 @@ def not_found(parts: dict[str, str], elsewhere: Sequence[str] = ()) -> NotFoundE
     if what == "node":
         return NotFoundError(
             f"there is no stored node {name}",
-            next_step=f"`topobus forget node {name} --dry-run` says what stands of a node that is gone",
+            next_step=f"`topobus forget node {name} --dry-run` shows what is stored about a node that is gone",
         )
     return NotFoundError(f"there is no {what} {name}", next_step=f"`topobus get {what} -A` lists what there is")
 

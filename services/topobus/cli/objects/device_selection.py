@@ -98,7 +98,7 @@ def choose_devices(
     if selection.device_class is None and not selection.where:
         raise UsageError(
             "no device is named, and no selector given",
-            next_step="name devices, or say --class CLASS or --where FIELD=VALUE, with --node NODE",
+            next_step="name devices, or give --class CLASS or --where FIELD=VALUE, with --node NODE",
         )
     if not scope:
         raise NotFoundError(f"no device {_words(selection)}", next_step="`topobus inventory CLASS` lists what there is")
@@ -134,7 +134,7 @@ def _named(
         places = ", ".join(f"{chosen.node} ({chosen.device_class})" for chosen in meant[:_SHOWN])
         raise UsageError(
             f"{len(meant)} devices are named {name}: on {places}{' …' if len(meant) > _SHOWN else ''}",
-            next_step="say which one with --node NODE",
+            next_step="choose one with --node NODE",
         )
     return meant
 

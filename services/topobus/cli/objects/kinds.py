@@ -83,7 +83,7 @@ def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], 
     """
     if not words:
         plurals = ", ".join(sorted(plural_of(kind) for kind in KINDS))
-        raise UsageError(f"say what to {verb}: KIND, KIND NAME or KIND/NAME", next_step=f"KIND is one of {plurals}")
+        raise UsageError(f"wanted what to {verb}: KIND, KIND NAME or KIND/NAME", next_step=f"KIND is one of {plurals}")
     if all("/" in word for word in words):
         pairs = [word.split("/", 1) for word in words]
         kinds = tuple(dict.fromkeys(kind_of(kind) for kind, _ in pairs))

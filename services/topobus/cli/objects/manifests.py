@@ -107,8 +107,8 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
     if grouped:
         more = f" and {len(grouped) - 1} more" if len(grouped) > 1 else ""
         note(
-            f"{grouped[0]}{more}: what the spec says of its group ({', '.join(sorted(_GROUPED))}) is not "
-            "looked at: pods go one by one, not all or none"
+            f"{grouped[0]}{more}: the group in its spec ({', '.join(sorted(_GROUPED))}) is not "
+            "considered: pods are placed one by one, not all or none"
         )
     if text:
         note(f"left out, for Topobus has no use for it: {text}")
@@ -150,9 +150,7 @@ def read_wanted(
             and api_object.status.get("allocation")
             and not _is_used(api_object, objects)
         ):
-            note(
-                f"{name_of(api_object)} is allocated already, as its status says; it is planned anew, as if it were not"
-            )
+            note(f"{name_of(api_object)} is allocated already according to its status; it is planned as if it were not")
     if any(api_object.kind in kinds for api_object in objects) or any(part.workloads for part in parts):
         return objects
     named = ", ".join(map(shown_name, files))
@@ -172,7 +170,7 @@ def read_wanted(
             "pod names it",
             next_step="add a pod, or a Deployment or Job, with spec.resourceClaims: [{name: …, "
             f"resourceClaimTemplateName: {names.partition(', ')[0]}}}]; "
-            "or write `kind: ResourceClaim` with what stands in the template's spec.spec as its spec",
+            "or write `kind: ResourceClaim` with the template's spec.spec as its spec",
         )
     raise InputError(
         f"{named}: there is nothing to {verb}: wanted a Pod, a workload or a ResourceClaim, got {text}",

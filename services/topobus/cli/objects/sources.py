@@ -35,7 +35,7 @@ Kustomization = Annotated[
     ),
 ]
 Recursive = Annotated[
-    bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: those within it, too.")
+    bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: include the folders within it.")
 ]
 
 
@@ -54,7 +54,7 @@ def read_sources(
 
     if kustomization is not None and (files or is_recursive):
         raise UsageError(
-            "-k stands alone: it has its own list of files",
+            "-k takes no other files: a kustomization has its own list",
             next_step=f"name the others in the kustomization, or {verb} them by themselves",
         )
     if kustomization is not None:
@@ -63,7 +63,7 @@ def read_sources(
         )
     if not files:
         raise UsageError(
-            f"say what to {verb}: -f FILE or -k FOLDER",
+            f"wanted what to {verb}: -f FILE or -k FOLDER",
             next_step="examples/claims and examples/pods have manifests to start from",
         )
     return read_mixed(manifest_files(files, is_recursive=is_recursive), note)

@@ -59,13 +59,11 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_b
     if result.to_free:
         return Group(*lines)
     if any(reason.code == "gave-up" for reason in result.reasons):
-        lines.append(Text("whether freeing something would help is not known", "faint"))
+        lines.append(Text("it is not known whether a release would help", "faint"))
     elif any(reason.code == _HELD for reason in result.reasons):
-        lines.append(
-            Text("what it holds is let go of by `topobus release`, or by `topobus delete` where it is stored", "faint")
-        )
+        lines.append(Text("`topobus release` releases what it holds, or `topobus delete` where it is stored", "faint"))
     elif could_be_freed:
-        lines.append(Text("letting go of what other pods and claims hold would not help", "faint"))
+        lines.append(Text("releasing what other pods and claims hold would not help", "faint"))
     return Group(*lines)
 
 

@@ -72,16 +72,16 @@ class Gaps:
 
     def note_replaced(self) -> None:
         """Report that the stream was replaced."""
-        self._show(GapKind.REPLACED, f"the stream of {self._what} is another one now: what it has is shown anew")
+        self._show(GapKind.REPLACED, f"the stream of {self._what} was replaced: all that the new one has follows")
 
     def _note_connection(self, *, is_connected: bool) -> None:
         if not is_connected:
             self._show(GapKind.DISCONNECTED, f"NATS went away: no {self._what} until it is back")
         elif self._is_stored:
-            self._show(GapKind.CONNECTED, f"NATS is back: {self._what} of meanwhile follow", missed=0)
+            self._show(GapKind.CONNECTED, f"NATS is back: {self._what} since then follow", missed=0)
         else:
             self._show(
-                GapKind.CONNECTED, f"NATS is back: {self._what} of meanwhile are not shown, for nobody stores them"
+                GapKind.CONNECTED, f"NATS is back: {self._what} since then are lost, because they are not stored"
             )
 
     def _show(self, kind: GapKind, text: str, *, missed: int | None = None) -> None:

@@ -70,7 +70,7 @@ def draw_machine(
     if layout.elsewhere is not None:
         body = Text("\n").join(_panel_lines(layout.elsewhere, layout.holders, width - _FRAME))
         below.append(
-            Panel(body, title="NUMA node not told by the machine", title_align="left", box=box.ROUNDED, width=width)
+            Panel(body, title="NUMA node not reported by the machine", title_align="left", box=box.ROUNDED, width=width)
         )
     if layout.memory_only:
         below.append(Text(layout.memory_only))

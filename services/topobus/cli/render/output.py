@@ -140,7 +140,7 @@ class Output:
         """Print an error: what went wrong, then the next step."""
         self.errors.print(f"[fail]error:[/fail] {escape(error.message)}")
         next_step = error.next_step or (
-            "`topobus doctor` tells what is missing" if isinstance(error, PeerUnavailable) else ""
+            "`topobus doctor` reports what is missing" if isinstance(error, PeerUnavailable) else ""
         )
         if next_step:
             self.errors.print(f"  [name]next:[/name] {escape(next_step)}")

@@ -66,7 +66,7 @@ def status_line(status: ProgramStatus) -> str:
     if status.state is ProgramState.READY and status.ready_after_s is not None:
         detail = f" after {status.ready_after_s:.1f} s"
     elif status.state is ProgramState.RESTARTING:
-        detail = f": {exit_text(status.exit_code)}, last said: {log_text(status.last_line) or 'nothing'}"
+        detail = f": {exit_text(status.exit_code)}, last line: {log_text(status.last_line) or 'nothing'}"
     return f"{status.name}: {status.state}{detail}" + (f" (pid {status.pid})" if status.pid else "")
 
 

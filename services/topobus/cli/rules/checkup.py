@@ -216,7 +216,7 @@ def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: 
     what = "nats users"
     if not wants_login:
         # On loopback as well: every user of this machine reaches it.
-        text = "the server is open: whoever reaches it may write and say everything"
+        text = "the server is open: everyone who reaches it may read and write everything"
         where = "; it is reached over this machine's loopback interface here" if is_local else ""
         step = "give each process a user of its own: docs/how-to/secure-nats.md"
         return Finding(level=Level.WARN, what=what, found=f"{text}{where}", next_step=step)
@@ -234,7 +234,7 @@ def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
     what, text = "nats certificate", f"signed by {issuer}, good until {until} ({days} days)"
     if days < _CERTIFICATE_DAYS:
         step = (
-            "make it anew, at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: "
+            "renew it at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: "
             "docs/how-to/secure-nats.md"
         )
         return Finding(level=Level.WARN, what=what, found=text, next_step=step)
@@ -254,7 +254,7 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
     isolation = (
         ""
         if version >= _ISOLATES_LEAVES
-        else f"; nats-server {version[0]}.{version[1]} also tells each of them what all others listen to"
+        else f"; nats-server {version[0]}.{version[1]} also reveals to each of them what all others subscribe to"
     )
     step = (
         "give each node a user and an account of its own (topobus keys make --shape hub --node …): "
@@ -263,7 +263,7 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
     return Finding(
         level=Level.WARN,
         what="hub",
-        found=f"{text}, and no users: each of them may write what stands here of the others{isolation}",
+        found=f"{text}, and no users: each of them may write what is stored here for the others{isolation}",
         next_step=step,
     )
 
@@ -299,10 +299,10 @@ def _stream_step(name: str, trouble: str) -> str:
     copies = re.match(r"num_replicas is (\d+), wanted \d+$", trouble)
     if copies is not None:
         return (
-            f"where the controllers have nats.replicas {copies[1]}, say so here: "
+            f"where the controllers have nats.replicas {copies[1]}, set the same here: "
             f"TOPOBUS_CLI__NATS__REPLICAS={copies[1]}; else nats stream edit {name}"
         )
-    return f"mend it (nats stream edit {name}) or remove it if its content may go"
+    return f"repair it (nats stream edit {name}), or remove it if its content may be lost"
 
 
 def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Finding]:
@@ -316,16 +316,18 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
             level=Level.FAIL,
             what=f"{from_token(key.partition('.')[0])}: {state.name}" if "node" in state.parts else state.name,
             # Most reasons begin with the key.
-            found=f"nobody can read {(place := f'{state.home_of_key(key).bucket}/{key}')}: "
+            found=f"cannot read {(place := f'{state.home_of_key(key).bucket}/{key}')}: "
             f"{why.removeprefix(f'{place}: ')}",
             next_step=_way_out(state, key),
         )
         for state, key, why in rejected[:_SHOWN_REJECTED]
     ]
     if len(rejected) > _SHOWN_REJECTED:
-        left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that nobody can read"
+        left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that cannot be read"
         findings.append(
-            Finding(level=Level.FAIL, what="buckets", found=left_out, next_step="see who writes these buckets")
+            Finding(
+                level=Level.FAIL, what="buckets", found=left_out, next_step="find out what writes into these buckets"
+            )
         )
     return findings
 
@@ -473,11 +475,11 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
             "hardware.root (docs/how-to/exclusive-cpus.md)"
         )
         text = (
-            f"claims get CPUs for themselves by {runtime.socket}, and nobody sees whether the kernel keeps to it: "
-            f"{runtime.cpusets_unseen}"
+            f"claims get CPUs for themselves by {runtime.socket}, and it cannot be checked whether the kernel "
+            f"keeps to it: {runtime.cpusets_unseen}"
         )
         return Finding(level=Level.WARN, what=what, found=text, next_step=step)
-    return Finding(level=Level.OK, what=what, found=f"tells the gateway of containers by {runtime.socket} (NRI)")
+    return Finding(level=Level.OK, what=what, found=f"reports containers to the gateway by {runtime.socket} (NRI)")
 
 
 def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
@@ -733,10 +735,10 @@ def _inventory_finding(
             level=Level.WARN,
             what=what,
             found=f"{text}, not well: {', '.join(sick[:6])}",
-            next_step="`topobus health` says why",
+            next_step="`topobus health` shows why",
         )
     if kept_back:
-        text += f", kept back: {', '.join(f'{device.name} ({device.why_not})' for device in kept_back[:3])}"
+        text += f", withheld: {', '.join(f'{device.name} ({device.why_not})' for device in kept_back[:3])}"
         if len(kept_back) > 3:
             text += f" and {len(kept_back) - 3} more"
         return Finding(

@@ -198,10 +198,10 @@ def _use_style(use: ClassUse | None) -> str:
 
 def _nothing(fleet: Fleet, view: View) -> Text:
     if fleet.rows:
-        return Text(f"  no node fits {view.wanted!r}; ? tells what can be filtered by", "faint")
+        return Text(f"  no node fits {view.wanted!r}; ? lists the filters", "faint")
     if not fleet.is_settled:
         return Text("  reading …", "faint")
-    return Text("  no node reports yet: is `topobus up` running? `topobus doctor` tells what is missing", "faint")
+    return Text("  no node reports yet: is `topobus up` running? `topobus doctor` reports what is missing", "faint")
 
 
 def _foot(view: View) -> Text:

@@ -39,7 +39,7 @@ _HELP = (
     ("Esc Backspace", "back to all nodes"),
     ("Everywhere", ""),
     ("?", "this help; Esc or ? closes it"),
-    ("Ctrl-L", "draw anew"),
+    ("Ctrl-L", "redraw"),
     ("q Ctrl-C", "end"),
     ("Filters", ""),
     ("rack7", "nodes with that in their name, or in the reason of a sick device"),
@@ -52,7 +52,7 @@ _HELP = (
     ("rack7 !full", "all words must fit; ! in front: must not"),
     ("The table", ""),
     ("3/8", "in use, of all; ? behind it: the service of the class does not answer"),
-    ("sick", "devices that are not well, or kept back by an operator"),
+    ("sick", "devices that are not well, or withheld by an operator"),
     ("waits", "pods and claims that wait and can go to no other node"),
 )
 
@@ -179,7 +179,7 @@ def _head(scene: Scene, width: int, place: str) -> Text:
 def _drawing(scene: Scene, width: int) -> RenderableType:
     if scene.machine is None:
         text = (
-            f"{scene.node} reports no machine: is topobus-discovery running there? `topobus doctor` tells"
+            f"{scene.node} reports no machine: is topobus-discovery running there? `topobus doctor` reports it"
             if scene.is_read
             else "reading …"
         )
