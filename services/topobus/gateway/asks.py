@@ -187,7 +187,7 @@ class NodeAsks:
         if isinstance(reply.result, Accepted):
             accepted = reply.result
             raise StillAtWork(
-                f"the {device_class} service is still at work ({accepted.what or 'it does not say at what'}), "
+                f"the {device_class} service is still at work ({accepted.what or 'it does not report at what'}), "
                 f"for at most {accepted.limit_s:g} s more",
                 retry_after_s=accepted.retry_after_s,
             )

@@ -45,13 +45,13 @@ CLAIMS_PREPARED = GaugeDescriptor(
 )
 CLAIM_PREPARES = CounterDescriptor(
     name="topobus_gateway_claim_prepares_total",
-    meaning="Claims that kubelet wanted prepared, by how that ended.",
+    meaning="Claims that kubelet asked to prepare, by outcome.",
     labels={"class": _CLASS, "outcome": ("prepared", *_OUTCOMES)},
 )
 CLAIM_UNPREPARES = CounterDescriptor(
     name="topobus_gateway_claim_unprepares_total",
-    meaning="Claims that kubelet wanted undone, by how that ended; after `unavailable` kubelet may go on, and it is "
-    "undone later.",
+    meaning="Claims that kubelet asked to unprepare, by outcome. After `unavailable` kubelet may continue, and the "
+    "claim is unprepared later.",
     labels={"class": _CLASS, "outcome": ("unprepared", *_OUTCOMES)},
 )
 CLAIM_PREPARE_SECONDS = HistogramDescriptor(

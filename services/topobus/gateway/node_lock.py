@@ -74,10 +74,10 @@ class NodeLock:
         fcntl.flock(self._queue, fcntl.LOCK_SH)
         process = self._holder()[0]
         self._readiness.set(
-            "lock", is_ready=True, why=f"stands by: another gateway runs on this node (process {process})"
+            "lock", is_ready=True, why=f"standby: another gateway runs on this node (process {process})"
         )
         get_logger().warning(
-            "twin.found", lock=str(self._path), process=process, next_step="this one stands by until the other ends"
+            "twin.found", lock=str(self._path), process=process, next_step="this one waits until the other ends"
         )
         while not self.try_begin():  # noqa: ASYNC110  (the kernel does not report that a lock is free)
             await asyncio.sleep(_RETRY_S)

@@ -57,7 +57,7 @@ def gpu(state: HealthState, reason: str = "xid") -> Device:
         pytest.param(
             Device(name="gpu-0", device_class="gpu", health=DeviceHealth(state=HealthState.UNHEALTHY)),
             None,
-            HealthNote(is_healthy=False, code="unhealthy", message="its service says no more", since="now"),
+            HealthNote(is_healthy=False, code="unhealthy", message="its service gives no reason", since="now"),
             id="without-a-reason",
         ),
     ],

@@ -84,7 +84,7 @@ def test_compare_disagrees_when_a_running_claim_is_not_prepared_here() -> None:
     """
     (disagreement,) = compare([BY_CLAIM], {}, {}).disagreements
 
-    assert disagreement.ledger == "nobody holds it, and the claim is not prepared here"
+    assert disagreement.ledger == "no owner holds it, and the claim is not prepared here"
 
 
 def test_compare_is_silent_when_a_claim_only_looks_at_the_device() -> None:

@@ -169,7 +169,7 @@ async def test_both_hear_what_happens_in_a_sandbox() -> None:
             "DevicesNotAttached",
             "node n1: claim default/c: not attached to pod default/p: mtu is 70000, wanted at most 9000 "
             "(interface-config-invalid); "
-            "mend the configuration of the claim or its class, then make claim and pod anew",
+            "correct the configuration of the claim or its class, then create claim and pod again",
             1,
         ),
         (
@@ -204,7 +204,7 @@ async def test_all_hear_when_a_container_was_on_a_claims_cpus() -> None:
         "node n1: container main of pod default/p was found on CPUs 0-1, wanted 1: 0 belong to claim default/c alone"
     }
     assert other["involvedObject"]["uid"] == "u-p"
-    assert "not put right yet: no answer" in other["message"]
+    assert "not corrected yet: no answer" in other["message"]
 
 
 async def test_long_error_keeps_its_next_step() -> None:

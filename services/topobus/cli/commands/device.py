@@ -243,8 +243,8 @@ def _check_texts(why: str, who: str) -> None:
         if not text.isprintable():
             # A node would refuse it device by device, with its own words for what is written here.
             raise UsageError(
-                f"{option} is {text!r}: it stands in lists, and takes one line of text",
-                next_step="leave line breaks and the like out",
+                f"{option} is {text!r}, wanted one line of printable text, because lists show it",
+                next_step="leave out line breaks and control characters",
             )
 
 

@@ -67,8 +67,8 @@ class ClaimForwarder:
                 return self._preparer
         except TimeoutError as err:
             raise PeerUnavailable(
-                f"another gateway has this node's turn and did not answer {method} within {self._limit_s} s",
-                next_step="see why it hangs, or end it: this one then goes on",
+                f"another gateway holds this node's lock and did not answer {method} within {self._limit_s} s",
+                next_step="find out why it hangs, or end it: then this one takes over",
             ) from err
 
     async def _pass_on(self, driver: str, method: str, request: Message, reply: type[R]) -> R | None:

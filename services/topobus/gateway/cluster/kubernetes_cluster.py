@@ -152,7 +152,7 @@ class KubernetesCluster:
             )
         shown = (answer.get("status") or {}).get("devices") or []
         if devices and not shown:
-            message = "the server keeps no status.devices: its feature DRAResourceClaimDeviceStatus is off"
+            message = "the server stores no status.devices: its feature DRAResourceClaimDeviceStatus is off"
             return Rejected(code=NOT_KEPT, reason="NotKept", message=message)
         if _keys(replaced_statuses(shown, driver, devices)) != _keys(shown):
             # The entries were written by another method before, so this apply does not remove them.

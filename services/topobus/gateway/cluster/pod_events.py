@@ -37,10 +37,10 @@ _OF_CPUS = ("cpu-", "shared-pool-")
 _MESSAGE_LIMIT = 1000
 # What happens to a pod whose device is unhealthy. The cluster's own eviction ignores the claim made
 # for a pod's resources.
-_BY_CLAIM = "`topobus health` says what is known; the cluster evicts pods whose claims do not tolerate it"
+_BY_CLAIM = "`topobus health` shows what is known; the cluster evicts pods whose claims do not tolerate it"
 _BY_RESOURCE = (
-    "`topobus health` says what is known; make the pod anew for another device (the gateway's setting "
-    "cluster.evict_after_s does)"
+    "`topobus health` shows what is known; delete and create the pod again for another device (the gateway's "
+    "setting cluster.evict_after_s does)"
 )
 # An interface may have hundreds.
 _MAX_ADDRESSES = 4

@@ -107,15 +107,15 @@ class ServedByClaims:
     def _obstacle(self, offer: Offer) -> str:
         settings = self._settings
         if settings.resources_by == "device-plugin" or not settings.offers_dra(offer.device_class, offer.pool):
-            return "the settings say so"
+            return "the settings exclude claims for it"
         if settings.resources_by == "claims":
             return ""
         if self._classes is None:
-            return "the API server has not told its DeviceClasses"
+            return "the DeviceClasses are not read from the API server yet"
         if self._too_old:
             return self._too_old
         if settings.ids_of(offer.device_class, offer.resource) != "topobus":
-            return "its devices have ids of another kind, which only kubelet's device plugins tell"
+            return "its devices have ids of another kind, which only kubelet's device plugins report"
         inventory = self._state.inventories().get(offer.device_class)
         listed = {entry.id for entry in self._state.entries(offer.resource)}
         devices = [device for device in (inventory.devices if inventory is not None else ()) if not device.is_excluded]

@@ -57,9 +57,9 @@ _BACKOFF_LIMIT_S = 10.0
 _INVALID = 422
 _GONE = 404
 _CONFLICT = 409
-_OVERTAKEN = "somebody else changed a slice in the meantime"
-_WITHOUT_LISTS = "the API server takes no list attributes: the slice is written without"
-_UNCOUNTED = "the API server keeps no counters: the pool is made anew without partitions"
+_OVERTAKEN = "another writer changed a slice in the meantime"
+_WITHOUT_LISTS = "the API server accepts no list attributes: the slice is written without them"
+_UNCOUNTED = "the API server stores no counters: the pool is published again without partitions"
 
 
 class SlicePublisher:

@@ -280,8 +280,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if taken := sorted(devices & {*names}):
                 get_logger().warning("devices.given-twice", resource=self.resource, devices=taken, pod=pod)
                 text = (
-                    f"{self.resource}: pod {pod} has {', '.join(taken)}, and kubelet gives it to another one; "
-                    "what makes the pod anew tries again"
+                    f"{self.resource}: pod {pod} has {', '.join(taken)}, and kubelet gives them to another pod; "
+                    "the pod's controller creates it again"
                 )
                 raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, text)
 
@@ -426,7 +426,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             )
             raise CallRefused(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"{text}: claim them (DRA), where the container runtime is told by CDI",
+                f"{text}: claim them (DRA): the container runtime reads their CDI files",
             )
         return edits
 

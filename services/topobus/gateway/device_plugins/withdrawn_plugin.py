@@ -91,7 +91,7 @@ class WithdrawnPlugin(rpc.DevicePluginServicer):
         """Refuse, because kubelet chose from the list before its withdrawal."""
         text = (
             f"{self._offer.resource}: it is served by claims, which kube-scheduler makes: delete the pod, so that "
-            "it is scheduled anew"
+            "it is scheduled again"
         )
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         raise AssertionError  # abort() raises

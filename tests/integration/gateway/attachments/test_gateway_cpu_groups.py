@@ -450,7 +450,7 @@ async def test_claim_is_refused_when_its_cpus_are_a_running_claims(rig: Rig, run
         again = await prepare(rig, "two")
 
     assert (first, again) == ("", "")
-    assert "CPUs 0-1 are another prepared claim's on this node" in second
+    assert "CPUs 0-1 belong to another prepared claim on this node" in second
 
 
 async def test_claim_of_a_group_is_not_adopted_anew_when_kubelet_lists_its_pod(

@@ -125,12 +125,12 @@ async def test_pod_and_claim_are_told_when_a_device_fails_and_when_it_is_well_ag
         await server.until(lambda: len(messages(server, WELL)) == 2, what="events on pod and claim")
 
     assert before == {}
-    assert (failed["reason"], failed["message"]) == ("Ecc", "its service says no more (ecc)")
+    assert (failed["reason"], failed["message"]) == ("Ecc", "its service gives no reason (ecc)")
     assert condition(server)["reason"] == "Recovered"
     assert condition(server, "Ready")["reason"] == "Prepared"
     assert messages(server, SICK).keys() == {"Pod", "ResourceClaim"}
     assert (
-        f"node {NODE}: claim default/c: gpu-0 is unhealthy: its service says no more (ecc)"
+        f"node {NODE}: claim default/c: gpu-0 is unhealthy: its service gives no reason (ecc)"
         in messages(server, SICK)["Pod"]
     )
     assert ["cluster.evict_after_s" in message for message in messages(server, SICK).values()] == [by_resource] * 2

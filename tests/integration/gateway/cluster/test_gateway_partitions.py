@@ -60,7 +60,7 @@ async def test_cards_are_offered_whole_when_the_server_keeps_no_counters(
     assert [device["name"] for device in devices if device["name"].startswith("gpu-")] == ["gpu-0", "gpu-1"]
     assert not any("consumesCounters" in device for device in devices)
     assert (
-        "gpu.topobus.dev: gpu-0-part-a is left out: the API server keeps no counters (feature DRAPartitionableDevices)"
+        "gpu.topobus.dev: gpu-0-part-a is left out: the API server stores no counters (feature DRAPartitionableDevices)"
         in report["slices"]
     )
     assert set(dropped) >= set(pods.dropped_slice_fields) > set()
@@ -73,7 +73,7 @@ async def test_partitions_come_when_the_server_learns_counters(rig: Rig, server:
     server.set_drops({"ResourceSlice": COUNTERS})
     await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
     async with rig.gateway():
-        await rig.readiness.until(lambda report: "keeps no counters" in report.get("slices", ""))
+        await rig.readiness.until(lambda report: "stores no counters" in report.get("slices", ""))
         server.set_drops({})
         server.put({"kind": "Node", "metadata": {"name": "other"}})
         server.compact()

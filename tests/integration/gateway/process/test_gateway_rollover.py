@@ -190,7 +190,7 @@ async def test_gateway_that_stands_by_is_ready_when_kubelet_knows_its_drivers(ri
         sockets = sorted(path.name for path in rig.kubelet.plugins_registry_dir.iterdir())
         services = sorted(path.name for path in (rig.kubelet.plugins_dir / DRIVER).iterdir())
 
-    assert report["lock"].startswith("ready: stands by: another gateway runs on this node (process ")
+    assert report["lock"].startswith("ready: standby: another gateway runs on this node (process ")
     assert registered == [True, True]
     assert sockets == ["gpu.topobus.dev-pod-1-reg.sock", "gpu.topobus.dev-pod-2-reg.sock"]
     assert services == ["dra-pod-1.sock", "dra-pod-2.sock"]

@@ -42,7 +42,7 @@ def health_note(device: Device | None, earlier: HealthNote | None, now: str) -> 
         code, message = (worst.reason, worst.message) if worst is not None else ("unhealthy", "")
         if earlier is not None and (earlier.is_healthy, earlier.code) == (False, code):
             return earlier
-        return HealthNote(is_healthy=False, code=code, message=message or "its service says no more", since=now)
+        return HealthNote(is_healthy=False, code=code, message=message or "its service gives no reason", since=now)
     if earlier is None or earlier.is_healthy or not device.health.is_allocatable:
         return earlier
     return HealthNote(is_healthy=True, since=now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ["AGAIN", "next_step"]
 
 AGAIN = "tried again as soon as that is over"
-_MEND = "mend the configuration of the claim or its class, then make claim and pod anew"
+_MEND = "correct the configuration of the claim or its class, then create claim and pod again"
 _OPERATOR = "the node's operator can allow it in the settings of the gateway or of the device service"
 _LOOK = "look into the log of the class's device service on the node"
 
@@ -30,8 +30,8 @@ _STEPS = {
     "cni-plugin-missing": "install the plugin on the node, or mend the chain",
     "cni-state-": _LOOK,
     "cni-try-again": AGAIN,
-    "cdi-": "mend the CDI files in /etc/cdi and /var/run/cdi on the node",
-    "cpu-of-claim": "end the other claim's pod, or make this claim and its pod anew",
+    "cdi-": "correct the CDI files in /etc/cdi and /var/run/cdi on the node",
+    "cpu-of-claim": "end the other claim's pod, or create this claim and its pod again",
     "cpu-not-ours": "ask for other CPUs, or let the gateway's setting cpus.owned name them",
     "cpu-of-kubelet": "let only one of kubelet's CPU manager and the gateway's setting cpus.owned have these CPUs",
     "device-in-another-pod": "give each pod a claim of its own (resourceClaimTemplateName)",
@@ -46,8 +46,8 @@ _STEPS = {
     "mps-program-missing": "install MPS with the driver on the node, or name its folder (hardware.driver_files.root)",
     "mps-several-daemons": _MEND,
     "mps-start-failed": "look into the daemon's log on the node, which the message names; its clients wait until it starts",  # noqa: E501
-    "name-taken": "write another interface.name into the configuration of the claim or its class, then make claim and pod "  # noqa: E501
-    "anew",
+    "name-taken": "write another interface.name into the configuration of the claim or its class, then create claim and "  # noqa: E501
+    "pod again",
     "not-permitted": _RIGHTS,
     "package-missing": "install it on the node with the class's device service (docs/reference/installing.md)",
     "pinning-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead "  # noqa: E501

@@ -74,7 +74,7 @@ def obstacle(
         if not _selects(api_object, device, compiler):
             return f"DeviceClass {name} does not select {device_name}"
     more = sorted(device.name for device in others if _selects(api_object, device, compiler))
-    return f"DeviceClass {name} selects {more[0]}, too, which {resource} does not have" if more else ""
+    return f"DeviceClass {name} also selects {more[0]}, which {resource} does not have" if more else ""
 
 
 def _selects(api_object: ApiObject, device: Device, compiler: SelectorCompiler) -> bool:

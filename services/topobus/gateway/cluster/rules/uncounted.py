@@ -35,7 +35,7 @@ def countable(inventory: Inventory, dropped: Collection[str]) -> tuple[Inventory
         return inventory, {}
     kept = Partitions(inventory.devices, inventory.counter_sets).together(inventory.devices)
     why = (
-        "the API server keeps no counters (feature DRAPartitionableDevices), so it could be handed out beside "
+        "the API server stores no counters (feature DRAPartitionableDevices), so it could be given out beside "
         "what it is a part of"
     )
     withheld = {device.name: why for device in inventory.devices if device.name not in kept}

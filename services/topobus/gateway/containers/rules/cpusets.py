@@ -86,7 +86,7 @@ class CpuDifference(Struct, frozen=True, kw_only=True):
                 f": {self.shared} belong to claim "
                 f"{', '.join(f'{claim.namespace}/{claim.name}' for claim in self.claims)} alone"
             )
-        return f"{text}; put right" if not self.error else f"{text}; not put right yet: {self.error}"
+        return f"{text}; corrected" if not self.error else f"{text}; not corrected yet: {self.error}"
 
 
 def cpuset_of(names: Iterable[str], given: CpuSet | None, ownership: CpuOwnership) -> ContainerCpuset | None:
@@ -138,9 +138,10 @@ def refuse_demand(brought: Iterable[Cpuset], ownership: CpuOwnership) -> Refusal
     anothers = wanted & ownership.running
     if anothers:
         message = (
-            f"CPUs {anothers} are another prepared claim's on this node: the ledger was lost, or is older "
+            f"CPUs {anothers} belong to another prepared claim on this node: the ledger was lost, or is older "
             "than the gateway's checkpoint, or the cpu service chose wrongly."
-            " The ledger is told again while kubelet lists that claim's pod; end that pod, or make this claim anew"
+            " They are written to the ledger again while kubelet lists that claim's pod; end that pod, or create this "
+            "claim again"
         )
         return _refuse("cpu-of-claim", message, cpus=anothers)
     taken = wanted & ownership.kubelet

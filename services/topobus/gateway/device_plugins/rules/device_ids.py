@@ -69,7 +69,9 @@ def with_kubelet_ids(
             reason = f"it has not {_WANTED[profile]}, by which this resource's devices are named (setting ids)"
         elif (rivals and not _keeps(entry, rivals, wanted, before)) or (wanted != entry.id and wanted in ids):
             others = ", ".join(rival.id for rival in rivals if rival.id != entry.id) or wanted
-            reason = f"it has the same id {wanted} as {others}, so that kubelet could not tell them apart (setting ids)"
+            reason = (
+                f"it has the same id {wanted} as {others}, so that kubelet could not distinguish them (setting ids)"
+            )
         else:
             named.append(structs.replace(entry, kubelet_id=wanted))
             continue

@@ -122,7 +122,7 @@ def compare(
                 side = (
                     f"{holder} holds it"
                     if holder is not None
-                    else "nobody holds it, and the claim is not prepared here"
+                    else "no owner holds it, and the claim is not prepared here"
                 )
                 disagreements.append(
                     Disagreement(device_class=use.device_class, device=name, kubelet=use.where, ledger=side)
