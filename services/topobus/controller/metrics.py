@@ -29,19 +29,19 @@ PLANS = CounterDescriptor(
 )
 PODS = CounterDescriptor(
     name="topobus_controller_pods_total",
-    meaning="Stored pods that got a node, or were told why not.",
+    meaning="Stored pods that got a node, or a condition with the reason why not.",
     labels={"outcome": ("scheduled", "waiting")},
 )
 OWNERS_QUARANTINED = GaugeDescriptor(
     name="topobus_controller_owners_quarantined",
-    meaning="Deleted claims and pods whose devices a node has not let go of.",
+    meaning="Deleted claims and pods whose devices a node has not released.",
 )
 CLAIMS_WAITING = GaugeDescriptor(
     name="topobus_controller_claims_waiting",
     meaning="Claims that are not allocated; in a cluster pods that wait behind the gate.",
 )
 OBJECTS_MALFORMED = CounterDescriptor(
-    name="topobus_controller_objects_malformed_total", meaning="Stored objects that nobody can read."
+    name="topobus_controller_objects_malformed_total", meaning="Stored objects that cannot be read."
 )
 NODES_REMARKED = GaugeDescriptor(
     name="topobus_controller_nodes_remarked",

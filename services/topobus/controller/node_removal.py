@@ -137,18 +137,20 @@ class NodeRemoval:
             *(self._bus.is_answered(ask, timeout_s=_PATIENCE_S, node=node, **parts) for _, ask, parts in asked)
         )
         if Silent(because=SilentBecause.NO_BUS) in signs:
-            raise PeerUnavailable(f"whether node {node} is gone cannot be told: NATS went away", next_step="ask again")
+            raise PeerUnavailable(f"it is not known whether node {node} is gone: NATS went away", next_step="ask again")
         answers = {name: sign for (name, _, _), sign in zip(asked, signs, strict=True)}
         alive = tuple(name for name, sign in answers.items() if isinstance(sign, Answered))
         in_our_account = ("topology", "relay") if self._bus.server_version < _TELLS_NOBODY_ELSEWHERE else tuple(answers)
         hanging = tuple(name for name in in_our_account if answers[name] == Silent(because=SilentBecause.TIMEOUT))
         reasons = []
         if alive:
-            message = f"node {node} is not gone: {', '.join(alive)} answers there, and would write anew what is removed"
+            message = (
+                f"node {node} is not gone: {', '.join(alive)} answers there, and would write again what is removed"
+            )
             reasons.append(Reason(code="node-alive", message=message, facts={"node": node, "services": alive}))
         if hanging:
             message = (
-                f"node {node} may not be gone: {', '.join(hanging)} listens there, and said nothing for "
+                f"node {node} may not be gone: {', '.join(hanging)} listens there, and did not answer for "
                 f"{_PATIENCE_S:g} s"
             )
             reasons.append(Reason(code="node-alive", message=message, facts={"node": node, "services": hanging}))
@@ -245,7 +247,7 @@ def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
         message = (
             f"by the ledger of node {node} {counted(len(holders), 'owner')} "
             f"{'holds' if len(holders) == 1 else 'hold'} something there: "
-            f"{first_of(holders, _SHOWN)}; forgotten, nobody knows of it any more"
+            f"{first_of(holders, _SHOWN)}; these entries would be lost"
         )
         reasons.append(
             Reason(
@@ -256,8 +258,8 @@ def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
         )
     if kept_back:
         message = (
-            f"of node {node} an operator keeps {counted(len(kept_back), 'device')} back: "
-            f"{first_of(kept_back, _SHOWN)}; forgotten, they are given out again when the node comes back"
+            f"an operator has withheld {counted(len(kept_back), 'device')} of node {node}: "
+            f"{first_of(kept_back, _SHOWN)}; they would be offered again when the node comes back"
         )
         reasons.append(
             Reason(

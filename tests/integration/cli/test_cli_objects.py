@@ -377,7 +377,7 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(cl
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("next", 1))
         described = clean.until(_is_quarantined, "describe", "claim", "next")
         assert (
-            "quarantined: claim default/lost was deleted by force, and node demo-node has not let go of it"
+            "quarantined: claim default/lost was deleted by force, and node demo-node has not released it"
             in json.dumps(described)
         )
 

@@ -235,7 +235,7 @@ async def test_controller_waits_with_the_release_while_a_container_may_use_the_d
             "used", lambda value: value is not None and len(value.status.get("conditions") or []) == 2
         )
         assert waiting is not None
-        assert "let go when that is undone" in waiting.status["conditions"][1]["message"]
+        assert "is prepared" in waiting.status["conditions"][1]["message"]
     await served.apply(claim("next"))
     await served.until_reason("next", "DoesNotFit")
 

@@ -121,5 +121,5 @@ async def test_begin_is_refused_outside_of_a_round() -> None:
     """Nobody would own the task."""
     tasks = CommitTasks(2)
 
-    with pytest.raises(RuntimeError, match="nobody owns the tasks"):
+    with pytest.raises(RuntimeError, match="the tasks have no owner"):
         await tasks.begin([A], _until(asyncio.Event()))

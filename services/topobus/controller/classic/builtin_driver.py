@@ -320,7 +320,7 @@ class BuiltinDriver:
             return None
         answer = await self._ledgers.release_on(node, owner, f"release-{owner.uid}-classic-{ledger.sequence}")
         if isinstance(answer, UnderWay):
-            raise PeerUnavailable(f"node {node} has not let go of {owner} yet")
+            raise PeerUnavailable(f"node {node} has not released {owner} yet")
         return answer
 
     def _result(self, claim_work: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult:

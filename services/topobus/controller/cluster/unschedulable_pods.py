@@ -140,7 +140,7 @@ class UnschedulablePods:
                 f"its claims are allocated on node {node}, and kube-scheduler does not place it: "
                 f"{'; '.join(reasons)}. Topobus does not look at that before it binds devices: "
                 f"they are allocated elsewhere after {self._settings.unschedulable_s:g} s. kube-scheduler "
-                f"said: {scheduled_message(pod.value)}"
+                f"reported: {scheduled_message(pod.value)}"
             )
             if (
                 await self._condition.write(key, pod, is_true=True, reason=RULE_NOT_COVERED, message=message)

@@ -167,7 +167,9 @@ class NodeLedgers:
         if held is not None and held.is_prepared:
             return Refusal(
                 reasons=(
-                    Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),
+                    Reason(
+                        code="prepared", message=f"{owner} is prepared: its devices are released when it is unprepared"
+                    ),
                 )
             )
         request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)

@@ -65,7 +65,7 @@ class CommitTasks:
         """
         group = self._round if ends_with_round or self._group is None else self._group
         if group is None:
-            raise RuntimeError("nobody owns the tasks: begin within `during_round`")
+            raise RuntimeError("the tasks have no owner: begin within `during_round`")
         self._busy.update(keys)
         try:
             await self._slots.acquire()

@@ -168,7 +168,7 @@ class OrphanedAllocations:
             ledger = self._state.ledgers[node]
             for device, owner in holders_from_ledger(ledger, self._state.cpu_devices(node)).items():
                 if owner.key in owners:
-                    shown[device] = f"quarantined: {owner} was deleted by force, and node {node} has not let go of it"
+                    shown[device] = f"quarantined: {owner} was deleted by force, and node {node} has not released it"
         self._allocator.quarantined = shown
 
     async def _orphans_in(self, ledger: Ledger) -> dict[str, Owner]:
@@ -216,7 +216,7 @@ class OrphanedAllocations:
             return None
         if held.is_prepared:
             await self._report_quarantine(
-                node, owner, "prepared", "a container may be using its devices: they are let go when that is undone"
+                node, owner, "prepared", "a container may be using its devices: they are released when it is unprepared"
             )
             return None
         try:

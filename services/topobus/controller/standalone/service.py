@@ -236,5 +236,5 @@ class _Controller:
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
         if not self._is_whole:
-            raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
+            raise PeerUnavailable("the controller is reading its copies again", retry_after_s=self._settings.retry_s)
         return await self._planner.plan(request)

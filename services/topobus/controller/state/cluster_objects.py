@@ -66,7 +66,7 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
     for part in ("name", "namespace"):
         if not is_path_segment(metadata.get(part) or "x"):
             raise ContractError(
-                f"{kind}: metadata.{part}: got {metadata[part][:100]!r}, wanted a name that can stand in a path"
+                f"{kind}: metadata.{part}: got {metadata[part][:100]!r}, wanted a name that can be part of a path"
             )
     spec, status = _part(plain, "spec", kind), _part(plain, "status", kind)
     match kind:

@@ -170,7 +170,7 @@ class NatsWatch:
             "object.fell-back",
             object=name_of(last),
             revision=change.revision,
-            why="what stands there now cannot be read",
+            why="its newest value cannot be read",
         )
         self._feed.put(key, change.revision, partial(self._put, key, Stored(change.revision, last)))
 
