@@ -123,7 +123,7 @@ def check_settings(settings: ConsoleSettings) -> None:
         )
     if settings.http.port and settings.http.port == page.port:
         raise ConfigError(
-            f"page.port: http.port is {page.port}, too",
+            f"page.port: got {page.port}, which http.port has as well",
             next_step="choose another port for one of them",
             key="page.port",
         )

@@ -170,7 +170,7 @@ async function drawNode() {
   if (view.elsewhere) parts.push(drawPanel(view, view.elsewhere));
   if (view.memory_only) parts.push(make("p", "faint", view.memory_only));
   parts.push(make("ul", "legend", ...view.holders.map((holder) => make("li", "", ownerButton(view, holder)))));
-  parts.push(make("p", "faint signs", "· free, ! unhealthy, ? unknown, r recovering, ~ degraded, - kept back; a small letter: one thread of the core; *: two owners"));
+  parts.push(make("p", "faint signs", "· free, ! unhealthy, ? unknown, r recovering, ~ degraded, - withheld; a small letter: one thread of the core; *: two owners"));
   if (view.distances) parts.push(make("p", "faint", view.distances));
   parts.push(...view.warnings.map((text) => make("p", "warn", `warning: ${text}`)));
   const box = byId("drawing");

@@ -42,7 +42,7 @@ def node_view(
         "elsewhere": None
         if layout.elsewhere is None
         else {
-            "title": "NUMA node not told by the machine",
+            "title": "NUMA node not reported by the machine",
             "memory": "",
             **_place(layout.elsewhere, layout.holders, users),
         },
@@ -173,7 +173,7 @@ def _device(
         "conditions": conditions_view(device.health),
         "model": device.model or device.vendor,
         "pci": str(device.pci or ""),
-        "numa": str(device.numa_nodes) if device.numa_nodes is not None else "not told",
+        "numa": str(device.numa_nodes) if device.numa_nodes is not None else "not reported",
         "users": list(
             dict.fromkeys(
                 name

@@ -50,7 +50,7 @@ def silence_view(node: str, what: str, since: str, classes: Iterable[str], troub
     elif what == TOPOLOGY:
         follows = (
             "what is shown of this node may be old, and no pod gets devices there "
-            f"({', '.join(sorted(classes)) or 'none'}); what runs goes on"
+            f"({', '.join(sorted(classes)) or 'none'}); running pods continue"
         )
     else:
         follows = "its devices are Unknown and new pods get none of them; what is held stays held"
