@@ -187,7 +187,7 @@ async def test_observer_says_so_when_the_ledger_does_not_have_what_was_acknowled
 
     assert before == (1, 7)
     assert kept == []
-    assert observer.violations == ["a was told at epoch 1, sequence 7 that it has gpu-0: gone at epoch 1, sequence 8"]
+    assert observer.violations == ["a was granted gpu-0 at epoch 1, sequence 7: gone at epoch 1, sequence 8"]
 
 
 async def test_observer_forgives_a_placed_pod_alone_when_topology_began_from_an_older_ledger(

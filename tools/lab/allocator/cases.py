@@ -182,7 +182,7 @@ def puzzles(size: int) -> Iterator[Puzzle]:
         for index in range(size)
     ]
     yield _puzzle(
-        "6 unlike ones nobody minds, then 3 that cannot be had together",
+        "6 unlike ones without a constraint, then 3 that cannot be had together",
         unlike,
         _ask(*(("a", 6, "a"), ("b", 3, "b")), match="near", only=("b",), distinct="side"),
     )

@@ -169,8 +169,7 @@ def draw(figures: ClusterFigures) -> str:
     ]
     if figures.left_at_nodes:
         lines.append(
-            f"left at nodes              {figures.left_at_nodes:9d}     devices of late answers, which "
-            "gateways let go of"
+            f"left at nodes              {figures.left_at_nodes:9d}     devices of late answers, which gateways release"
         )
     if figures.pause_after_kill_s is not None:
         lines.append(f"after the kill             {figures.pause_after_kill_s:9.2f} s   until the next gate was open")

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         "--content",
         type=Path,
         metavar="FILE",
-        help="keep what the recorded machine's services said here, or read it again",
+        help="store what the recorded machine's services published in this file, or read it again",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args(argv)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{time.monotonic() - began:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     if arguments.content is None or not arguments.content.exists():
-        say(f"recording what the services of one node say on the machine {arguments.machine!r}")
+        say(f"recording what the services of one node publish on the machine {arguments.machine!r}")
     content = kept_content(arguments.content, arguments.machine)
     classes = frozenset(arguments.classes.split(","))
     gpus = (

@@ -108,7 +108,7 @@ class _Listener:
 def main(argv: Sequence[str]) -> int:
     """Measure and print. Returns the exit status: 1 when a path took longer than 2 s."""
     parser = argparse.ArgumentParser(
-        prog="python -m lab.bench health", description="Measure from a fault to all who are told."
+        prog="python -m lab.bench health", description="Measure the time from a fault until each reader knows of it."
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args(argv)
@@ -251,7 +251,7 @@ async def _limit(code: str) -> AsyncIterator[None]:
         async with asyncio.timeout(_LIMIT_S):
             yield
     except TimeoutError as err:
-        raise TimeoutError(f"{code} was not told on all roads within {_LIMIT_S:g} s") from err
+        raise TimeoutError(f"{code} did not arrive by all ways within {_LIMIT_S:g} s") from err
 
 
 async def _nothing() -> None:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         "--content",
         type=Path,
         metavar="FILE",
-        help="keep what the recorded machine's services said here, or read it again",
+        help="store what the recorded machine's services published in this file, or read it again",
     )
     parser.add_argument(
         "--rows",

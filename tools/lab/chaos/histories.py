@@ -84,7 +84,7 @@ class Histories:
             strange = sorted(touched.keys() - self._objects.keys())
             if strange:
                 self.violation = Violation(
-                    f"operation {operation.draft.op_id} ({operation.draft.verb}) saw {strange}, which nobody asked for"
+                    f"operation {operation.draft.op_id} ({operation.draft.verb}) saw {strange}, which no call asked for"
                 )
             elif is_call:
                 for key, action in touched.items():

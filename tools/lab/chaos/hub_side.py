@@ -118,7 +118,7 @@ class HubSide:
                 )
                 said += compare_events(event.name, stored, copied, may_repeat=self.losses > 0)
                 self.counts[f"{event.name} at the hub"] = len(copied)
-                self.counts[f"{event.name} said again"] = len(repeated(copied))
+                self.counts[f"{event.name} repeated"] = len(repeated(copied))
         self.counts["states at the hub"] = len(got)
         return said
 

@@ -196,9 +196,8 @@ class NodeObserver:
             return
         if missing := grant.devices - _held(ledger, grant):
             self._tell(
-                f"{grant.name} was told at epoch {grant.told_at[0]}, sequence {grant.told_at[1]} that it has "
-                f"{', '.join(sorted(missing))}: "
-                f"gone at epoch {ledger.epoch}, sequence {ledger.sequence}"
+                f"{grant.name} was granted {', '.join(sorted(missing))} at epoch {grant.told_at[0]}, "
+                f"sequence {grant.told_at[1]}: gone at epoch {ledger.epoch}, sequence {ledger.sequence}"
             )
 
     async def _look_at_files(self) -> None:

@@ -102,7 +102,7 @@ class ServiceProcess:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
-            return "nobody listens"
+            return "no process listens"
         try:
             writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             async with asyncio.timeout(2.0):

@@ -142,7 +142,7 @@ async def _line(process: asyncio.subprocess.Process) -> str:
     async with asyncio.timeout(_LINE_LIMIT_S):
         line = await process.stdout.readline()
     if not line:
-        raise PeerUnavailable(f"a process of the bench ended with {await process.wait()}; what it said is above")
+        raise PeerUnavailable(f"a process of the bench ended with {await process.wait()}; its output is above")
     return line.decode().strip()
 
 

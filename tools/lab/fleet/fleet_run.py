@@ -319,7 +319,7 @@ async def _player(run: FleetRun, url: str, folder: Path, say: Say) -> AsyncItera
                 if not line:
                     raise PeerUnavailable(
                         f"the process that plays the nodes ended with status {await process.wait()}; its "
-                        "errors stand above"
+                        "errors are above"
                     )
                 say(f"{line} of {run.nodes} nodes have come")
         yield process

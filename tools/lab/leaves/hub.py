@@ -145,7 +145,7 @@ def server_version(binary: Path) -> tuple[int, ...]:
     said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=20.0, check=True).stdout
     numbers = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
     if numbers is None:
-        raise RuntimeError(f"{binary} --version says no version: {said[:100]!r}")
+        raise RuntimeError(f"{binary} --version prints no version: {said[:100]!r}")
     return tuple(map(int, numbers.groups()))
 
 
