@@ -110,7 +110,7 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
     """
     command, _ = find_command(read_commands(), arguments)
     if command is None:
-        return _in_our_words(str(error), arguments)
+        return _plain_message(str(error), arguments)
     # Imported here, as it loads all of Kubernetes' shapes, and a line without mistakes needs none.
     from topobus.formats.kubernetes.shape import did_you_mean
 
@@ -132,10 +132,10 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
             f"missing: {', '.join(next(name for name in names if name.startswith('--')) for names in missing)}"
         )
     is_about_these = bool(unknown) or isinstance(error, MissingArgumentError | UnknownOptionError)
-    return ("; ".join(faults) if is_about_these else "") or _in_our_words(str(error), arguments)
+    return ("; ".join(faults) if is_about_these else "") or _plain_message(str(error), arguments)
 
 
-def _in_our_words(message: str, arguments: Sequence[str]) -> str:
+def _plain_message(message: str, arguments: Sequence[str]) -> str:
     """Name arguments as the help does. The parser also accepts FOLDER as --folder."""
     command, _ = find_command(read_commands(), arguments)
     for argument in command["arguments"] if command is not None else ():

@@ -41,8 +41,8 @@ async def ask_dry_run(situation: Mapping[str, Any], arguments: Sequence[str] = (
             next_step="pip install '.[controller]' from the checkout",
         )
     try:
-        said = msgspec.json.decode(complaint.strip().splitlines()[-1])
-        error = _ERRORS.get(process.returncode or 0, TopobusError)(said["error"], next_step=said["next_step"])
+        document = msgspec.json.decode(complaint.strip().splitlines()[-1])
+        error = _ERRORS.get(process.returncode or 0, TopobusError)(document["error"], next_step=document["next_step"])
     except (msgspec.DecodeError, IndexError, KeyError, TypeError) as err:
         raise TopobusError(
             f"the dry run ended with {process.returncode}: {complaint.decode(errors='replace')[-2000:]}"

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from topobus.cli.commands.claim import claims_listing
 from topobus.cli.commands.decisions import decision_listing
-from topobus.cli.commands.device import kept_back_listing
+from topobus.cli.commands.device import withheld_listing
 from topobus.cli.commands.nodeallocationstates import states_listing
 from topobus.cli.commands.pods import pods_listing
 from topobus.cli.render.device_listings import device_listing, health_listing, summary_listing
@@ -66,7 +66,7 @@ def _listings() -> dict[str, Listing]:
     maintenance = Maintenance(
         verb=DeviceVerb.MAINTAIN, why="the fan is loud, and it is hot", who="anna@host", since="2026-11-24T00:00:00Z"
     )
-    kept_back = ClassMaintenance(
+    withheld = ClassMaintenance(
         node=gpus.node, device_class="gpu", devices={device.name: maintenance for device in gpus.devices[:3]}
     )
     listings = {
@@ -74,7 +74,7 @@ def _listings() -> dict[str, Listing]:
         "health": health_listing(inventories, is_all=True, ledgers=ledgers)[0],
         "decisions": decision_listing([from_builtins(value, DecisionEvent) for value in recorded["decisions"]], {}),
         "pods": pods_listing(gpus.node, PodsReply(containers=(container,))),
-        "device list": kept_back_listing([kept_back], ledgers),
+        "device list": withheld_listing([withheld], ledgers),
         "claim get": claims_listing(objects),
         "nodeallocationstates": states_listing([node_allocation_state(ledger.node, inventories, ledger)]),
     }

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from topobus.bus.bus import Bus
 from topobus.cli.commands.device import _ask
-from topobus.cli.listing.responding_services import CONTROLLER, Peer, device_service_on, tell_waiting, topology_on
+from topobus.cli.listing.responding_services import CONTROLLER, Peer, device_service_on, note_waiting, topology_on
 from topobus.cli.objects.device_selection import ChosenDevice
 from topobus.formats.messages.catalogue import OPERATE, PREFER
 from topobus.formats.messages.messages import PreferReply, PreferRequest
@@ -65,7 +65,7 @@ async def test_wait_names_the_service_that_hangs(server: MemoryNats, bus: Bus, p
     await _hang(server, peer.ask.subject(**peer.parts))
     said: list[str] = []
 
-    answer = await tell_waiting(bus, _answer_at_last(), [peer], said.append)
+    answer = await note_waiting(bus, _answer_at_last(), [peer], said.append)
 
     assert (answer, said) == ("done", [f"waiting for {peer.name} (no answer within 1 s)"])
 
@@ -78,7 +78,7 @@ async def test_wait_names_who_hangs_behind_the_one_that_was_asked(server: Memory
     async with MemoryBus.session(server, name="topology") as topology:
         await topology.answer(PREFER, _work, node=NODE)
 
-        await tell_waiting(bus, _answer_at_last(), [topology_on(NODE), gpu], said.append)
+        await note_waiting(bus, _answer_at_last(), [topology_on(NODE), gpu], said.append)
 
     assert said == ["waiting for gpu on n1 (no answer within 1 s)"]
 
@@ -87,7 +87,7 @@ async def test_wait_says_nothing_when_the_answer_comes_soon(bus: Bus) -> None:
     """A word for what takes a moment would be noise."""
     said: list[str] = []
 
-    answer = await tell_waiting(bus, asyncio.sleep(1, "done"), [CONTROLLER], said.append)
+    answer = await note_waiting(bus, asyncio.sleep(1, "done"), [CONTROLLER], said.append)
 
     assert (answer, said) == ("done", [])
 
@@ -98,7 +98,7 @@ async def test_wait_names_who_works_when_nobody_hangs(server: MemoryNats, bus: B
     async with MemoryBus.session(server, name="topology") as topology:
         await topology.answer(PREFER, _work, node=NODE)
 
-        await tell_waiting(bus, _answer_at_last(), [topology_on(NODE)], said.append)
+        await note_waiting(bus, _answer_at_last(), [topology_on(NODE)], said.append)
 
     assert said == ["waiting for topology on n1, which is at work"]
 

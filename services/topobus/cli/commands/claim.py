@@ -34,7 +34,9 @@ def apply(
     file: Annotated[Path, Parameter(name=("--file", "-f"), help="A manifest; - reads standard input.")],
     waits: Annotated[
         bool,
-        Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object."),
+        Parameter(
+            name="--wait", negative="--no-wait", help="Wait for the controller's first condition on each object."
+        ),
     ] = True,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:

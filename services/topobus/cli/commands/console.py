@@ -57,13 +57,13 @@ def console_environment(settings: CliSettings, port: int, environ: Mapping[str, 
     may only read.
     """
     nats = settings.nats
-    said = {"URL": nats.url, "TLS_CA_FILE": nats.tls_ca_file, "ZONE": nats.zone}
+    by_setting = {"URL": nats.url, "TLS_CA_FILE": nats.tls_ca_file, "ZONE": nats.zone}
     own_file = Path(nats.password_file).parent.parent / "console" / "password" if nats.password_file else None
     if nats.user == "cli" and own_file is not None and own_file.exists():
         # Such a folder belongs to a server with accounts, where the console's account has no
         # streams. The console needs the account with the streams, no matter how the CLI connects.
-        said |= {"USER": "console", "PASSWORD_FILE": str(own_file), "ZONE": nats.zone or "core"}
-    given = {f"TOPOBUS_CONSOLE__NATS__{key}": value for key, value in said.items() if value}
+        by_setting |= {"USER": "console", "PASSWORD_FILE": str(own_file), "ZONE": nats.zone or "core"}
+    given = {f"TOPOBUS_CONSOLE__NATS__{key}": value for key, value in by_setting.items() if value}
     page = {"TOPOBUS_CONSOLE__PAGE__HOST": _HOST, "TOPOBUS_CONSOLE__PAGE__PORT": str(port)}
     if "TOPOBUS_CONSOLE__PAGE__PASSWORD_FILE" not in environ:
         page["TOPOBUS_CONSOLE__PAGE__HAS_LINK"] = "true"

@@ -90,7 +90,7 @@ def use(
         return ExitCode.OK
     context = _known(folder, name)
     folder.select(name)
-    _say(output, context, name)
+    _print_context(output, context, name)
     return ExitCode.OK
 
 
@@ -108,7 +108,7 @@ def show(
         raise NotFoundError(
             "no context is selected", next_step="topobus context use NAME, or name one: topobus context show NAME"
         )
-    _say(options.output(), _known(folder, name or selected), selected)
+    _print_context(options.output(), _known(folder, name or selected), selected)
     return ExitCode.OK
 
 
@@ -153,7 +153,7 @@ def add(
     folder.put(context)
     if folder.get(folder.selected()) is None:
         folder.select(name)
-    _say(options.output(), context, folder.selected())
+    _print_context(options.output(), context, folder.selected())
     return ExitCode.OK
 
 
@@ -198,7 +198,7 @@ def _listening(contexts: Sequence[Context]) -> dict[str, bool]:
     return asyncio.run(look())
 
 
-def _say(output: Output, context: Context, selected: str) -> None:
+def _print_context(output: Output, context: Context, selected: str) -> None:
     fields = _fields(context, selected, _listening([context]).get(context.name))
     if output.is_json:
         output.document(fields)

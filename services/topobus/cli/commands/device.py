@@ -20,7 +20,7 @@ from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.listing.responding_services import device_service_on, tell_waiting, topology_on
+from topobus.cli.listing.responding_services import device_service_on, note_waiting, topology_on
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, check_known, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
@@ -160,7 +160,7 @@ def reset(
 
 
 @device_app.command(name="list")
-def list_kept_back(
+def list_withheld(
     *,
     node: NodeFilter = None,
     device_class: ClassFilter = None,
@@ -189,8 +189,8 @@ async def _operate(
             raise PeerUnavailable(
                 "no device service has published an inventory", next_step="`topobus doctor` reports what is missing"
             )
-        kept_back = [entry.value for entry in await bus.list(MAINTENANCE)] if verb is DeviceVerb.RETURN else []
-        chosen = choose_devices(selection, inventories, kept_back)
+        withheld = [entry.value for entry in await bus.list(MAINTENANCE)] if verb is DeviceVerb.RETURN else []
+        chosen = choose_devices(selection, inventories, withheld)
         turns = asyncio.Semaphore(_AT_A_TIME)
         noted: set[str] = set()
         silent: dict[tuple[str, str], str] = {}
@@ -252,7 +252,7 @@ async def _ask(bus: Bus, device: ChosenDevice, request: OperateRequest, say: Cal
     """Ask one node. A silent one must not hide the others' answers."""
     peers = [topology_on(device.node), device_service_on(device.node, device.device_class)]
     try:
-        reply = await tell_waiting(bus, bus.ask(OPERATE, request, node=device.node), peers, say)
+        reply = await note_waiting(bus, bus.ask(OPERATE, request, node=device.node), peers, say)
     except PeerUnavailable as err:
         return _unknown(device, err.message)
     return DeviceAnswer(node=device.node, device_class=device.device_class, device=device.device, reply=reply)
@@ -318,17 +318,17 @@ async def _list(node: str | None, device_class: str | None, lister: Lister, opti
         await check_known(bus, node=node, device_class=device_class)
 
         async def collect() -> list[Listing]:
-            kept_back = [
+            withheld = [
                 entry.value
                 for entry in await bus.list(MAINTENANCE)
                 if node in (None, entry.value.node) and device_class in (None, entry.value.device_class)
             ]
             ledgers = (
                 {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
-                if any(each.devices for each in kept_back)
+                if any(each.devices for each in withheld)
                 else {}
             )
-            return [kept_back_listing(kept_back, ledgers)]
+            return [withheld_listing(withheld, ledgers)]
 
         if lister.options.watch:
             await lister.follow(bus, [(MAINTENANCE, {}), (LEDGER, {})], collect)
@@ -343,7 +343,7 @@ async def _list(node: str | None, device_class: str | None, lister: Lister, opti
     return ExitCode.OK
 
 
-def kept_back_listing(kept_back: Sequence[ClassMaintenance], ledgers: Mapping[str, Ledger]) -> Listing:
+def withheld_listing(withheld: Sequence[ClassMaintenance], ledgers: Mapping[str, Ledger]) -> Listing:
     """List devices that an operator withholds."""
     return Listing(
         columns=(
@@ -357,17 +357,17 @@ def kept_back_listing(kept_back: Sequence[ClassMaintenance], ledgers: Mapping[st
             Column(title="class", fit=Fit.NAME, is_wide=True),
         ),
         rows=tuple(
-            _kept_back_row(each, name, maintenance, ledgers)
-            for each in kept_back
+            _withheld_row(each, name, maintenance, ledgers)
+            for each in withheld
             for name, maintenance in sorted(each.devices.items())
         ),
     )
 
 
-def _kept_back_row(
-    kept_back: ClassMaintenance, name: str, maintenance: Maintenance, ledgers: Mapping[str, Ledger]
+def _withheld_row(
+    withheld: ClassMaintenance, name: str, maintenance: Maintenance, ledgers: Mapping[str, Ledger]
 ) -> Row:
-    node, device_class = kept_back.node, kept_back.device_class
+    node, device_class = withheld.node, withheld.device_class
     holder = holders_of(ledgers.get(node)).by_device.get((device_class, name))
     return Row(
         name=name,

@@ -315,13 +315,13 @@ async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
     names what one would be good for.
     """
     # A dry run on a node that cannot exist: no node is asked, and nothing is written.
-    nobody = PodRequest(
+    empty_pod = PodRequest(
         owner=Owner(kind=OwnerKind.POD, namespace="topobus", name="doctor", uid="doctor"), containers=()
     )
     try:
         await bus.ask(
             PLAN,
-            PlanRequest(op_id="doctor", pod=nobody, node="doctor.invalid", is_dry_run=True),
+            PlanRequest(op_id="doctor", pod=empty_pod, node="doctor.invalid", is_dry_run=True),
             timeout_s=_ALIVE_S,
             node=CLUSTER,
         )

@@ -115,11 +115,11 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
     assert me is not None
     # SIGTERM ends a watch as Ctrl-C does. Both are the ordinary way to end it.
     loop.add_signal_handler(signal.SIGTERM, me.cancel)
-    said: set[str] = set()
+    noted: set[str] = set()
 
     def note_once(trouble: str) -> None:
-        if trouble not in said:
-            said.add(trouble)
+        if trouble not in noted:
+            noted.add(trouble)
             output.note(f"waiting: {trouble}")
 
     async with open_bus(options) as bus:

@@ -141,7 +141,7 @@ def make(
     passwords = make_passwords(folder, user_names(form), is_for_group=is_for_group)
     if server_file is not None:
         write_users(server_file, form, passwords)
-    _tell(options, folder, server_file, sorted(user_names(form)))
+    _print_users(options, folder, server_file, sorted(user_names(form)))
     return ExitCode.OK
 
 
@@ -182,7 +182,7 @@ def rotate(
     make_passwords(folder, names, is_for_group=is_for_group)
     for user in changed:
         change_password(folder, user, is_overlapping=is_overlapping, is_for_group=is_for_group)
-    return _write_and_tell(options, folder, server_file, form, changed, is_for_group=is_for_group)
+    return _write_and_print(options, folder, server_file, form, changed, is_for_group=is_for_group)
 
 
 @keys_app.command(name="forget")
@@ -199,10 +199,10 @@ def forget(
     """
     form = changed_form(server_file)
     changed = [user for user in user_names(form) if forget_previous(folder, user)]
-    return _write_and_tell(options, folder, server_file, form, changed, is_for_group=is_for_group)
+    return _write_and_print(options, folder, server_file, form, changed, is_for_group=is_for_group)
 
 
-def _write_and_tell(
+def _write_and_print(
     options: OutputOptions,
     folder: Path,
     server_file: Path | None,
@@ -218,7 +218,7 @@ def _write_and_tell(
         # A `topobus up` watches this folder, and not each user's own. Where each user has a volume
         # the folder itself cannot be written.
         write_whole(folder / _CHANGED, f"{', '.join(changed)}\n", is_for_group=is_for_group)
-    _tell(options, folder, server_file, changed)
+    _print_users(options, folder, server_file, changed)
     return ExitCode.OK
 
 
@@ -330,7 +330,7 @@ def _users_in(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(file.parent.name for file in folder.glob(f"*/{PASSWORD_FILE}"))) or user_names(UsersForm())
 
 
-def _tell(options: OutputOptions, folder: Path, server_file: Path | None, users: list[str]) -> None:
+def _print_users(options: OutputOptions, folder: Path, server_file: Path | None, users: list[str]) -> None:
     output = options.output()
     if output.is_json:
         output.document(

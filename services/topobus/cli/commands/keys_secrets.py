@@ -93,7 +93,7 @@ def make(
                 await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC))
             return objects.written
 
-    _tell(options, namespace, asyncio.run(work()))
+    _print_written(options, namespace, asyncio.run(work()))
     return ExitCode.OK
 
 
@@ -114,7 +114,7 @@ def renew(
             )
             return objects.written
 
-    _tell(options, namespace, asyncio.run(work()))
+    _print_written(options, namespace, asyncio.run(work()))
     return ExitCode.OK
 
 
@@ -167,7 +167,7 @@ def rotate(
             await rotate_users(objects, changed, server_after_s=after_s, is_overlapping=is_overlapping)
             return objects.written
 
-    _tell(options, namespace, asyncio.run(work()))
+    _print_written(options, namespace, asyncio.run(work()))
     return ExitCode.OK
 
 
@@ -184,7 +184,7 @@ def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: Outp
             await forget_previous_passwords(objects)
             return objects.written
 
-    _tell(options, namespace, asyncio.run(work()))
+    _print_written(options, namespace, asyncio.run(work()))
     return ExitCode.OK
 
 
@@ -224,7 +224,7 @@ async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Name
         await client.close()
 
 
-def _tell(options: OutputOptions, namespace: str, written: list[str]) -> None:
+def _print_written(options: OutputOptions, namespace: str, written: list[str]) -> None:
     output = options.output()
     if output.is_json:
         output.document({"namespace": namespace, "written": written})

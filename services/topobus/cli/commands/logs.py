@@ -145,7 +145,7 @@ def _show(output: Output, lines: Iterable[LogLine]) -> None:
 
 def _line_text(line: LogLine) -> Text:
     # A log has texts of callers: none of their control sequences may reach the terminal.
-    said = "".join(sign if sign.isprintable() else " " for sign in log_text(line.text))
-    style = next((style for level, style in _STYLES.items() if said.startswith(f"{level.upper()} ")), "")
+    printable = "".join(sign if sign.isprintable() else " " for sign in log_text(line.text))
+    style = next((style for level, style in _STYLES.items() if printable.startswith(f"{level.upper()} ")), "")
     clock = line.time.astimezone().strftime("%H:%M:%S.%f")[:-3]
-    return Text.assemble((f"{clock}  ", "faint"), (f"{line.program:<{_WIDEST_NAME}}  ", "name"), (said, style))
+    return Text.assemble((f"{clock}  ", "faint"), (f"{line.program:<{_WIDEST_NAME}}  ", "name"), (printable, style))

@@ -57,7 +57,9 @@ def apply(
     ] = False,
     waits: Annotated[
         bool,
-        Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object."),
+        Parameter(
+            name="--wait", negative="--no-wait", help="Wait for the controller's first condition on each object."
+        ),
     ] = True,
     profiles: Profiles = (),
     options: BusOptions = BUS_DEFAULTS,
@@ -131,13 +133,13 @@ async def apply_and_show(
                 for applied_object in applied
                 if waits
             ]
-    heard = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
+    outcomes = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
     if output.is_json:
-        document = {"applied": [plain_object(api_object) for api_object in heard]}
+        document = {"applied": [plain_object(api_object) for api_object in outcomes]}
         output.document(document | {"dry_run": True, "answers": answers} if is_dry_run else document)
     codes = [
         _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
-        for applied_object, now in zip(applied, heard, strict=True)
+        for applied_object, now in zip(applied, outcomes, strict=True)
     ]
     if answers:
         from topobus.cli.commands.allocate import show_answer
@@ -224,7 +226,7 @@ def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: boo
     if condition is None:
         if waits and now.kind in CONDITIONS and not is_classic(now):
             output.note(
-                f"{name}: no word from the controller within {_CONDITION_S:g} s; is it running? `topobus get "
+                f"{name}: no condition from the controller within {_CONDITION_S:g} s; is it running? `topobus get "
                 f"{now.kind.lower()}` shows it later"
             )
         return ExitCode.OK

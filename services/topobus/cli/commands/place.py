@@ -16,7 +16,7 @@ from rich.text import Text
 
 from topobus.bus.bus import Bus, NobodyThere, Unreadable
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
-from topobus.cli.listing.responding_services import CONTROLLER, tell_waiting, topology_on
+from topobus.cli.listing.responding_services import CONTROLLER, note_waiting, topology_on
 from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, read_wanted, request_of
 from topobus.cli.objects.sources import Files
@@ -121,7 +121,7 @@ async def _place(
                         bus, pod, node, op_id if len(pods) == 1 else f"{op_id}-{number}", is_dry_run=is_dry_run
                     )
                     asked = CONTROLLER if node is None else topology_on(node)
-                    answers.append(await tell_waiting(bus, asking, [asked], output.note))
+                    answers.append(await note_waiting(bus, asking, [asked], output.note))
             except PeerUnavailable:
                 # Pods that were placed before an error hold their devices, and only this output
                 # reports them.
@@ -319,7 +319,7 @@ async def _release_claim(namespace: str, name: str, node: str | None, options: B
             raise NotFoundError(
                 f"no claim {namespace}/{name} holds anything{where}", next_step="`topobus holders` lists who holds what"
             )
-        return await _let_go(bus, others, output)
+        return await _release_each(bus, others, output)
 
 
 async def _release_pod(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
@@ -351,16 +351,16 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
             raise NotFoundError(
                 f"no pod {namespace}/{name} holds anything{where}", next_step="`topobus machine` lists who holds what"
             )
-        return await _let_go(bus, held, output)
+        return await _release_each(bus, held, output)
 
 
-async def _let_go(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -> int:
+async def _release_each(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -> int:
     """Ask nodes to release what owners hold there, and print the outcome."""
     released = []
     is_refused = False
     for where, owner in held:
         answer = bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=where)
-        reply = await tell_waiting(bus, answer, [topology_on(where)], output.note)
+        reply = await note_waiting(bus, answer, [topology_on(where)], output.note)
         released.append(
             {"node": where, "owner": owner, "devices": reply.devices, "ledger_sequence": reply.ledger_sequence}
         )

@@ -60,12 +60,12 @@ def build_machine(
 ) -> int:
     """Write a machine's tree into a folder: topobus up --root FOLDER runs on it."""
     if is_if_absent and (folder / "sys").is_dir():
-        return _tell(options, folder, "there is a machine already")
+        return _print_machine(options, folder, "there is a machine already")
     try:
         made = build(profile, folder, has_device_nodes=has_device_nodes)
     except ConfigError as err:
         raise InputError(err.message, next_step=err.next_step or "topobus profile list") from err
-    return _tell(options, made.root, made.profile.title)
+    return _print_machine(options, made.root, made.profile.title)
 
 
 @profile_app.command(name="play")
@@ -81,7 +81,7 @@ def play(
     output = options.output()
     machine = _opened(folder)
     if not machine.profile.faults:
-        return _tell(options, folder, f"profile {machine.profile.name} scripts no faults")
+        return _print_machine(options, folder, f"profile {machine.profile.name} scripts no faults")
 
     def say(step: str) -> None:
         if output.is_json:
@@ -132,10 +132,10 @@ def _change(options: OutputOptions, folder: Path, done: str, change: Callable[[R
         change(machine)
     except (ConfigError, ValueError) as err:
         raise NotFoundError(str(err), next_step=f"topobus machine --root {folder} shows what there is") from err
-    return _tell(options, folder, done)
+    return _print_machine(options, folder, done)
 
 
-def _tell(options: OutputOptions, folder: Path, what: str) -> int:
+def _print_machine(options: OutputOptions, folder: Path, what: str) -> int:
     output = options.output()
     if output.is_json:
         output.document({"folder": str(folder), "done": what})

@@ -259,10 +259,10 @@ async def follow_system(system: System, output: Output, use: Use) -> None:
     """Show the state of the programs while they run, and once all are ready how to use them."""
     if output.console.is_terminal and not output.is_json:
         with Live(console=output.console, auto_refresh=False) as live:
-            was_told = False
+            is_announced = False
             async for statuses in system.supervisor.changes(at_least_every_s=1.0):
-                if _is_ready(statuses) and not was_told:
-                    was_told = True
+                if _is_ready(statuses) and not is_announced:
+                    is_announced = True
                     # Above the table and unbroken at any width: a live display cuts lines in two,
                     # and a command to copy must be one line.
                     live.console.print(ready_text(system, statuses, use), soft_wrap=True)

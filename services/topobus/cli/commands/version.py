@@ -74,9 +74,9 @@ def version(
         )
     for lines, nodes in alike.items():
         out.show(Text(_nodes_text(nodes), "name"))
-        for service_name, release, said in lines:
+        for service_name, release, service_remark in lines:
             style = "warn" if release and release != OWN_RELEASE else ""
-            remark = said or ("another version than this program" if style else "")
+            remark = service_remark or ("another version than this program" if style else "")
             out.show(
                 Text.assemble(
                     f"  {service_name:<11}", (release or "-", style), (f"  {remark}" if remark else "", "faint")

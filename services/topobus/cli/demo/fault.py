@@ -154,18 +154,22 @@ async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber,
     stage.show_text(f"the kernel loses {address} now")
     started_at = time.monotonic()
     await asyncio.to_thread(scene.hardware.remove_pci, address)
-    heard = await subscriber.until(
+    unhealthy = await subscriber.until(
         lambda watched_event: not watched_event.event.health.is_allocatable, f"{victim} to be reported"
     )
     after_ms = (time.monotonic() - started_at) * 1000
-    stage.show(event_line(heard), indent=4)
+    stage.show(event_line(unhealthy), indent=4)
     stage.expect(
-        heard.event.device == victim, f"the subscriber hears of {victim} after {after_ms:.0f} ms", heard.event.device
+        unhealthy.event.device == victim,
+        f"the subscriber receives the change of {victim} after {after_ms:.0f} ms",
+        unhealthy.event.device,
     )
     stage.expect(
-        heard.event.health.state is HealthState.UNHEALTHY, f"it is unhealthy: {reason_of(heard)}", heard.event.health
+        unhealthy.event.health.state is HealthState.UNHEALTHY,
+        f"it is unhealthy: {reason_of(unhealthy)}",
+        unhealthy.event.health,
     )
-    affected = ", ".join(map(str, heard.event.affected))
+    affected = ", ".join(map(str, unhealthy.event.affected))
     stage.expect(affected == "pod default/trainer", f"the event names who is affected: {affected}", affected)
     all_but_one = EXPECTED_DEVICES["gpu"] - 1
     inventory = await scene.inventory(

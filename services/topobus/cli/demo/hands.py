@@ -104,8 +104,10 @@ async def _hand_over(
     stage.expect(inside is not None and inside.mac == interface.mac, f"the pod has {inside}", inside)
     on_host = await asyncio.to_thread(read_interface, interface.name)
     stage.expect(on_host is None, f"{interface.name} is not on the host any more", on_host)
-    heard = await asyncio.to_thread(echo_through, POD_ADDRESS, "hello")
-    stage.expect(heard == "hello", f"the process behind {POD_ADDRESS} answers over TCP, through that interface", heard)
+    echoed = await asyncio.to_thread(echo_through, POD_ADDRESS, "hello")
+    stage.expect(
+        echoed == "hello", f"the process behind {POD_ADDRESS} answers over TCP, through that interface", echoed
+    )
     alone, rest = _cpus_of(pod), _cpus_of(neighbour)
     stage.expect(
         len(alone) == 1 and alone | rest == all_cpus and alone.isdisjoint(rest),

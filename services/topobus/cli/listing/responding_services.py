@@ -24,10 +24,10 @@ __all__ = [
     "Peer",
     "as_of_now",
     "device_service_on",
+    "note_waiting",
     "side_by_side",
     "sign_of_life",
     "silence_text",
-    "tell_waiting",
     "topology_on",
     "why_silent",
 ]
@@ -40,7 +40,7 @@ _PATIENCE_S = 1.0
 _AT_ONCE = 32
 
 # After this time a user wonders whether anything happens.
-_WORD_AFTER_S = 2.0
+_NOTE_AFTER_S = 2.0
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def device_service_on(node: str, device_class: str) -> Peer:
     return Peer(name=f"{device_class} on {node}", ask=HINT, parts={"node": node, "device_class": device_class})
 
 
-async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], say: Callable[[str], None]) -> T:
+async def note_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], note: Callable[[str], None]) -> T:
     """Wait for an answer. If it takes long, print once for which services.
 
     Shapes: peers — those that work on it, the one that is asked first; printed are those that give
@@ -76,12 +76,12 @@ async def tell_waiting(bus: Bus, answer: Awaitable[T], peers: Sequence[Peer], sa
     """
     waited = asyncio.ensure_future(answer)
     try:
-        done, _ = await asyncio.wait({waited}, timeout=_WORD_AFTER_S)
+        done, _ = await asyncio.wait({waited}, timeout=_NOTE_AFTER_S)
         if not done:
             reasons = await asyncio.gather(*(why_silent(bus, peer.ask, **peer.parts) for peer in peers))
             silent = [f"{peer.name} ({why})" for peer, why in zip(peers, reasons, strict=True) if why]
             if not waited.done():
-                say(f"waiting for {' and '.join(silent) or f'{peers[-1].name}, which is at work'}")
+                note(f"waiting for {' and '.join(silent) or f'{peers[-1].name}, which is at work'}")
         return await waited
     finally:
         waited.cancel()
@@ -110,11 +110,11 @@ async def side_by_side(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]])
     """
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def in_turn(node: str) -> T:
+    async def ask_when_free(node: str) -> T:
         async with places:
             return await ask(node)
 
-    return await asyncio.gather(*map(in_turn, nodes))
+    return await asyncio.gather(*map(ask_when_free, nodes))
 
 
 async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:

@@ -55,18 +55,18 @@ def read_conditions(where: Iterable[str]) -> tuple[tuple[Condition, ...], ...]:
 
 
 def choose_devices(
-    selection: Selection, inventories: Sequence[Inventory], kept_back: Sequence[ClassMaintenance] = ()
+    selection: Selection, inventories: Sequence[Inventory], withheld: Sequence[ClassMaintenance] = ()
 ) -> tuple[ChosenDevice, ...]:
     """Find the selected devices.
 
-    Shapes: kept_back — the withheld devices, for a command that may also select devices that are
+    Shapes: withheld — the withheld devices, for a command that may also select devices that are
     gone.
     Errors: raises UsageError when nothing is selected or one name could mean several devices,
     NotFoundError when a name or a selector matches none.
     """
     conditions = read_conditions(selection.where)
     places = [(each.node, each.device_class) for each in inventories] + [
-        (each.node, each.device_class) for each in kept_back
+        (each.node, each.device_class) for each in withheld
     ]
     if selection.node is not None:
         one_of("node", selection.node, (node for node, _ in places))
@@ -79,7 +79,7 @@ def choose_devices(
     }
     gone = {
         ChosenDevice(node=maintenance.node, device_class=maintenance.device_class, device=name)
-        for maintenance in kept_back
+        for maintenance in withheld
         for name in maintenance.devices
     } - offered.keys()
     scope = [
@@ -101,7 +101,9 @@ def choose_devices(
             next_step="name devices, or give --class CLASS or --where FIELD=VALUE, with --node NODE",
         )
     if not scope:
-        raise NotFoundError(f"no device {_words(selection)}", next_step="`topobus inventory CLASS` lists what there is")
+        raise NotFoundError(
+            f"no device {_selection_text(selection)}", next_step="`topobus inventory CLASS` lists what there is"
+        )
     return tuple(scope)
 
 
@@ -129,7 +131,10 @@ def _named(
         names = sorted({chosen.device for chosen in scope} or {chosen.device for chosen in offered})
         near = get_close_matches(name, names, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "`topobus inventory CLASS` lists what there is"
-        raise NotFoundError(f"no device {name!r}{' ' + _words(selection) if _words(selection) else ''}", next_step=hint)
+        raise NotFoundError(
+            f"no device {name!r}{' ' + _selection_text(selection) if _selection_text(selection) else ''}",
+            next_step=hint,
+        )
     if len(meant) > 1 and selection.node is None:
         places = ", ".join(f"{chosen.node} ({chosen.device_class})" for chosen in meant[:_SHOWN])
         raise UsageError(
@@ -139,7 +144,7 @@ def _named(
     return meant
 
 
-def _words(selection: Selection) -> str:
+def _selection_text(selection: Selection) -> str:
     """Describe the filters of the selection."""
     words = [f"of class {selection.device_class}"] if selection.device_class is not None else []
     words += [f"on node {selection.node}"] if selection.node is not None else []

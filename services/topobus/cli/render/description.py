@@ -133,7 +133,7 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
         parts.append(Text(f"held on {held.node}: {what}{'; prepared for a container' if held.is_prepared else ''}"))
     users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
     if api_object.kind == "ResourceClaim":
-        parts.append(Text(f"reserved for: {', '.join(users) or 'nobody'}"))
+        parts.append(Text(f"reserved for: {', '.join(users) or 'no pod'}"))
     conditions = _dicts(api_object.status.get("conditions"))
     has_advice = any(reason.code == _NEAREST for reason in description.reasons)
     for condition in conditions:

@@ -19,7 +19,7 @@ Column = Sequence[Sequence[str]]
 """Cells from the title down, each of one line or several."""
 
 _GAP = "  "
-_NOT_TOLD = "N/A"
+_NOT_KNOWN = "N/A"
 _STYLES = {"X": "faint", "NV": "ok", "PIX": "ok", "PXB": "ok", "SYS": "warn", "?": "warn"}
 _AFFINITIES = ("CPU affinity", "NUMA affinity", "GPU NUMA ID")
 
@@ -53,8 +53,8 @@ def matrix_lines(matrix: PathMatrix, width: int) -> Iterable[Text]:
 
 
 def _affinity(device: MatrixDevice) -> tuple[str, str, str]:
-    own = str(device.gpu_numa_id) if device.gpu_numa_id is not None else _NOT_TOLD
-    return str(device.cpu_affinity) or _NOT_TOLD, str(device.numa_affinity) or _NOT_TOLD, own
+    own = str(device.gpu_numa_id) if device.gpu_numa_id is not None else _NOT_KNOWN
+    return str(device.cpu_affinity) or _NOT_KNOWN, str(device.numa_affinity) or _NOT_KNOWN, own
 
 
 def _folded(text: str, width: int) -> list[str]:

@@ -149,12 +149,12 @@ def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
         if not what or node not in node_names:
             alike[finding.level, finding.what, finding.found, finding.next_step] = [("", finding)]
             continue
-        said = (
+        alike_texts = (
             ("", "")
             if finding.level is Level.OK
             else (_without(node, finding.found), _without(node, finding.next_step))
         )
-        alike.setdefault((finding.level, f": {what}", *said), []).append((node, finding))
+        alike.setdefault((finding.level, f": {what}", *alike_texts), []).append((node, finding))
     shown: list[Finding] = []
     for same in alike.values():
         if len(same) < _ALIKE:
@@ -318,7 +318,7 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
             # Most reasons begin with the key.
             found=f"cannot read {(place := f'{state.home_of_key(key).bucket}/{key}')}: "
             f"{why.removeprefix(f'{place}: ')}",
-            next_step=_way_out(state, key),
+            next_step=_repair_step(state, key),
         )
         for state, key, why in rejected[:_SHOWN_REJECTED]
     ]
@@ -426,7 +426,7 @@ def check_unread(nodes: Sequence[str]) -> list[Finding]:
     return [Finding(level=Level.WARN, what="inventories", found=text, next_step=step)]
 
 
-def _way_out(state: State[Any], key: str) -> str:
+def _repair_step(state: State[Any], key: str) -> str:
     """Return which program overwrites a value that cannot be read."""
     tokens = [from_token(token) for token in key.split(".")]
     if "node" not in state.parts and len(tokens) == len(state.parts):
@@ -630,10 +630,10 @@ def check_releases(node: str, releases: Mapping[str, str], own: str) -> list[Fin
     return [Finding(level=Level.WARN, what=what, found=remark, next_step=step) for remark in remarks if remark]
 
 
-def _clock_findings(what: str, whose: str, ahead_s: float, than: str) -> list[Finding]:
+def _clock_findings(what: str, clock_name: str, ahead_s: float, than: str) -> list[Finding]:
     if abs(ahead_s) < _CLOCK_AGREES_S:
         return []
-    text = f"{whose} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} {than}"
+    text = f"{clock_name} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} {than}"
     return [
         Finding(
             level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=what, found=text, next_step=_SAME_TIME
@@ -728,7 +728,7 @@ def _inventory_finding(
         # No finding: a machine whose change affects no device of this class does not cause a new
         # inventory.
         text += f", unchanged since machine generation {inventory.machine_generation}"
-    kept_back = [device for device in inventory.devices if device.maintenance is not None]
+    withheld = [device for device in inventory.devices if device.maintenance is not None]
     sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
     if sick:
         return Finding(
@@ -737,10 +737,10 @@ def _inventory_finding(
             found=f"{text}, not well: {', '.join(sick[:6])}",
             next_step="`topobus health` shows why",
         )
-    if kept_back:
-        text += f", withheld: {', '.join(f'{device.name} ({device.why_not})' for device in kept_back[:3])}"
-        if len(kept_back) > 3:
-            text += f" and {len(kept_back) - 3} more"
+    if withheld:
+        text += f", withheld: {', '.join(f'{device.name} ({device.why_not})' for device in withheld[:3])}"
+        if len(withheld) > 3:
+            text += f" and {len(withheld) - 3} more"
         return Finding(
             level=Level.WARN,
             what=what,

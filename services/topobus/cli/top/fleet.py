@@ -258,7 +258,7 @@ class Fleet:
             self._words.drop(node)
         elif change.value is not None:
             self._words.note(node, change.value, at=self._wall(), said_at=change.origin.stored_at)
-        self._hear(node)
+        self._note_silence(node)
 
     def take_object(self, change: Change[ApiObject]) -> None:
         """Apply a change of a claim or pod."""
@@ -283,9 +283,9 @@ class Fleet:
         if not is_connected:
             self._words.excuse(self._wall())
         # A list, so that every node is checked.
-        return bool([node for node in self._words.nodes if self._hear(node)])
+        return bool([node for node in self._words.nodes if self._note_silence(node)])
 
-    def _hear(self, node: str) -> bool:
+    def _note_silence(self, node: str) -> bool:
         silent = self._words.silent(node, self._wall())
         if silent == self._silent.get(node, {}):
             return False
