@@ -48,8 +48,8 @@ class NodeRemarks:
         writer = _writer_of(state, parts)
         if writer:
             # A value written with NATS' own tools carries no release of the service.
-            is_said = standing(origin.release, self._own) is not Standing.UNSAID
-            self._put(node, writer, release_remark(writer, origin.release, self._own) if is_said else "")
+            has_release = standing(origin.release, self._own) is not Standing.UNSAID
+            self._put(node, writer, release_remark(writer, origin.release, self._own) if has_release else "")
         if origin.ahead_s is not None and origin.time_ns >= self._clocks.get(node, 0):
             remark = origin.clock_remark
             self._put(node, _CLOCK, remark)

@@ -41,7 +41,7 @@ __all__ = ["NodeRemoval"]
 _PATIENCE_S = 2.0
 # Servers before this release do not report that another account has no listener: such a request
 # waits for its whole time-out.
-_TELLS_NOBODY_ELSEWHERE = (2, 10, 0)
+_REPORTS_ABSENCE_ELSEWHERE = (2, 10, 0)
 _SHOWN = 16
 
 
@@ -140,7 +140,9 @@ class NodeRemoval:
             raise PeerUnavailable(f"it is not known whether node {node} is gone: NATS went away", next_step="ask again")
         answers = {name: sign for (name, _, _), sign in zip(asked, signs, strict=True)}
         alive = tuple(name for name, sign in answers.items() if isinstance(sign, Answered))
-        in_our_account = ("topology", "relay") if self._bus.server_version < _TELLS_NOBODY_ELSEWHERE else tuple(answers)
+        in_our_account = (
+            ("topology", "relay") if self._bus.server_version < _REPORTS_ABSENCE_ELSEWHERE else tuple(answers)
+        )
         hanging = tuple(name for name in in_our_account if answers[name] == Silent(because=SilentBecause.TIMEOUT))
         reasons = []
         if alive:
@@ -239,9 +241,7 @@ def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
         if isinstance(key.value, Ledger)
         for allocation in key.value.allocations.values()
     )
-    kept_back = sorted(
-        device for key in keys if isinstance(key.value, ClassMaintenance) for device in key.value.devices
-    )
+    withheld = sorted(device for key in keys if isinstance(key.value, ClassMaintenance) for device in key.value.devices)
     reasons = []
     if holders:
         message = (
@@ -256,16 +256,16 @@ def _why_not_given_up(node: str, keys: Sequence[_Key]) -> Refusal | None:
                 facts={"node": node, "owners": tuple(holders[:_SHOWN]), "count": len(holders)},
             )
         )
-    if kept_back:
+    if withheld:
         message = (
-            f"an operator has withheld {counted(len(kept_back), 'device')} of node {node}: "
-            f"{first_of(kept_back, _SHOWN)}; they would be offered again when the node comes back"
+            f"an operator has withheld {counted(len(withheld), 'device')} of node {node}: "
+            f"{first_of(withheld, _SHOWN)}; they would be offered again when the node comes back"
         )
         reasons.append(
             Reason(
                 code="node-keeps-back",
                 message=message,
-                facts={"node": node, "devices": tuple(kept_back[:_SHOWN]), "count": len(kept_back)},
+                facts={"node": node, "devices": tuple(withheld[:_SHOWN]), "count": len(withheld)},
             )
         )
     return Refusal(reasons=tuple(reasons)) if reasons else None

@@ -79,7 +79,7 @@ def test_claim_keeps_its_devices_when_it_becomes_malformed(spoil: str) -> None:
 
     assert _holders(state)[GPU] == "claim default/holder"
     assert ("default", "holder") not in state.claims
-    assert state.let_go == {}
+    assert state.unreleased == {}
     state.drop("ResourceClaim", ("default", "holder"))
     assert GPU not in _holders(state)
 

@@ -397,7 +397,7 @@ def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() 
     assert [device_id.device for device_id in state.stock.usage_for("n1", [], {}).holders] == ["d0"]
     state.put("ResourceClaim", "v1", plain_claim("a", 5))
     assert state.stock.usage_for("n1", [], {}).holders == {}
-    assert list(state.let_go) == [("default", "a")]
+    assert list(state.unreleased) == [("default", "a")]
 
 
 def test_world_finds_devices_that_two_claims_have() -> None:

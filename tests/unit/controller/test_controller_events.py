@@ -107,10 +107,10 @@ async def test_one_event_counts_all_others_when_many_pods_are_told_one_reason() 
     One more Event counts all others and has what the last one was told.
     """
     server, events, clock = await _told_to(5_000)
-    before, again_s = len(server.messages), await events.tell_counts()
+    before, again_s = len(server.messages), await events.write_counts()
 
     clock.advance(10.0)
-    rest_s = await events.tell_counts()
+    rest_s = await events.write_counts()
 
     (counted,) = [event for event in server.stored.values() if event["count"] > 1]
     assert (before, len(server.messages), again_s, rest_s) == (26, 26, 10.0, None)
@@ -141,7 +141,7 @@ async def test_count_begins_anew_when_the_server_has_forgotten_its_event() -> No
     server, events, clock = await _told_to(27)
     server.forgets = True
     clock.advance(10.0)
-    await events.tell_counts()
+    await events.write_counts()
     before = len(server.messages)
     for number in range(200, 230):
         await events.warn(_pod(number), "DoesNotFit", "full")
@@ -159,5 +159,5 @@ async def test_counts_are_dropped_when_the_server_does_not_answer() -> None:
     await events.warn(_pod(101), "DoesNotFit", "full")
     clock.advance(10.0)
 
-    assert await events.tell_counts() is None
+    assert await events.write_counts() is None
     assert len(server.messages) == 25

@@ -202,9 +202,9 @@ class ClassicScheduler:
                 ),
             )
         spec = negotiation.read_spec(context.value) if context is not None else None
-        said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
+        unsuitable = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
         nodes, why = await self._look_without(key, {view.entry for view in views})
-        step = negotiation.next_step(views, nodes, spec, said, self._rivals(context_key))
+        step = negotiation.next_step(views, nodes, spec, unsuitable, self._rivals(context_key))
         if isinstance(step, Negotiate):
             await self._negotiate(context_key, context, pod, step)
             message = f"its claims are negotiated{f' on {step.selected}' if step.selected else ''}"

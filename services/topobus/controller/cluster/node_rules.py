@@ -104,11 +104,11 @@ class NodeRules:
                 yield no_room
         if node in self._refused:
             # kube-scheduler's message is about its last try.
-            said = uncovered_reasons(scheduled_message(self._pod.object)) if node == self._refused[-1] else ()
-            words = f": {'; '.join(said)}, which Topobus does not look at before" if said else ""
+            uncovered = uncovered_reasons(scheduled_message(self._pod.object)) if node == self._refused[-1] else ()
+            detail = f": {'; '.join(uncovered)}, which Topobus does not look at before" if uncovered else ""
             yield Reason(
                 code="unschedulable",
-                message=f"node {node}: kube-scheduler could not place the pod there{words}",
+                message=f"node {node}: kube-scheduler could not place the pod there{detail}",
                 facts={"node": node},
             )
 

@@ -189,7 +189,7 @@ class ClusterController:
             await self._housekeeping.reconcile_all()
             dues = (
                 gates_s,
-                await self._events.tell_counts(),
+                await self._events.write_counts(),
                 *(queue.wait_s() for queue in self._queues),
             )
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)

@@ -93,7 +93,7 @@ class UnschedulablePods:
                 report=partial(self._report, pod),
             )
         await self._report_doubles(looked_at)
-        for key, before in tuple(self._state.let_go.items()):
+        for key, before in tuple(self._state.unreleased.items()):
             looked_at.add(("let-go", key))
             version = (before.revision, self._state.is_taken_back(key))
             await self._queue.run(

@@ -282,7 +282,7 @@ class ClusterDeallocation:
             answer = await self._ledgers.release(before.claim, f"over-{before.revision}")
             if isinstance(answer, UnderWay):
                 return Again()
-        self._state.let_go.pop(key, None)
+        self._state.unreleased.pop(key, None)
         return None
 
 

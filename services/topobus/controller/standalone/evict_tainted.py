@@ -87,9 +87,12 @@ class Evictor:
             work = partial(self._reconcile, key, stored, allocation, pending)
             await self._queue.run(key, self._version(stored), work, name=stored.shown)
         for rule_key, rule in tuple(rules.items()):
-            tell = partial(self._write_rule_status, rule_key, rule, pending.get(rule.name, 0), held)
+            write_status = partial(self._write_rule_status, rule_key, rule, pending.get(rule.name, 0), held)
             await self._queue.run(
-                rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}"
+                rule_key,
+                (rule, len(held), pending.get(rule.name, 0)),
+                write_status,
+                name=f"DeviceTaintRule {rule.name}",
             )
         self._queue.keep({*(key for key, _, _ in held), *rules})
 

@@ -68,7 +68,7 @@ class _Counted:
     message: str
     at_s: float
     """When it was written last."""
-    is_told: bool
+    is_written: bool
 
 
 class EventRecorder:
@@ -129,20 +129,20 @@ class EventRecorder:
         except TopobusError as err:
             get_logger().warning("event.untold", object=metadata.name, reason=reason, error=str(err))
 
-    async def tell_counts(self) -> float | None:
+    async def write_counts(self) -> float | None:
         """Write the counts of Events for many objects that are due.
 
         Returns after how many seconds the next is due, None when there is none.
         """
         waits: list[float] = []
         for place, counted in tuple(self._counted.items()):
-            if counted.is_told:
+            if counted.is_written:
                 continue
             rest_s = counted.at_s + _COUNTED_EVERY_S - self._clock.monotonic()
             if rest_s > 0:
                 waits.append(rest_s)
                 continue
-            self._counted[place] = replace(counted, at_s=self._clock.monotonic(), is_told=True)
+            self._counted[place] = replace(counted, at_s=self._clock.monotonic(), is_written=True)
             changes = {
                 "count": counted.count,
                 "message": _of_many(counted.count, counted.message),
@@ -164,10 +164,10 @@ class EventRecorder:
         message = f"{stored.value.kind} {name}: {shown}"
         counted = self._counted.get(place)
         if counted is not None:
-            self._counted[place] = replace(counted, count=counted.count + 1, message=message, is_told=False)
+            self._counted[place] = replace(counted, count=counted.count + 1, message=message, is_written=False)
             return
         event = f"{name[:200]}.{hashlib.sha256(f'{namespace}/{reason}/{stored.uid}'.encode()).hexdigest()[:16]}"
-        self._counted[place] = _Counted(namespace, event, 1, message, self._clock.monotonic(), is_told=True)
+        self._counted[place] = _Counted(namespace, event, 1, message, self._clock.monotonic(), is_written=True)
         try:
             await self._api.create(EVENTS, self._event(stored, kind, reason, _of_many(1, message), event, namespace))
         except TopobusError as err:
@@ -203,10 +203,10 @@ class EventRecorder:
     def _now(self) -> str:
         return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def _is_within_budget(self, whose: tuple[str, ...], burst: float, refill_s: float, now_s: float) -> bool:
-        budget = self._budgets.get(whose, _Budget(burst, now_s))
+    def _is_within_budget(self, budget_key: tuple[str, ...], burst: float, refill_s: float, now_s: float) -> bool:
+        budget = self._budgets.get(budget_key, _Budget(burst, now_s))
         tokens = min(burst, budget.tokens + (now_s - budget.at_s) / refill_s)
-        self._budgets[whose] = _Budget(tokens - 1 if tokens >= 1 else tokens, now_s)
+        self._budgets[budget_key] = _Budget(tokens - 1 if tokens >= 1 else tokens, now_s)
         return tokens >= 1
 
 

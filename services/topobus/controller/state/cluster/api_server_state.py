@@ -54,7 +54,7 @@ class ApiServerState(ClusterState):
         self.room = NodeResources()
         self.placed = PlacedPods()
         self.volumes = VolumeIndex()
-        self.let_go: dict[Key, Stored] = {}
+        self.unreleased: dict[Key, Stored] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers must
         release it."""
         self.foreign: dict[str, str] = {}
@@ -391,7 +391,7 @@ class ApiServerState(ClusterState):
         keeps = after is not None and after.uid == uid and after.claim.is_allocated
         if note is not None and before.claim.is_allocated and not keeps:
             self._taken[uid] = note.number
-            self.let_go[key] = before
+            self.unreleased[key] = before
 
 
 def _key_of(plain: Mapping[str, Any]) -> Key:

@@ -40,7 +40,7 @@ class GatedPodsIndex:
         self._uids: dict[Key, str] = {}
         self._pods: dict[str, Key] = {}
         self._unbound: set[str] = set()
-        self._told: set[str] = set()
+        self._not_covered: set[str] = set()
         self._unschedulable: set[str] = set()
         """Pods without a node that kube-scheduler reports as unschedulable."""
         self._noted: dict[Key, _Noted] = {}
@@ -55,7 +55,7 @@ class GatedPodsIndex:
         before = self._uids.pop(key, "")
         self._pods.pop(before, None)
         self._unbound.discard(before)
-        self._told.discard(before)
+        self._not_covered.discard(before)
         self._unschedulable.discard(before)
         if pod is None:
             return
@@ -67,7 +67,7 @@ class GatedPodsIndex:
             if is_unschedulable(pod.value):
                 self._unschedulable.add(uid)
         if allocated_reason(pod.value) == RULE_NOT_COVERED:
-            self._told.add(uid)
+            self._not_covered.add(uid)
 
     def put_claim(self, key: Key, stored: Stored | None) -> None:
         """Store a claim, or remove it with None."""
@@ -135,7 +135,7 @@ class GatedPodsIndex:
         Pods that simply have no node yet are left out: there are thousands of them while a cluster
         fills, and they need no work.
         """
-        unplaced = [self._pods[uid] for uid in self._unschedulable | self._told if uid in self._of_pod]
+        unplaced = [self._pods[uid] for uid in self._unschedulable | self._not_covered if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
         return frozenset(unplaced) | frozenset(key for key in left if key is not None)
 
