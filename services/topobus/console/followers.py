@@ -16,7 +16,7 @@ from topobus.bus.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.console.config import ConsoleSettings
 from topobus.console.rules.board import Board
 from topobus.console.rules.node_drawing import View, node_view
-from topobus.console.rules.silence import API_SERVER, as_heard, silence_view
+from topobus.console.rules.silence import API_SERVER, silence_view, with_silence
 from topobus.console.rules.views import decision_view, event_view, for_counting, node_row, sick_view
 from topobus.console.rules.waiting import WaitingList
 from topobus.engine.drawing.letters import holders_of
@@ -98,7 +98,7 @@ class Followers:
             holder.allocation.owner.key: holder.letter for holder in holders_of(ledger, self._letters.get(node)).all
         }
         self._letters[node] = letters
-        inventories = as_heard(
+        inventories = with_silence(
             {listed.value.device_class: listed.value for listed in await self._bus.list(INVENTORY, node=node)},
             self._silent.get(node, {}),
         )
@@ -121,12 +121,12 @@ class Followers:
                         self.is_settled.set()
                 case _:
                     take(change)
-            await self._tell()
+            await self._notify()
 
     async def _follow(self, events: AsyncGenerator[Received[Any], None], take: Callable[[Received[Any]], None]) -> None:
         async for received in events:
             take(received)
-            await self._tell()
+            await self._notify()
 
     async def _follow_decisions(self) -> None:
         """Follow decisions from the newest of each node on, and then read the older ones that are
@@ -142,9 +142,9 @@ class Followers:
                         self._take_decision(older.value)
                 except PeerUnavailable as err:
                     get_logger().info("console.decisions-unread", reason=err.message)
-            await self._tell()
+            await self._notify()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._news:
             self._news.notify_all()
 
@@ -185,7 +185,7 @@ class Followers:
                 self._excuse()
             for node in self._words.nodes:
                 self._note_silence(node)
-            await self._tell()
+            await self._notify()
 
     def _note_silence(self, node: str) -> None:
         before, silent = self._silent.get(node, {}), self._words.silent(node, self.clock.monotonic())
@@ -203,7 +203,7 @@ class Followers:
         for key, view in self._waiting.take(kind, namespace, name, api_object).items():
             self._show("waiting", key, view)
 
-    async def tell_trouble(self, trouble: str) -> None:
+    async def note_trouble(self, trouble: str) -> None:
         """Show that the API server cannot be read, or can be read again, and send the changes to
         all pages.
         """
@@ -211,7 +211,7 @@ class Followers:
         self._show(
             "silent", API_SERVER, silence_view("", API_SERVER, self._trouble_since, (), trouble) if trouble else None
         )
-        await self._tell()
+        await self._notify()
 
     def _take_object(self, change: Change[ApiObject]) -> None:
         # A stored value has its kind. A deletion has only the key, in which kinds are in lower
@@ -255,7 +255,7 @@ class Followers:
 
     def _show_node(self, node: str) -> None:
         silent, ledger = self._silent.get(node, {}), self._ledgers.get(node)
-        inventories = as_heard(self._inventories.get(node, {}), silent)
+        inventories = with_silence(self._inventories.get(node, {}), silent)
         self._show("nodes", node, node_row(node, inventories.values(), ledger, silent) if inventories else None)
         sick = {
             f"{node}/{device.device_class}/{device.name}": view

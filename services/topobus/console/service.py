@@ -76,7 +76,7 @@ async def _follow_cluster(settings: ConsoleSettings, runtime: Runtime, followers
             while True:
                 await changed.wait()
                 changed.clear()
-                await followers.tell_trouble(objects.trouble)
+                await followers.note_trouble(objects.trouble)
     finally:
         await reader.close()
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from topobus.console.rules.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
 from topobus.console.rules.board import Board
 from topobus.console.rules.node_drawing import node_view
-from topobus.console.rules.silence import as_heard, silence_view
+from topobus.console.rules.silence import silence_view, with_silence
 from topobus.console.rules.views import decision_view, for_counting, node_row, sick_view
 from topobus.console.rules.waiting import WaitingList
 from topobus.engine.drawing.layout import layout_of
@@ -151,7 +151,7 @@ def test_devices_are_unknown_and_told_once_when_their_service_is_silent() -> Non
         "nic": Inventory(node="n1", device_class="nic", generation=1),
     }
 
-    heard = as_heard(inventories, {"gpu": "09:00", TOPOLOGY: "09:00"})
+    heard = with_silence(inventories, {"gpu": "09:00", TOPOLOGY: "09:00"})
 
     row = node_row("n1", heard.values(), None, {"gpu": "09:00"})
     assert (row["silent"], row["classes"][0]["free"], row["classes"][0]["sick"]) == (["gpu"], 0, 2)

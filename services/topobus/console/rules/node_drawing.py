@@ -21,7 +21,7 @@ __all__ = ["View", "conditions_view", "node_view"]
 
 View = dict[str, Any]
 
-_NOBODY = -1
+_NO_HOLDER = -1
 
 
 def node_view(
@@ -109,7 +109,7 @@ def _core(core: DrawnCore, holders: DrawnHolders) -> View:
     names = dict.fromkeys(holders.by_cpu[cpu].name for cpu in core.cpus if cpu in holders.by_cpu)
     return {
         "sign": core.sign,
-        "colour": core.holder.colour if core.holder is not None else _NOBODY,
+        "colour": core.holder.colour if core.holder is not None else _NO_HOLDER,
         "is_sick": core.is_sick,
         "text": f"cpu {core.cpus}: "
         f"{'not well' if core.is_sick else ''}{', ' if core.is_sick and names else ''}{', '.join(names)}"
@@ -164,7 +164,7 @@ def _device(
         "text": text,
         "is_offered": True,
         "sign": holder.letter if holder is not None else "·",
-        "colour": holder.colour if holder is not None else _NOBODY,
+        "colour": holder.colour if holder is not None else _NO_HOLDER,
         "mark": HEALTH_SIGNS[device.health.state].strip() or ("" if device.is_allocatable else "-"),
         "state": device.health.state.value,
         "is_well": device.health.state is HealthState.HEALTHY and device.is_allocatable,

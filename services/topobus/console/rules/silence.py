@@ -15,29 +15,29 @@ from topobus.engine.health.silence import SERVICE_SILENT, TOPOLOGY, unheard
 from topobus.values.device import Inventory
 from topobus.values.timestamps import short_time
 
-__all__ = ["API_SERVER", "as_heard", "silence_view"]
+__all__ = ["API_SERVER", "silence_view", "with_silence"]
 
 API_SERVER = "API server"
 
 
-def as_heard(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) -> dict[str, Inventory]:
+def with_silence(inventories: Mapping[str, Inventory], silent: Mapping[str, str]) -> dict[str, Inventory]:
     """Return the inventories by class, with the devices of silent services as Unknown and a warning
     with the reason.
     """
-    heard = {}
+    shown = {}
     for device_class, inventory in sorted(inventories.items()):
         since = silent.get(device_class)
         if since is None:
-            heard[device_class] = inventory
+            shown[device_class] = inventory
         else:
             warning = (
                 f"{SERVICE_SILENT}: no answer since {short_time(since)}; its devices are unknown, and new pods "
                 "get none of them"
             )
-            heard[device_class] = structs.replace(
+            shown[device_class] = structs.replace(
                 unheard(inventory, since=since), warnings=(warning, *inventory.warnings)
             )
-    return heard
+    return shown
 
 
 def silence_view(node: str, what: str, since: str, classes: Iterable[str], trouble: str = "") -> View:

@@ -127,13 +127,13 @@ def _view(api_object: ApiObject, namespace: str, name: str) -> View:
     condition = next(
         (condition for condition in conditions if condition.get("reason") and condition.get("status") != "True"), None
     )
-    said = condition or {}
+    fields = condition or {}
     return {
         "kind": "claim" if api_object.kind == CLAIM else "pod",
         "namespace": namespace or "default",
         "name": name,
-        "reason": str(said.get("reason") or _UNSEEN),
-        "message": str(said.get("message") or "")[:_MOST_TEXT],
+        "reason": str(fields.get("reason") or _UNSEEN),
+        "message": str(fields.get("message") or "")[:_MOST_TEXT],
         "since": str(api_object.metadata.get("creationTimestamp") or ""),
         "is_told": condition is not None,
         "users": [],
