@@ -247,7 +247,7 @@ async def the_node(bus: Bus, wanted: str | None) -> str:
 
 
 async def check_known(
-    bus: Bus, *, node: str | None = None, device_class: str | None = None, also: Collection[str] = ()
+    bus: Bus, *, node: str | None, device_class: str | None = None, also: Collection[str] = ()
 ) -> None:
     """Check names that filter a stream of events, where a misspelt name looks like silence.
 

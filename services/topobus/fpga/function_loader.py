@@ -49,7 +49,7 @@ class _Programmed:
 class FunctionLoader:
     """The functions of one driver's regions."""
 
-    def __init__(self, settings: FunctionSettings | None = None, *, can_program: bool = False) -> None:
+    def __init__(self, settings: FunctionSettings | None, *, can_program: bool = False) -> None:
         """Load from the store of these settings.
 
         `can_program` is False where nothing may be changed, for whatever reason.

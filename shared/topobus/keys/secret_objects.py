@@ -144,7 +144,7 @@ def server_secret_names(*, has_leaves: bool) -> tuple[str, ...]:
     return tuple(_shapes(has_leaves))
 
 
-def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool, classes: Sequence[str] = ()) -> tuple[Plain, ...]:
+def server_secrets(passwords: Mapping[str, str], *, has_leaves: bool, classes: Sequence[str]) -> tuple[Plain, ...]:
     """Return the Secrets of the servers, which record their `classes`.
 
     Shapes: passwords — one for each user, by its name or by one or both of its `logins_of`.

@@ -121,7 +121,7 @@ class KubernetesClient:
         return answer.content if answer.is_success else _rejected(answer)
 
     async def put_bytes(
-        self, path: str, media_type: str, content: bytes, *, params: Mapping[str, str] | None = None
+        self, path: str, media_type: str, content: bytes, *, params: Mapping[str, str] | None
     ) -> Rejected | None:
         """Replace an object by one in a format other than JSON. None: it was replaced.
 

@@ -64,9 +64,7 @@ class PciDrivers:
         self._kernel.obey(f"{_BUS}/drivers/{name}/bind", partial(self._asked, name, self._bind), is_write_only=True)
         self._kernel.obey(f"{_BUS}/drivers/{name}/unbind", partial(self._asked, name, self._unbind), is_write_only=True)
 
-    def add_function(
-        self, address: str, own_driver: str, *, group: int | None = None, shown: Iterable[str] = ()
-    ) -> None:
+    def add_function(self, address: str, own_driver: str, *, group: int | None, shown: Iterable[str] = ()) -> None:
         """Add a function that its own driver holds.
 
         Shapes: own_driver — empty: none knows it; group — of the IOMMU, None: there is no IOMMU;

@@ -182,7 +182,7 @@ def resource_of(device: Device) -> str:
     return device.pool or device.device_class
 
 
-def resource_split(devices: Sequence[Device], classes: Collection[str] = ()) -> dict[str, tuple[Device, ...]]:
+def resource_split(devices: Sequence[Device], classes: Collection[str]) -> dict[str, tuple[Device, ...]]:
     """Sort devices of one class by the resource that offers them.
 
     Shapes: classes — all classes of the node. A pool named like one of them is ignored, because the

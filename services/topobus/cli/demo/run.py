@@ -58,7 +58,7 @@ _READY_S = 40.0
 _TAIL_LINES = 12
 
 
-def run_demo(svg: Path | None = None) -> int:
+def run_demo(svg: Path | None) -> int:
     """Run the demo and return its exit code. `svg` is the file for a picture of the central
     steps.
     """

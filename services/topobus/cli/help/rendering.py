@@ -46,7 +46,7 @@ def command_help(
     examples: Sequence[tuple[str, str]],
     width: int,
     *,
-    program: str = "topobus",
+    program: str,
 ) -> str:
     """Write the help of one command.
 

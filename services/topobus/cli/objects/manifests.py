@@ -57,20 +57,17 @@ def read_objects(path: Path) -> tuple[ApiObject, ...]:
     return parse_manifest(text, where=shown_name(path))
 
 
-def read_mixed(
-    files: Iterable[Path], note: Note, *, has_nodes: bool = False, has_workloads: bool = False
-) -> list[ApiObject]:
-    """Read our objects of manifests, and print one note on the others.
+def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False) -> list[ApiObject]:
+    """Read our objects of manifests, and say once what else stands in them.
 
-    Shapes: has_nodes — take Nodes for their names and labels; has_workloads — take the pods of
-    Deployments and the like as well.
-    Errors: as `read_objects`; InputError when they have no object of use here.
+    Shapes: has_nodes — take Nodes for their names and labels.
+    Errors: as `read_objects`; InputError when nothing in them is of use.
     """
     files = list(files)
-    return only_ours(_parsed(files, has_nodes=has_nodes, has_workloads=has_workloads), files, note)
+    return only_ours(_parsed(files, has_nodes=has_nodes, has_workloads=False), files, note)
 
 
-def _parsed(files: Sequence[Path], *, has_nodes: bool = False, has_workloads: bool = False) -> list[MixedManifest]:
+def _parsed(files: Sequence[Path], *, has_nodes: bool = False, has_workloads: bool) -> list[MixedManifest]:
     """Read all files before any of them is parsed."""
     texts = [(file, read_text(file, limit_bytes=MANIFEST_BYTES, next_step="")) for file in files]
     return [
@@ -221,7 +218,7 @@ def manifest_files(paths: Iterable[Path], *, is_recursive: bool = False) -> list
     return files
 
 
-def _manifests_in(folder: Path, *, is_recursive: bool = False) -> list[Path]:
+def _manifests_in(folder: Path, *, is_recursive: bool) -> list[Path]:
     return sorted(
         path
         for path in (folder.rglob("*") if is_recursive else folder.iterdir())

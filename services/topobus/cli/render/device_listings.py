@@ -136,7 +136,7 @@ def device_listing(inventory: Inventory, holders: DrawnHolders, *, sums_up: bool
     )
 
 
-def device_labels(inventory: Inventory, device: Device, holder: DrawnHolder | None = None) -> dict[str, str]:
+def device_labels(inventory: Inventory, device: Device, holder: DrawnHolder | None) -> dict[str, str]:
     """Return the labels of a device for selectors: its attributes, and those that every
     device has.
     """

@@ -41,8 +41,8 @@ _LABEL = "memory  "
 
 def draw_machine(
     machine: Machine,
-    inventories: Iterable[Inventory] = (),
-    ledger: Ledger | None = None,
+    inventories: Iterable[Inventory],
+    ledger: Ledger | None,
     *,
     width: int = DRAWING_WIDTH,
     letters: Mapping[str, str] | None = None,

@@ -39,9 +39,9 @@ _LONGEST = 400
 _KNOWN_KEYS = ("ts", "level", "event", "service", "node", "logger")
 
 
-def status_table(statuses: tuple[ProgramStatus, ...], *, title: str = "") -> Table:
+def status_table(statuses: tuple[ProgramStatus, ...]) -> Table:
     """Draw one row per program."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=title or None, title_justify="left", expand=True)
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", expand=True)
     table.add_column("service", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=12)
     table.add_column("pid", justify="right", no_wrap=True)

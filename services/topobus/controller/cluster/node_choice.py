@@ -156,7 +156,7 @@ class NodeChooser:
         return NoNodeFits(()) if is_brief else await self._explain(rules, plan, excluded, wishing, is_cheap=is_cheap)
 
     async def still_fits(
-        self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str], *, is_cheap: bool = False
+        self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str], *, is_cheap: bool
     ) -> Allocated | GaveUp | None:
         """Check whether the chosen devices are still free, counting all intents before ours but not
         those after it (`later`).

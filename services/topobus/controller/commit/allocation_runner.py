@@ -82,7 +82,7 @@ class AllocationRunner:
         wished: Sequence[AlignedClaims],
         view: NodeView | None,
         *,
-        pod: PodRequest | None = None,
+        pod: PodRequest | None,
     ) -> Outcome:
         """Search place after place.
 

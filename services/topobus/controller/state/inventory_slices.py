@@ -88,7 +88,7 @@ def consumed_by_pods(ledger: Ledger) -> dict[DeviceId, dict[str, Quantity]]:
     return consumed
 
 
-def devices_of_owner(ledger: Ledger, owner: Owner, cpu_devices: Iterable[Device] = ()) -> frozenset[DeviceId]:
+def devices_of_owner(ledger: Ledger, owner: Owner, cpu_devices: Iterable[Device]) -> frozenset[DeviceId]:
     """Name the devices that an owner holds on a node, whole or by share."""
     return frozenset(device for device, holder, _ in _held_in(ledger, cpu_devices) if holder == owner)
 

@@ -146,7 +146,7 @@ class SharedValues(DeviceViews):
         return kind
 
     def _bound(self) -> None:
-        """Forget all when there is too much, so that what nodes had years ago does not stay."""
+        """Drop all values when there are too many, so that values of former nodes do not stay."""
         if len(self._kinds) + len(self._together) + len(self._parts) > _MOST_VALUES:
             self._parts.clear()
             self._kinds.clear()

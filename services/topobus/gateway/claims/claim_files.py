@@ -130,7 +130,7 @@ class ClaimFiles:
         return render(guarded(spec, entry.uid, entry.device_class) if is_guarded else spec)
 
     async def finish(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until all writes have ended."""
         await self._metadata.finish()
         await self._disk.finish()
 

@@ -93,7 +93,7 @@ class ClaimPreparer:
             await self._files.check()
 
     async def finish(self) -> None:
-        """Wait until nothing is being written: then the files may be another process's."""
+        """Wait until all writes have ended. Another process may then use the files."""
         await self._files.finish()
         await self._checkpoint.finish()
 

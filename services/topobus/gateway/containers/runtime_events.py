@@ -107,7 +107,7 @@ class RuntimeDoor:
         attachments.why_no_runtime = lambda: self.plugin.why_not
 
     def connection(self) -> RuntimeConnection:
-        """Say whether the container runtime is there."""
+        """Return the state of the connection to the container runtime."""
         unseen = self.pinning.reports.unseen if self.pinning is not None else ""
         pins_cpus = self.pinning is not None
         return RuntimeConnection(

@@ -74,7 +74,7 @@ class AllocationRecord:
         return cls(path, is_holder, boot_id=boot_id())
 
     def note(self, owner_key: str, edits: ContainerEdits, device_class: str) -> None:
-        """Remember an answer of Allocate; it is newer than whatever is stored."""
+        """Remember an answer of Allocate, which replaces what is stored."""
         self._fresh[owner_key] = edits
         for key in foreign_variables(edits, device_class, self._variables):
             # kubelet keeps the first of two classes' values and says nothing.

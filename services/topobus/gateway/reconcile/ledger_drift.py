@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import DISAGREEMENT
 from topobus.formats.messages.messages import Disagreement, DisagreementEvent
-from topobus.process.clock import Clock, SystemClock
+from topobus.process.clock import SystemClock
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError
 from topobus.values.timestamps import rfc3339
@@ -31,10 +31,10 @@ _RECALLED = 1024
 class LedgerDrift:
     """The node's disagreements, as published."""
 
-    def __init__(self, bus: Bus, node: str, clock: Clock | None = None) -> None:
+    def __init__(self, bus: Bus, node: str) -> None:
         self._bus = bus
         self._node = node
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._published: dict[_Key, Disagreement] | None = None
         self._ending: set[_Key] = set()
 

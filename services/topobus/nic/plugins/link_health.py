@@ -19,7 +19,6 @@ Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from topobus.devicekit.counter_rises import CounterRises
@@ -68,7 +67,7 @@ class Settling:
     healthy for a while after each start.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._settled_at_s: dict[str, float] = {}
         self._seen: set[str] = set()

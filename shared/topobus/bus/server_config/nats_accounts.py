@@ -420,7 +420,7 @@ def _pattern(noun: Noun, node: str, device_class: str) -> str:
     return ".".join((PREFIX, noun.name, *(fixed.get(part, "*") for part in noun.parts)))
 
 
-def _asks_of_nodes(where: str = "*") -> tuple[str, ...]:
+def _asks_of_nodes(where: str) -> tuple[str, ...]:
     """List the subjects at which processes of nodes answer."""
     return tuple(
         ".".join((PREFIX, ask.name, where, *["*"] * (len(ask.parts) - 1)))

@@ -113,16 +113,16 @@ def up_mappings() -> tuple[tuple[str, str], ...]:
     return (*said, *stored)
 
 
-def render_mappings(indent: str = "") -> str:
+def render_mappings() -> str:
     """Give the block `mappings` of a hub without accounts: with them the same pairs are imports
     (deploy/nats).
     """
     lines = [
-        # `$1` is the token of the first `*`. In quotes the server reads neither as a variable.
-        f'{indent}  "{up}": "{_numbered(hub)}"'
+        # `$1` is what the first `*` stood for. In quotes the server reads neither as a variable.
+        f'  "{up}": "{_numbered(hub)}"'
         for up, hub in up_mappings()
     ]
-    return "\n".join((f"{indent}mappings {{", *lines, f"{indent}}}"))
+    return "\n".join(("mappings {", *lines, "}"))
 
 
 def domain_of(node: str) -> str:

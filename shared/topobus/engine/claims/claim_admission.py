@@ -36,7 +36,7 @@ def objection_to_claims(wanted: Sequence[Wanted], labels_of: LabelsOf, compiler:
 
 
 def objection_to_results(
-    node: str, wanted: Sequence[Wanted], results: Sequence[AllocationResult], *, steps: int = 0
+    node: str, wanted: Sequence[Wanted], results: Sequence[AllocationResult], *, steps: int
 ) -> Fault | None:
     """Find the limit of the API that the results would break. None when they can be stored."""
     for (claim, spec), result in zip(wanted, results, strict=True):

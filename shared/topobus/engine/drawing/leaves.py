@@ -61,8 +61,8 @@ class Leaf(Struct, frozen=True, kw_only=True):
     """Virtual functions or partitions below it that are devices of their own."""
 
 
-def leaves_of(machine: Machine, inventories: Iterable[Inventory], names: PciNames | None = None) -> tuple[Leaf, ...]:
-    """List what to draw, ordered by root complex, switch, class and name. CPUs are drawn elsewhere.
+def leaves_of(machine: Machine, inventories: Iterable[Inventory], names: PciNames | None) -> tuple[Leaf, ...]:
+    """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere.
 
     Shapes: names — for functions whose model no service reports. Functions that are not offered are
             drawn with the reason where a service gives one, else with their driver, or with the

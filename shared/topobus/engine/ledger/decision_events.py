@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from topobus.formats.messages.messages import DecisionEvent
 from topobus.values.device_sharing import HeldShare
@@ -56,10 +55,10 @@ def event_of(node: str, op_id: str, record: OperationRecord) -> DecisionEvent | 
 def request_of_devices(
     owner: Owner,
     devices: Mapping[str, tuple[str, ...]],
-    shared: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    shares: Mapping[str, Mapping[str, HeldShare]] = MappingProxyType({}),
+    shared: Mapping[str, tuple[str, ...]],
+    shares: Mapping[str, Mapping[str, HeldShare]],
     *,
-    is_shared: bool = False,
+    is_shared: bool,
 ) -> PodRequest:
     """Write an adoption as a request, so that its event shows the adopted devices: whole ones, and
     how much of shared ones.

@@ -264,7 +264,7 @@ def pre_filter(
     return PodPlan(who, tuple(claims.values()), _named_nodes(claims.values()))
 
 
-def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> NodeMiss | None:
+def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None) -> NodeMiss | None:
     """Do the part of Filter that needs no search: check that the allocated claims are usable on the
     node.
 

@@ -233,9 +233,9 @@ def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
     return _checked(file, where)
 
 
-def read_value(value: object, *, where: str = "CDI file") -> CdiSpec:
-    """Read the values that a YAML or JSON reader made of another vendor's file, as runtimes do: a
-    number where text is wanted is its text (`name: 0`), null is absent.
+def read_value(value: object, *, where: str) -> CdiSpec:
+    """Read what a YAML or JSON reader made of a file of somebody else, as runtimes do: a number
+    where text is wanted is its text (`name: 0`), null is absent.
 
     Errors: as `parse`. Also ContractError for a file that is empty, or that anchors make enormous.
     """

@@ -116,12 +116,12 @@ def to_builtins(value: object) -> Any:
     return msgspec.to_builtins(value, enc_hook=_encode_custom, order="deterministic")
 
 
-def from_builtins(value: object, wanted: type[T], *, where: str = "value", is_strict: bool = True) -> T:
+def from_builtins(value: object, wanted: type[T], *, where: str = "value") -> T:
     """Validate dicts, lists and scalars into `wanted`.
 
     Errors: raises ContractError with the path of the first misfit.
     """
     try:
-        return msgspec.convert(value, type=wanted, dec_hook=_decode_custom, strict=is_strict)
+        return msgspec.convert(value, type=wanted, dec_hook=_decode_custom)
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:
         raise ContractError(f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}") from err

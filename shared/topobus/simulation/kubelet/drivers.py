@@ -409,7 +409,7 @@ class Drivers:
         return taken
 
     async def _take_plugin(self, info: registration.PluginInfo, socket: Path) -> Driver | Callable[[], object] | str:
-        """Validate and connect by the plugin's type; the text is why not."""
+        """Validate and connect by the plugin's type. A text is the reason for a refusal."""
         if info.type == "DevicePlugin":
             return await self._device_plugins.connect_watched(info.name, socket, tuple(info.supported_versions))
         error = _validate(info)

@@ -135,7 +135,7 @@ class KubeletSimulator:
 
     @property
     def device_plugin_dir(self) -> Path:
-        """Where plugins put their sockets and kubelet.sock stands."""
+        """The folder of the plugins' sockets and of kubelet.sock."""
         return self.root / DEVICE_PLUGINS
 
     @property

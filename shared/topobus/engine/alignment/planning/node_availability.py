@@ -118,7 +118,7 @@ class NodeAvailability:
         return part
 
     def absorb(
-        self, fork: NodeAvailability, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None
+        self, fork: NodeAvailability, cpus: CpuSet | None, devices: Mapping[str, Collection[str]] | None
     ) -> None:
         """Apply the changes of a fork that was made with these limits."""
         self.memory, self.own, self.own_cpus = fork.memory, fork.own, fork.own_cpus

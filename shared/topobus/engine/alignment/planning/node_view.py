@@ -75,16 +75,14 @@ def node_view(
     reserved_cpus: CpuSet,
     *,
     unheard_classes: Mapping[str, str] | None = None,
-    silent_classes: tuple[str, ...] = (),
     custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None,
     reserved_memory: Mapping[int, int] | None = None,
 ) -> NodeView:
     """Combine the inputs of a plan.
 
     Shapes: inventories — by class; ledger — None when nothing is held; custom_hints — by
-            `class/count`; unheard_classes — classes of silent services to since when (their devices
-            are Unknown); silent_classes — classes whose service was asked for hints and did not
-            answer.
+    `class/count`; unheard_classes — classes of silent services to since when (their devices are
+    Unknown).
     Units: reserved_memory — bytes by NUMA node.
     Order: independent of the order of inventories and devices: all are sorted.
     Errors: raises nothing. CPUs that are offline are left out.
@@ -118,7 +116,6 @@ def node_view(
             _memory(numa_node, (reserved_memory or {}).get(numa_node.id, 0)) for numa_node in machine.numa_nodes
         ),
         unheard_classes=dict(sorted(silences.items())),
-        silent_classes=tuple(sorted(silent_classes)),
         custom_hints=dict(custom_hints or {}),
         resource_names={
             inventory.resource: name for name, inventory in sorted(inventories.items()) if inventory.resource
@@ -173,7 +170,7 @@ def aligned_view(
     ledger: Ledger | None,
     alignment: NodeAlignment,
     *,
-    unheard_classes: Mapping[str, str] | None = None,
+    unheard_classes: Mapping[str, str] | None,
 ) -> NodeView:
     """Combine the inputs that the node's own plan would see, from what the node publishes, for a
     planner elsewhere.
