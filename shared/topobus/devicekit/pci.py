@@ -321,11 +321,11 @@ class PciHealth:
         return None
 
     def _slot_rise(self, tree: Tree, folder: str) -> tuple[str, int, int] | None:
-        """See fatal errors that the root port right above the function was told of.
+        """Return new fatal errors that the root port directly above the function has received.
 
         The kernel does not read the status of an endpoint with a fatal error, so the endpoint's
         own counter stays as it is (aer_get_device_error_info; seen with Linux 6.12). Below a switch
-        there is no such port: which of the switch's functions it was is not to be seen. A function
+        there is no such port: which of the switch's functions it was is not visible. A function
         without counters, as a virtual one, has its parent's signs.
         """
         if f"{folder}/aer_dev_fatal" not in self._counted:

@@ -159,14 +159,12 @@ async def start_system(
     classes: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[System]:
-    """Start NATS (unless one is given) and all services.
+    """Start NATS (unless one is given) and all services, and stop everything at the end.
 
-    Stop everything at the end, whatever ends it.
-
-    Shapes: environment — settings of services as their variables, on top of what this
-    process's environment says. listening — where NATS listens, and whether without users. A server
-    that is given is used as the environment says. classes — device classes besides ours, each with
-    a `topobus-device`.
+    Shapes: environment — settings of services as their variables; they override this process's
+    environment. listening — where NATS listens, and whether without users. For a server that is
+    given, these come from the environment. classes — device classes besides Topobus's own, each
+    with a `topobus-device`.
     """
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
@@ -327,11 +325,11 @@ async def start_nats(
 
 
 async def _make_streams(environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Make the streams as their provisioner does, before anybody waits for them: with users nobody
-    else may, and each would look again after pauses only.
+    """Make the streams as their provisioner does, before other services wait for them. With users
+    only the provisioner may make them, and a service that misses one looks again after a pause.
 
-    Tells of a server that is too old. Whatever goes wrong here the provisioner itself meets again,
-    and tells.
+    Warns about a server that is too old. Ignores other errors: the provisioner meets them again,
+    and reports them.
     """
     own = {
         name: value

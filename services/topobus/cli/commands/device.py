@@ -53,7 +53,7 @@ Where = Annotated[
     ),
 ]
 Why = Annotated[str, Parameter(help="The reason, for whoever finds the device like that.")]
-Who = Annotated[str | None, Parameter(help="Who requests it. Default: user@host.")]
+Who = Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")]
 Operation = Annotated[
     str | None, Parameter(help="Operation id of an earlier try whose answer got lost; what it did is not done twice.")
 ]

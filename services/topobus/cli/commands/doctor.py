@@ -266,8 +266,8 @@ async def _check_stored_node(bus: Bus, fleet: _Fleet, node: str, *, asks_gateway
         )
     ]
     releases = {service: sign.release for service, sign in signs.items() if isinstance(sign, Answered)}
-    # These answer nothing: what they wrote says their release, where
-    # they are new enough to say it.
+    # These services answer no requests. The entries that they wrote have their release, if it is
+    # new enough to write it.
     written = {"discovery": machine, "relay": relay}
     releases |= {
         service: entry.origin.release

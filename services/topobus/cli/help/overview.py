@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "commands.console:console",
             "Show the fleet live in a browser: devices, faults, what waits and why; it changes nothing.",
         ),
-        ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
+        ("inventory", "commands.inventory:inventory", "List devices: location, health and holders."),
         (
             "pods",
             "commands.pods:pods",

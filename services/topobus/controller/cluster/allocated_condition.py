@@ -1,5 +1,5 @@
-"""Tells pods how their claims stand: the condition topobus.dev/Allocated, and events of the pod and
-of its claims that wait. Opens the gate of a pod whose claims are all allocated.
+"""Reports to pods whether their claims are allocated: in the condition topobus.dev/Allocated, and in
+events on the pod and on its claims that wait. Opens the gate of a pod whose claims are all allocated.
 
 The status is written only when it changes. An event has at most 300 characters, and names the
 condition that has the rest.
@@ -48,7 +48,7 @@ class AllocatedCondition:
         return await self._writer.write(ObjectKey("pod", *key), pod.revision, value) if value is not pod.value else None
 
     async def open_gate(self, key: Key, pod: Stored) -> None:
-        """Open a pod's gate; a pod whose condition says why it waits is told first that it does not."""
+        """Open a pod's gate. A condition with the reason why it waited is set to true first."""
         if (
             has_allocated_condition(pod.value)
             and await self.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED) is not None
@@ -58,7 +58,7 @@ class AllocatedCondition:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
 
     async def tell_refused(self, pod: Stored, why: str) -> None:
-        """Tell a pod that the API server refuses what is written for it, which a person must mend."""
+        """Report on a pod that the API server refuses a write for it. A person must repair that."""
         await self._events.warn(pod, "WriteRefused", why)
 
     async def tell_waiting(self, key: Key, pod: Stored, reason: str, reasons: Sequence[Reason]) -> Stored | None:

@@ -20,8 +20,8 @@ from topobus.values.outcome import Reason
 
 __all__ = ["GatedPodQueue", "PodVersions"]
 
-# Times `retry_s` for which a pod may wait for its claims before it is told so, and between the first
-# two explanations of why it does not fit.
+# Times `retry_s` for which a pod may wait for its claims before that is reported, and between the
+# first two reports of why it does not fit.
 _PATIENCE = 5
 _LONGEST_WAIT_S = 30.0
 # The oldest reason that a waiting pod may show.
@@ -53,7 +53,7 @@ class PodVersions:
 
 @dataclass
 class _Waiting:
-    """Since when a pod waits for what, and when it was told why it does not fit."""
+    """Since when a pod waits for what, and when it was last reported why it does not fit."""
 
     uid: str
     since_s: dict[str, float] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class GatedPodQueue:
             )
 
     def has_waited(self, key: Key, versions: PodVersions) -> bool:
-        """Say, within the work on a pod, whether it has waited at its own versions."""
+        """Return, within the work on a pod, whether it has waited at its own versions."""
         return self._queue.has_waited(key, versions.own_versions)
 
     def later(self, key: Key) -> Result:
@@ -189,7 +189,7 @@ class GatedPodQueue:
         return Behind(self.versions_of(key).own_versions) if key in self._state.pods else None
 
     def waits_briefly(self, key: Key, reason: str) -> bool:
-        """Say whether a pod has waited for something for so short a time that it is not told yet."""
+        """Return whether a pod has waited for something too briefly for a report."""
         now_s = self._clock.monotonic()
         return now_s - self._waiting(key).since_s.setdefault(reason, now_s) < self._patience_s
 
@@ -198,24 +198,22 @@ class GatedPodQueue:
         self._waiting(key).since_s.pop(reason, None)
 
     def silence_s(self, key: Key) -> float:
-        """Say for how long a pod is not to be told again why it fits nowhere; 0 when it may be told
-        now.
-        """
+        """Return the seconds until it may be reported again why a pod fits nowhere. 0: now."""
         waiting = self._waiting(key)
         return max(0.0, waiting.told_s + waiting.pause_s - self._clock.monotonic())
 
     def silence(self, key: Key) -> None:
-        """Note that a pod is told why it fits nowhere.
+        """Note that it is reported now why a pod fits nowhere.
 
-        Each time the pause until it is told again doubles, up to a minute: what others do
-        changes the words all the time.
+        The pause until the next report doubles each time, up to a minute, since the text changes
+        with each change on the nodes.
         """
         waiting, first_s = self._waiting(key), self._patience_s
         waiting.told_s = self._clock.monotonic()
         waiting.pause_s = min(waiting.pause_s * 2, max(first_s, _LONGEST_SILENCE_S)) if waiting.pause_s else first_s
 
     def _waiting(self, key: Key) -> _Waiting:
-        """Give the notes on a pod's waits; those on a pod that is gone are dropped."""
+        """Return the notes on a pod's waits. Those on a pod that is gone are dropped."""
         return self._pending.get(key) or _Waiting("")
 
     def freedoms(self) -> Hashable:
@@ -226,8 +224,8 @@ class GatedPodQueue:
         return len(self._state.classes), tuple([(node, stock.freedom_of(node)) for node in self._state.node_names])
 
     def needs_work(self, key: Key, pod: Stored) -> bool:
-        """Say whether a pod has to be advanced: it waits behind the gate, or a claim allocated here
-        for it has lost its allocation.
+        """Return whether a pod has to be advanced: it waits behind the gate, or a claim allocated
+        here for it has lost its allocation.
 
         The latter holds for a pod on a node as well: if it was bound before the claim was allocated
         again, it could otherwise never start.

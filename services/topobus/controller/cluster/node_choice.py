@@ -92,11 +92,10 @@ class NodeChooser:
         """Find a node on which all pending claims of a pod fit together and which kube-scheduler
         would accept for the pod.
 
-        Shapes: refused — nodes on which it could not place the pod; is_brief — leave out what
-        stands in the way; is_cheap — give up (None) where more than a short search is needed,
-        counted in steps: the same pod is to be searched in full then, for a node before the one
-        that fits may fit, too.
-        Errors: raises ContractError for a pod that nobody can read.
+        Shapes: refused — nodes on which it could not place the pod. is_brief — leave out the
+        obstacles. is_cheap — return None where more than a short search is needed, counted in
+        steps. The pod then needs a full search, since an earlier node than the one found may fit.
+        Errors: raises ContractError for a pod that cannot be decoded.
         Order: nodes with room for what the pod requests, then those on which preemption would make
         it; of these most preferred nodes first (`preferences`), then by name.
         """

@@ -193,10 +193,10 @@ class GatedPodReconciler:
     async def _wait_for_objects(
         self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
     ) -> Result:
-        """Wait until an object is there, or is as it has to be, and tell so after a while."""
+        """Wait until an object is there, or is as it has to be, and report the wait after a while."""
         if self._queue.waits_briefly(key, reason):
             # Claims, volumes and pods come by different watches, and claims made from templates
-            # come later: that is no trouble yet.
+            # come later, so a missing one is no fault yet.
             return self._queue.later(key)
         versions = replace(versions, pod=await self._report(key, pod, reason, reasons))
         if any(each_reason.code == VOLUME_IN_USE for each_reason in reasons):
@@ -218,7 +218,7 @@ class GatedPodReconciler:
         refused = self._intents.refused_nodes(pod, plan)
         freedoms = self._queue.freedoms() if not is_cheap else None
         again_s = self._queue.silence_s(key)
-        # A costly pod has its own pauses, so it is told each time.
+        # A costly pod has its own pauses, so its reason is reported each time.
         is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
         intents: list[Draft] = []
         if is_cheap:

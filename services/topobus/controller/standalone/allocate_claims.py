@@ -1,11 +1,9 @@
 """Allocates claims: advances each stored claim by one write until it is allocated, its condition
 gives the reason why not, or it is deleted.
 
-Flows in: the controller's state. Flows out: decisions on devices, which `claim_commits` writes, and
-the writes of `claim_conditions` and `deallocate_claims`. Every step may be repeated, by this replica
-after a crash or by another one: operation ids at nodes consist of the claim's uid and the attempt's
-number, and a write that loses its compare-and-set is dropped, since the watch brings the newer
-object.
+`claim_commits` writes the decisions on devices. Every step may be repeated, by this replica after a
+crash or by another one: operation ids at nodes consist of the claim's uid and the attempt's number,
+and a write that loses its compare-and-set is dropped, since the watch brings the newer object.
 """
 
 from __future__ import annotations
@@ -34,15 +32,15 @@ from topobus.values.outcome import Reason
 
 __all__ = ["ClaimReconciler"]
 
-# Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its
-# turn. One search more may be begun, and may take the whole step budget.
+# Steps of costly searches in one round, some hundred milliseconds. After these, new events are
+# handled first. One more search may begin within the limit, and take the whole step budget.
 _ROUND_STEPS = 20_000
 
 
 class ClaimReconciler:
     """Reconciles claims, one at a time.
 
-    Args: mode — when a claim is allocated that does not say it itself.
+    Args: mode — when to allocate a claim that does not set this itself.
     """
 
     def __init__(
@@ -66,13 +64,13 @@ class ClaimReconciler:
         self._queue = queue
 
     async def reconcile_all(self) -> int:
-        """Advance every claim as far as it goes now; gives how many have no allocation."""
+        """Advance every claim as far as possible now. Returns how many have no allocation."""
         await self._allocator.warm()
         self._allocator.refusals.drop(self._is_served)
         self._conditions.begin_round()
         waiting = 0
-        # Claims are decided on one after the other, for each sees what those before it took; what
-        # follows for one concerns no other, so that goes side by side.
+        # Decisions are made one after the other, because each depends on the devices that the
+        # earlier ones took. The writes that follow are independent, and run concurrently.
         async with self._commits.tasks.during_round():
             for key in self._state.unsettled_claims():
                 stored = self._state.objects.get(key)
@@ -88,7 +86,7 @@ class ClaimReconciler:
     async def reconcile_costly(self) -> bool:
         """Search for claims that need more than a short search, within one round's budget.
 
-        True when more of them are due at once.
+        Returns True when more of them are due now.
         """
         spent = self._allocator.spent
         async with self._commits.tasks.during_round():
@@ -102,9 +100,9 @@ class ClaimReconciler:
         return False
 
     def _is_served(self, key: Hashable) -> bool:
-        """Say whether a claim is gone or has its devices.
+        """Return whether a claim is gone or has its devices.
 
-        A claim under deallocation is not served, for it will be tried again.
+        A claim under deallocation does not count, since it will be tried again.
         """
         claim = self._state.objects.get(key) if isinstance(key, ObjectKey) else None
         return claim is None or (self._is_allocated(claim.value) and not claim.claim.deallocation)

@@ -1,9 +1,8 @@
-"""Makes decisions on claims true beside the rounds: writes their attempts, has the nodes hold the
-devices, and writes the allocations.
+"""Commits decisions on claims, concurrently with the rounds that make them: writes their attempts,
+has the nodes hold the devices, and writes the allocations.
 
-Flows in: decisions, and claims that have an attempt. Flows out: requests to nodes, compare-and-set
-writes of claims. Devices of a decision count as taken from its beginning on. Every step may be
-repeated, by this replica after a crash or by another one.
+The devices of a decision count as taken as soon as its commit begins. Every step may be repeated, by
+this replica after a crash or by another one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = ["ClaimCommits"]
 
 
 class ClaimCommits:
-    """Commits decisions on claims, with this home's rules (`CommitRules`)."""
+    """Commits decisions on claims, by the rules of the standalone home (`CommitRules`)."""
 
     def __init__(
         self,
@@ -62,13 +61,13 @@ class ClaimCommits:
         self._queue = queue
 
     def leave_s(self, stored: Stored) -> float:
-        """Say for how long a claim is left to another replica; 0 when none is at work."""
+        """Return the seconds for which a claim is left to another replica. 0 when none works on it."""
         return self._turns.wait_s(stored.uid, Stage.PLAN if stored.claim.attempt is None else Stage.FINISH)
 
     async def begin(self, stored: Stored, drafts: Sequence[Draft]) -> Busy:
-        """Write a decision beside the round.
+        """Begin to write a decision, without waiting for the end.
 
-        From now on its devices count as taken, so that the next decision sees it.
+        Its devices count as taken from now on, so the next decision does not choose them.
         """
         for draft in drafts:
             self._state.assume(draft.key, draft.value)
@@ -76,13 +75,13 @@ class ClaimCommits:
         return Busy()
 
     async def go_on(self, key: ObjectKey, stored: Stored, attempt: Attempt, *, ends_with_round: bool) -> Busy:
-        """Make an attempt true that is written already, beside the round or as a part of it."""
+        """Commit an attempt that is written already, concurrently with the round or as a part of it."""
         attempted = Attempted(key, stored, attempt)
         await self.tasks.begin((key,), partial(self._commit_bounded, attempted), ends_with_round=ends_with_round)
         return Busy()
 
     async def _write(self, stored: Stored, drafts: Sequence[Draft]) -> None:
-        """Write the attempts of a decision's claims, and make them true."""
+        """Write the attempts of a decision's claims, and commit them."""
         group: list[Attempted] = []
 
         async def write_attempts() -> Busy:
@@ -92,8 +91,8 @@ class ClaimCommits:
         try:
             result = await self._queue.run(drafts[0].key, stored, write_attempts)
         finally:
-            # Conflict or silence: what is stored counts, and a write that takes
-            # effect later comes by the watch.
+            # After a conflict or a time-out the stored object counts. A write that takes effect
+            # later arrives by the watch.
             for draft in drafts[len(group) :]:
                 self._state.restore(draft.key)
         if len(group) < len(drafts) and not isinstance(result, Again):
@@ -109,17 +108,17 @@ class ClaimCommits:
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """What the log says of each decision beside the claim and the node: nothing."""
+        """Fields of a decision's log line besides the claim and the node: none."""
         return {}
 
     async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult]:
-        """Accept the attempts as they are: nobody else allocates, so the node's ledger decides, and
-        the revision of the claim is the check.
+        """Accept the attempts as they are. No other program allocates, so the node's ledger decides,
+        and the claim's revision guards the write.
         """
         return [attempted.attempt.allocation for attempted in group]
 
     async def refusal_of(self, attempted: Attempted, error: PeerUnavailable) -> Refusal:
-        """Ask the node again; whoever waits for the claim is told what for.
+        """Have the node asked again, and write into the claim's condition why it waits.
 
         Errors: raises the error.
         """
@@ -129,8 +128,8 @@ class ClaimCommits:
         raise error
 
     def allocated(self, claim: ApiObject, allocation: AllocationResult, now: datetime) -> ApiObject:
-        """Make the claim's next version, which has the allocation and no reservation: the pod's
-        follows when all of its claims are allocated.
+        """Return the claim's next version, which has the allocation and no reservation. The pod's
+        reservation follows when all of its claims are allocated.
         """
         spanned = spanned_nodes(allocation, self._state.numa_nodes_of)
         return lifecycle.with_allocation(claim, allocation, now=rfc3339(now), spanned=spanned)

@@ -1,7 +1,6 @@
-"""Tells a claim in its condition why it is not allocated, with what would fit instead.
+"""Writes into a claim's condition why it is not allocated, and what would fit instead.
 
-Flows in: claims, reasons. Flows out: compare-and-set writes of claims and decision events, where
-there is something new to tell.
+Each new reason is also published as a decision event.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["ClaimConditions"]
 
-# Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for
-# one device nobody reads the advice of each.
+# Claims advised in one round. Advice costs a dozen searches, and is of little use for each of a
+# thousand claims that wait for one device.
 _MOST_ADVICE = 16
 
 
@@ -52,10 +51,9 @@ class ClaimConditions:
     ) -> Stored:
         """Put the reasons into the claim's condition, once.
 
-        Gives the claim with them, or as it was when another writer was first.
+        Returns the claim with them, or as it was when another writer was first.
 
-        Shapes: advise — finds the nearest miss and what would fit; asked only when
-        there is something new to tell.
+        Shapes: advise — finds the nearest miss and what would fit; called only for a new reason.
         """
         claim = stored.value
         message = "; ".join(each_reason.message for each_reason in reasons)

@@ -1,8 +1,5 @@
-"""The claims on their work queue: it names the versions for which the result of a claim's work waits,
-and tells a claim that it is set aside.
-
-Flows in: the controller's state, and the work on a claim. Flows out: that work's result, and the
-claims that are due for a costly search.
+"""The claims on their work queue. It determines on which versions the result of a claim's work
+depends, and reports on a claim when it is set aside.
 """
 
 from __future__ import annotations
@@ -42,15 +39,15 @@ class ClaimQueue:
     async def run(
         self, key: ObjectKey, stored: Stored, work: Callable[[], Awaitable[Result]], *, is_costly: bool = False
     ) -> Result:
-        """Do one piece of work for a claim, and set the claim aside when it fails in a way that
-        nobody thought of.
+        """Do one piece of work for a claim, and set the claim aside when it fails with an
+        unexpected error.
         """
 
         async def guarded() -> Result:
             try:
                 return await work()
             except ContractError as err:
-                # Telling is a write, too, and may fail as any other.
+                # This report is itself a write, and may fail like any other.
                 await self._conditions.write(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
                 return None
 
@@ -69,18 +66,18 @@ class ClaimQueue:
         )
 
     def world(self) -> Hashable:
-        """Name what a claim's next step depends on beside itself: what is free, and what it refers
-        to.
+        """Return the version of what a claim's next step depends on besides the claim: what is free,
+        and the objects that it refers to.
         """
         return self._state.supply, self._state.shared_epoch
 
     def own(self, key: ObjectKey, stored: Stored) -> Hashable:
-        """Name what there is of a claim itself: its version, and whether a pod brings it along."""
+        """Return a claim's own version: its revision, and whether a pod waits for it."""
         return stored.revision, bool(self._consumers.waiting(key))
 
     def _peer(self, stored: Stored) -> Hashable:
-        """Name what changes when there is a reason to ask a claim's silent node again: one such
-        node must not keep all tasks.
+        """Return what changes when there is a reason to ask a claim's silent node again: one such
+        node must not occupy all tasks.
         """
         attempt = stored.known_attempt
         ledger = self._state.ledgers.get(attempt.node) if attempt is not None else None

@@ -1,8 +1,7 @@
 """Filters and scores nodes for a pod: where its claims are usable or can be allocated, and what
 each node would place for the pod itself.
 
-Flows in: a pod's plan, the controller's state, the nodes' answers. Flows out: the nodes that fit,
-best first, and why the others do not. Only `place` has a node hold something.
+Only `place` has a node hold something.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Writes what was decided on a pod into the pod: its finalizer, its node, or why it waits.
+"""Writes the decisions on a pod into the pod: its finalizer, its node, or why it waits.
 
-Flows in: stored pods, reasons. Flows out: compare-and-set writes of pods, and a decision event for
-each new reason.
+All are compare-and-set writes. Each new reason is also published as a decision event.
 """
 
 from __future__ import annotations
@@ -37,14 +36,15 @@ class PodWrites:
         self._log = get_logger()
 
     async def protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
-        """Write the finalizer; None when another writer was first."""
+        """Write the finalizer. None when another writer was first."""
         protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
         return stored if protected is stored.value else await self._writer.write(key, stored.revision, protected)
 
     async def retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
-        """Make sure that nobody else binds the pod to what is about to be taken from it.
+        """Mark the pod, so that no other replica binds it to a claim that is about to be taken from
+        it.
 
-        None when somebody has, or changed it otherwise.
+        None when another writer has bound or changed the pod.
         """
         return await self._writer.write(key, stored.revision, with_retreat(stored.value))
 
@@ -57,7 +57,7 @@ class PodWrites:
     async def report(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> Stored:
         """Put the reasons for which a pod waits into its condition and into an event, once.
 
-        Gives the pod with them, or as it was when another writer was first.
+        Returns the pod with them, or as it was when another writer was first.
         """
         message = "; ".join(each_reason.message for each_reason in reasons)
         api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())

@@ -1,8 +1,7 @@
-"""Does to the claims of a pod what its scheduler decides: attempts, reservations, deallocations, and
-why they wait.
+"""Carries out a pod scheduler's decisions on the pod's claims: attempts, reservations,
+deallocations, and the reasons why they wait.
 
-Flows in: a pod's plan. Flows out: compare-and-set writes of its claims; none of a claim that is
-another by now.
+All are compare-and-set writes. A claim that has changed since the plan is not written.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ScheduledClaims:
         self._pods = pods
 
     def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
-        """Say why a pod's classic claims are not all allocated and reserved for it, as
+        """Return why a pod's classic claims are not all allocated and reserved for it, as
         `ClassicScheduler.waits`.
         """
         return self._classic.waits(pod)
@@ -63,7 +62,7 @@ class ScheduledClaims:
     async def reserve(self, key: ObjectKey, plan: PodPlan) -> Reason | bool:
         """Write the pod into each claim's reservedFor.
 
-        A Reason when one is full, False when somebody else wrote first.
+        Returns a Reason when one is full, False when another writer was first.
         """
         planned: list[tuple[ObjectKey, Stored]] = []
         for pod_claim in plan.claims:
@@ -93,14 +92,14 @@ class ScheduledClaims:
             if await self._pods.retreat(key, stored) is not None:
                 await self._classic.take_back(claim_key)
         elif claim is not None:
-            # The mark comes first: whoever sees the pod's next version has seen it, for both
-            # stand in one stream. The reconciler of claims keeps others from binding it.
+            # The mark is written first. Both are in one stream, so a reader that sees the pod's
+            # next version has seen the mark. The reconciler of claims prevents other binds.
             await self._deallocation.begin(claim_key, claim, answer.why)
 
     async def report(
         self, key: ObjectKey, plan: PodPlan, misses: Sequence[NodeMiss], condition: str, reasons: tuple[Reason, ...]
     ) -> None:
-        """Tell the pending claims why they fit nowhere, and what would fit."""
+        """Report on the pending claims why they fit nowhere, and what would fit."""
         advise = partial(self._nodes.advise, self._nodes.members(plan), misses)
         for pod_claim in plan.pending:
             claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)

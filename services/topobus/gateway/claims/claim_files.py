@@ -82,13 +82,13 @@ class ClaimFiles:
             self._tell("")
 
     async def describe(self, entry: ClaimEntry) -> bool:
-        """Write the metadata of a claim that is being prepared; False when it gets none."""
+        """Write the metadata of a claim that is being prepared. False when it gets none."""
         return await self._metadata.describe(entry)
 
     async def mend(self, entry: ClaimEntry) -> None:
         """Write an entry's files that are missing.
 
-        Errors: raises OSError, and tells it.
+        Errors: raises OSError, after passing it to `tell`.
         """
         await self._metadata.mend(entry)
         await self.write(entry, only_missing=True)

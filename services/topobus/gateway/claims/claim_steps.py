@@ -1,11 +1,10 @@
 """The steps by which a claim's devices of one class are prepared and undone, in an order that
 survives a crash at any point.
 
-Flows in: claims by namespace, name and uid. Flows out: the claim's entry in the checkpoint. To
-prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`), prepare the devices
-(`claim_devices`), write the CDI file (`claim_files`), write "done" to the checkpoint. To undo goes
-the other way. Both may be repeated. The order is decided here and nowhere else; the caller has the
-claim's turn.
+To prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`), prepare the
+devices (`claim_devices`), then write the CDI file (`claim_files`) and "done" to the checkpoint. To
+undo: the same in the opposite order. Both may be repeated. Only this module decides the order. The
+caller holds the claim's lock.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class ClaimSteps:
         written.
         """
         entries = self._checkpoint.entries()
-        # An earlier gateway process may have written what the settings forbid now; its claim is
-        # told so when kubelet asks, and the others have their files.
+        # An earlier gateway process may have prepared a claim that the settings forbid now. It is
+        # refused when kubelet asks for it, and the other claims get their files.
         wanted = [
             entry
             for entry in entries
@@ -86,16 +85,16 @@ class ClaimSteps:
         await self._files.mend(entry)
 
     async def prepare(self, device_class: str, claim: ClaimKey) -> ClaimEntry:
-        """Prepare a claim, or go on where an earlier try ended.
+        """Prepare a claim, or continue where an earlier try ended.
 
-        Errors: raises ClaimFailed when it is refused, PeerUnavailable while somebody is away, OSError
-        when a file cannot be written.
+        Errors: raises ClaimFailed when it is refused, PeerUnavailable while a service does not
+        answer, OSError when a file cannot be written.
         """
         allocation = await self._allocation(device_class, claim)
         entry = await self._begun(device_class, claim, allocation)
         entry = await self._ledger.adopt(entry, claim, allocation)
         if entry.attachment is not None:
-            # Of the boot before: no sandbox of it is left.
+            # The attachment is from an earlier boot, whose sandboxes are gone.
             await self._attachments.detach(entry)
             entry = msgspec.structs.replace(entry, attachment=None, left_sandbox=entry.attachment.sandbox.id)
         allocation = msgspec.structs.replace(allocation, cpus=entry.cpus)
@@ -105,8 +104,8 @@ class ClaimSteps:
         async with self._pinning.promising(entry) as refusal:
             if refusal is not None:
                 raise refused(refusal)
-            # Side by side: each is made whole from the other at the next start, and kubelet hears
-            # of neither before both are on disk.
+            # Concurrently: the next start restores each from the other, and kubelet gets no answer
+            # before both are on disk.
             for outcome in await asyncio.gather(
                 self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True
             ):
@@ -115,14 +114,14 @@ class ClaimSteps:
         return entry
 
     async def undo(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
-        """Undo a claim; gives the devices that it had.
+        """Undo a claim, and return the devices that it had.
 
-        Errors: raises ClaimFailed when it is refused, PeerUnavailable while somebody is away or a
-        container has the devices (StillRuns), OSError when a file cannot be removed.
+        Errors: raises ClaimFailed when it is refused, PeerUnavailable while a service does not
+        answer or a container has the devices (StillRuns), OSError when a file cannot be removed.
         """
         device_class = entry.device_class
         if not entry.is_undoing:
-            # From here on nobody may be told that it is prepared, should we not come to the end.
+            # From here on the claim must not count as prepared, even if the undoing is interrupted.
             entry = (
                 await self._checkpoint.change(
                     entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)
@@ -161,11 +160,11 @@ class ClaimSteps:
         return allocation
 
     async def _begun(self, device_class: str, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
-        """Have "begun" in the checkpoint, by this try or by an earlier one with the same devices."""
+        """Ensure "begun" in the checkpoint, by this try or by an earlier one with the same devices."""
         entry = self._checkpoint.get(claim.uid, device_class)
         if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
-            # Allocated anew between two tries, or half undone: what was begun is undone to its end,
-            # and this is another operation.
+            # The claim was allocated again between two tries, or is partly undone. The earlier
+            # operation is undone completely, and a new one begins.
             await self.undo(entry, claim)
             entry = None
         self._devices.check_rivals(claim, device_class, allocation)
@@ -183,9 +182,9 @@ class ClaimSteps:
         return entry
 
     async def _prepare_devices(self, entry: ClaimEntry, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
-        """Have the device service prepare the devices; gives the entry with what they bring."""
+        """Have the device service prepare the devices, and return the entry with its results."""
         device_class = entry.device_class
-        # After a reboot the devices are made ready once more, by another operation.
+        # After a reboot the devices are prepared again, with another operation id.
         op_id = f"{entry.attempt}-prepare" + (f"-{self._checkpoint.boot_id[:8]}" if entry.is_running else "")
         answers = await self._devices.prepare(op_id, claim, device_class, allocation, is_again=entry.is_running)
         to_attach = _own_of(allocation, "attach", answers.prepared.to_attach)
@@ -205,11 +204,11 @@ class ClaimSteps:
 
 
 def _own_of(claim_allocation: ClaimAllocation, verb: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Choose the devices of an answer that something is done with.
+    """Return the devices of an answer that are to be changed.
 
-    One that is only looked at (admin access) stays as it is.
+    A device with admin access only stays as it is.
 
-    Errors: raises ClaimFailed when the service names a device that the claim has not.
+    Errors: raises ClaimFailed when the service names a device that the claim does not have.
     """
     strange = sorted(set(names) - set(claim_allocation.names))
     if strange:

@@ -1,8 +1,7 @@
 """Prepares and unprepares claims when kubelet asks, and undoes what was left or is not known.
 
-Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or an error text
-for kubelet. The order of the effects is decided in `claim_steps`. Here is decided for how long a
-claim is tried; a claim that cannot be undone now is left, and undone when that is possible.
+`claim_steps` decides the order of the effects. This module decides for how long a claim is tried. A
+claim that cannot be undone now is left, and undone when that is possible.
 """
 
 from __future__ import annotations

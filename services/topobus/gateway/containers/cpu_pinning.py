@@ -156,12 +156,15 @@ class CpuPinning:
         kernel: KernelCpusets,
         reports: CpusetReports,
     ) -> None:
-        """Take the runtime, the CPUs that may be given (None: all), where claims stand that are
-        prepared, who tells what kubelet's CPU manager may give, and what the kernel says.
+        """Keep the collaborators.
+
+        `owned` has the CPUs that may be given (None: all), `entries` returns the prepared claims,
+        `kubelet_cpus` returns the CPUs that kubelet's CPU manager may give, and `kernel` reads the
+        cpusets.
         """
         self._kernel = kernel
         self.reports = reports
-        """Tells what the kernel shows."""
+        """Reports differences, and why the cpusets cannot be read."""
         self._kubelet_cpus = kubelet_cpus
         self._owned = owned
         self._state = state

@@ -1,8 +1,6 @@
-"""Tells what the kernel shows of the CPUs of containers: differences from what was promised, and why
-it cannot be asked.
-
-Flows in: differences, troubles. Flows out: log lines, a metric, the gateway's readiness, and what
-the claims' reports make of it. No call waits.
+"""Reports containers whose CPUs differ from the promised ones, and why the kernel's cpusets cannot
+be read: in the log, in a metric, in the gateway's readiness and in the claims' reports. No call
+waits.
 """
 
 from __future__ import annotations
@@ -18,17 +16,17 @@ __all__ = ["CpuReports", "CpusetReports"]
 
 
 class CpuReports(Protocol):
-    """Hears of containers that were found on wrong CPUs."""
+    """Receives containers that were found on wrong CPUs."""
 
     def cpus_differed(self, difference: CpuDifference) -> None:
-        """Tell it to whom it concerns; no call waits."""
+        """Report it on the claims concerned, without waiting."""
         ...
 
 
 class CpusetReports:
-    """Tells of one node's containers.
+    """Reports on one node's containers.
 
-    Args: tell_unseen — called with the reason why the kernel cannot be asked, empty when it can.
+    Args: tell_unseen — called with the reason why the cpusets cannot be read, empty when they can.
     """
 
     def __init__(self, reports: CpuReports, metrics: CpusetMetrics, tell_unseen: Callable[[str], None]) -> None:
@@ -36,10 +34,10 @@ class CpusetReports:
         self._metrics = metrics
         self._tell_unseen = tell_unseen
         self.unseen = ""
-        """Why the kernel's cpusets cannot be read; empty while they can, or need not."""
+        """Why the kernel's cpusets cannot be read. Empty while they can, or need not be read."""
 
     def note_unseen(self, why: str) -> None:
-        """Tell why the kernel's cpusets cannot be read, once; empty: they can."""
+        """Report once why the kernel's cpusets cannot be read. Empty: they can."""
         if why == self.unseen:
             return
         self.unseen = why
@@ -52,7 +50,7 @@ class CpusetReports:
         self._tell_unseen(why)
 
     def differed(self, difference: CpuDifference) -> None:
-        """Tell that a container was on other CPUs than was promised."""
+        """Report that a container was on other CPUs than the promised ones."""
         self._metrics.differences.labels("shared" if difference.claims else "own").inc()
         get_logger().warning(
             "cpuset.differed",

@@ -170,9 +170,9 @@ class LiveContainers:
         )
 
     def why_held(self, entry: ClaimEntry) -> str:
-        """Say which container has a claim's devices still.
+        """Return which container still has a claim's devices, as text.
 
-        Empty: none, or the runtime does not tell of containers.
+        Empty: none, or the runtime does not report containers.
         """
         running = self.of_claim(entry)
         if running:

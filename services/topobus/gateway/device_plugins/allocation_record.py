@@ -77,7 +77,7 @@ class AllocationRecord:
         """Remember an answer of Allocate, which replaces what is stored."""
         self._fresh[owner_key] = edits
         for key in foreign_variables(edits, device_class, self._variables):
-            # kubelet keeps the first of two classes' values and says nothing.
+            # kubelet keeps the first of two classes' values and reports nothing.
             get_logger().warning(
                 "variable.shared", variable=key, device_class=device_class, other_class=self._variables[key]
             )

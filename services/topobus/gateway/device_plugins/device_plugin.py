@@ -85,12 +85,12 @@ class ResourceTraits:
     """What is special about the allocations of one resource."""
 
     is_from_end: bool = False
-    """Claims are given devices of this resource, too: those have the first by name."""
+    """Claims also get devices of this resource, and take the first by name."""
     before_start: BeforeStart | None = None
     """The PreStartContainer of the plugin whose devices they are; None: ours."""
     pci_devices: PciDevices | None = None
-    """What is said of devices whose ids are PCI addresses, for Multus and programs of the SR-IOV
-    device plugin; None: nothing."""
+    """Describes devices whose ids are PCI addresses, for Multus and programs of the SR-IOV device
+    plugin. None: they are not described."""
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
@@ -268,8 +268,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             )
 
     async def _refuse_given_twice(self, names: list[str], former: Sequence[Allocation]) -> None:
-        """Refuse devices that a pod has by kubelet's own word: it frees those of pods that are over
-        before it allocates, so nobody has what it may give.
+        """Refuse devices that another pod has according to kubelet. kubelet frees those of ended
+        pods before it allocates, so a device that it may give has no user.
 
         There is one exception: when a client lists pods while kubelet allocates and another pod has
         just ended, UpdateAllocatedDevices (pkg/kubelet/cm/devicemanager/manager.go, 1.36.2) forgets
@@ -390,7 +390,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
         if self._traits.pci_devices is None:
             return edits
-        # Not recorded: what they say is in the devices' ids, which kubelet names at each start.
+        # Not recorded: it follows from the devices' ids, which kubelet sends at each start.
         return structs.replace(edits, env=edits.env | await self._traits.pci_devices.tell(chosen.devices, prepared))
 
     async def _prepare(

@@ -467,6 +467,6 @@ def _described(tree: Tree, function: PciDevice, product: Product) -> tuple[int, 
         model = tree.read(f"{folder}/product_name") or model
         unique = tree.read(f"{folder}/unique_id") or ""
     except HardwareError:
-        # Still a GPU, described by what could be read; `observe` tells of what cannot.
+        # Still a GPU, described by what could be read. `observe` reports what cannot be read.
         pass
     return memory_bytes, model or f"AMD device {function.device:04x}", f"GPU-{unique}" if unique else ""

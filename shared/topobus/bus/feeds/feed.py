@@ -340,8 +340,8 @@ class Feed:
         return _EXPIRES_S + _BUSY_S
 
     def _is_stray(self, message: Msg, name: str) -> bool:
-        """Say whether a message is another consumer's delivery, which the server was told to bring
-        here: not of our stream, or not of our filter.
+        """Return whether a message is another consumer's delivery, sent here by a consumer whose
+        deliver subject is this inbox: it is not of this stream, or not of this filter.
         """
         if f".{self._stream}.{name}." in message.reply or not message.reply.startswith("$JS.ACK."):
             return False
@@ -360,8 +360,8 @@ class Feed:
         )
 
     async def _remove_consumer(self, name: str) -> None:
-        """Remove the consumer, as far as that can be done now: the server removes it anyway when
-        nobody pulls.
+        """Ask the server to remove the consumer. If that fails, the server removes it after some
+        time without pulls.
         """
         if self._connection.is_connected:
             try:

@@ -1,8 +1,5 @@
-"""What the drivers of one class say, for the publisher: the newest view of each, and what stands in
-the way besides.
-
-Flows in: the drivers' pollers, and the devices that are being cleaned, changed or given on. Flows
-out: views, which are told once they are published.
+"""Collects the newest views of one class's drivers for the publisher. It adds observations of
+devices that are being cleaned, changed or given on.
 """
 
 from __future__ import annotations
@@ -29,15 +26,15 @@ class DriverViews:
         """Drivers whose devices move into a sandbox, and cannot be shared."""
 
     def newest(self) -> dict[str, DriverView]:
-        """Give what the drivers said since the last publication, and what stands in the way
-        besides.
+        """Return the newest view of each driver, with the observations of devices that work is
+        being done on.
         """
         return with_leftovers(
             {name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations()
         )
 
     def note_published(self, views: Mapping[str, DriverView]) -> None:
-        """Note that everybody can see these."""
+        """Inform each driver's poller that its view has been published."""
         for name, view in views.items():
             self._pollers[name].note_published(view)
 

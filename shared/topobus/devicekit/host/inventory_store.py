@@ -78,8 +78,8 @@ class InventoryStore:
         """
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self.device_class)
-            # What is compared with before the next publishing: garbage is always written over, and
-            # what another release said is said by ours.
+            # The next publishing is skipped when it equals this. Garbage is always overwritten, and
+            # an inventory that another release wrote is written again by this one.
             self._stored = entry.value if entry is not None and entry.origin.release == self._bus.release else None
             return entry
         except ContractError as err:

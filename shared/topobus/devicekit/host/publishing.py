@@ -59,8 +59,10 @@ class DevicePublisher:
         make_inventory: Callable[[MergedInventory, Machine], Inventory],
         maintenance: MaintenanceStore,
     ) -> None:
-        """Keep the collaborators; `make_inventory` adds the service's own fields to a merged
-        inventory, `maintenance` has what an operator keeps back.
+        """Keep the collaborators.
+
+        `make_inventory` adds the service's own fields to a merged inventory. `maintenance` has the
+        devices that an operator withholds.
         """
         self._settings = settings
         self._runtime = runtime
