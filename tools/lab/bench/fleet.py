@@ -68,11 +68,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     began = time.monotonic()
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     if arguments.content is None or not arguments.content.exists():
-        say(f"recording what the services of one node publish on the machine {arguments.machine!r}")
+        report(f"recording what the services of one node publish on the machine {arguments.machine!r}")
     content = kept_content(arguments.content, arguments.machine)
     classes = frozenset(arguments.classes.split(","))
     gpus = (
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         limit_s=arguments.limit,
     )
     try:
-        row = {**asyncio.run(measure_run(run, say)), **_facts()}
+        row = {**asyncio.run(measure_run(run, report)), **_facts()}
     except (PeerUnavailable, RuntimeError) as err:
         print(f"bench fleet: {err}", file=sys.stderr)
         return 1

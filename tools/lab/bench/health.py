@@ -43,7 +43,7 @@ _TARGET_S = 2.0
 # A path on which nothing arrives by then is reported as such.
 _LIMIT_S = 30.0
 _SCRAPE_PAUSE_S = 0.02
-_KUBELETS_WORD = {HealthState.UNHEALTHY: "Unhealthy", HealthState.UNKNOWN: "Unknown"}
+_KUBELET_STATES = {HealthState.UNHEALTHY: "Unhealthy", HealthState.UNKNOWN: "Unknown"}
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -133,9 +133,9 @@ def main(argv: Sequence[str]) -> int:
         print(" ".join(f"{key}={value}" for key, value in facts.items()))
         for row in rows:
             print(_line(row))
-        for road in ("event_ms", "metric_ms", "pod_status_ms", "taint_ms"):
-            values = [value for row in rows if (value := getattr(row, road)) is not None]
-            print(f"{road:<16} median {statistics.median(values):7.0f}  largest {max(values):7.0f}  of {len(values)}")
+        for column in ("event_ms", "metric_ms", "pod_status_ms", "taint_ms"):
+            values = [value for row in rows if (value := getattr(row, column)) is not None]
+            print(f"{column:<16} median {statistics.median(values):7.0f}  largest {max(values):7.0f}  of {len(values)}")
         print(
             f"largest of all: {longest.code} of {longest.driver}, {longest.longest_ms:.0f} ms (target "
             f"{_TARGET_S * 1000:.0f})"
@@ -199,12 +199,12 @@ async def _strike(placed: PlacedFault, node: BenchNode, server: ApiServerSimulat
     service = node.services[fault.device_class]
     metric = f'topobus_device_health_events_total{{class="{fault.device_class}",reason="{fault.code}",state="{fault.state}"}}'  # noqa: E501
     wanted = await _sample(service.port, metric) + len(names)
-    word = _KUBELETS_WORD.get(fault.state)
+    kubelet_state = _KUBELET_STATES.get(fault.state)
     driver = driver_name(fault.device_class)
 
     async def pod_status() -> None:
         for name in names:
-            await node.kubelet.wait_for_health(driver, NODE, name, word or "", timeout_s=_LIMIT_S)
+            await node.kubelet.wait_for_health(driver, NODE, name, kubelet_state or "", timeout_s=_LIMIT_S)
 
     async def taint() -> None:
         await server.until(
@@ -231,8 +231,8 @@ async def _strike(placed: PlacedFault, node: BenchNode, server: ApiServerSimulat
         event_at, metric_ms, pod_status_ms, taint_ms = await asyncio.gather(
             listener.arrival(names, fault.code, began),
             taken(counted),
-            taken(pod_status) if word else _nothing(),
-            taken(taint) if word else _nothing(),
+            taken(pod_status) if kubelet_state else _nothing(),
+            taken(taint) if kubelet_state else _nothing(),
         )
     return Taken(
         code=fault.code,
@@ -286,13 +286,13 @@ def _tainted_by_device(server: ApiServerSimulator, device_class: str) -> dict[st
 
 
 def _line(row: Taken) -> str:
-    roads = [
+    times = [
         f"{'-' if value is None else format(value, '.0f'):>7}"
         for value in (row.event_ms, row.metric_ms, row.pod_status_ms, row.taint_ms)
     ]
     return (
-        f"{row.code:<30} {row.driver:<12} {row.state:<10} event {roads[0]}  metric {roads[1]}  pod status "
-        f"{roads[2]}  taint {roads[3]}"
+        f"{row.code:<30} {row.driver:<12} {row.state:<10} event {times[0]}  metric {times[1]}  pod status "
+        f"{times[2]}  taint {times[3]}"
     )
 
 

@@ -59,7 +59,7 @@ _SET_UP_S = 60.0
 # does on a node that decides some operations a second. So each worker pauses, for any difference in
 # speed.
 _TWIN_PAUSE_S = 0.2
-_NOBODY = Owner(kind=OwnerKind.POD, name="nobody", uid="uid-nobody")
+_EMPTY_OWNER = Owner(kind=OwnerKind.POD, name="nobody", uid="uid-nobody")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class BulkOptions:
     seconds: float = float("inf")
     """After so long no operation begins, and those under way are checked."""
     nats_server: Path | None = None
-    tell: Callable[[str], None] = field(default=lambda _: None)
+    report: Callable[[str], None] = field(default=lambda _: None)
     program: tuple[str, ...] = ()
     """The program in place of the topology service. Empty: the service."""
 
@@ -190,7 +190,7 @@ class _BulkRun:
         self._options = options
         self._bus = bus
         self._trouble = troublemaker
-        self._owners = (*owner_keys(options.workers), _NOBODY.key)
+        self._owners = (*owner_keys(options.workers), _EMPTY_OWNER.key)
         self._histories = Histories(self._owners)
         self._numbers = itertools.count(1)
         self._result = BulkResult()
@@ -215,7 +215,7 @@ class _BulkRun:
             each = -(-min(options.window, left) // options.workers)
             await self._run_window(window, workers, each)
             result.seconds = time.monotonic() - began
-            options.tell(self._progress(window))
+            options.report(self._progress(window))
         result.faults, result.messages = self._trouble.done, self._trouble.proxy.met
         return result
 
@@ -265,9 +265,14 @@ class _BulkRun:
             await self._write_over()
         op_id = f"{self._options.seed}-rest-{next(self._numbers)}"
         await self._perform(
-            Draft(op_id=op_id, verb=Verb.COMMIT, owner=_NOBODY, request=CommitRequest(op_id=op_id, owner=_NOBODY))
+            Draft(
+                op_id=op_id,
+                verb=Verb.COMMIT,
+                owner=_EMPTY_OWNER,
+                request=CommitRequest(op_id=op_id, owner=_EMPTY_OWNER),
+            )
         )
-        await self._perform(Draft(op_id=op_id, verb=Verb.READ, owner=_NOBODY))
+        await self._perform(Draft(op_id=op_id, verb=Verb.READ, owner=_EMPTY_OWNER))
         began = time.monotonic()
         self._histories.settle_unknown()
         self._result.checked_s += time.monotonic() - began
@@ -279,13 +284,18 @@ class _BulkRun:
         then loses its compare-and-set.
         """
         op_id = f"{self._options.seed}-over-{next(self._numbers)}"
-        pod = PodRequest(owner=_NOBODY, containers=(ContainerRequest(name="main"),))
+        pod = PodRequest(owner=_EMPTY_OWNER, containers=(ContainerRequest(name="main"),))
         await self._asked(
-            Draft(op_id=op_id, verb=Verb.PLACE, owner=_NOBODY, request=PlaceRequest(op_id=op_id, pod=pod))
+            Draft(op_id=op_id, verb=Verb.PLACE, owner=_EMPTY_OWNER, request=PlaceRequest(op_id=op_id, pod=pod))
         )
         op_id += "-end"
         await self._asked(
-            Draft(op_id=op_id, verb=Verb.RELEASE, owner=_NOBODY, request=ReleaseRequest(op_id=op_id, owner=_NOBODY))
+            Draft(
+                op_id=op_id,
+                verb=Verb.RELEASE,
+                owner=_EMPTY_OWNER,
+                request=ReleaseRequest(op_id=op_id, owner=_EMPTY_OWNER),
+            )
         )
 
     async def _perform(self, draft: Draft) -> None:
@@ -298,7 +308,7 @@ class _BulkRun:
         else:
             operation.answer, operation.effects = reply, effects_of(draft, reply, self._owners)
             self._histories.end(operation)
-            self._result.outcomes[f"{draft.verb} {_said(reply)}"] += 1
+            self._result.outcomes[f"{draft.verb} {_outcome_of(reply)}"] += 1
         self._in_window += 1
         self._result.operations += 1
 
@@ -349,6 +359,6 @@ class _BulkRun:
         )
 
 
-def _said(reply: object) -> str:
+def _outcome_of(reply: object) -> str:
     result = getattr(reply, "result", None) or getattr(reply, "refusal", None)
     return "refused" if isinstance(result, Refusal) else "done"

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seed: int = arguments.seed if arguments.seed is not None else secrets.randbelow(_MOST)
     # Our own connection is cut again and again: that is no news.
     setup_logging(LogSettings(level="error"))
-    _say(f"seed {seed}")
+    _print_line(f"seed {seed}")
     # Short: a unix socket's path ends at 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="tbc"))
     is_well = False
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_well:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            _say(f"VIOLATED by seed {seed}; the logs are in {folder}")
+            _print_line(f"VIOLATED by seed {seed}; the logs are in {folder}")
     return 0 if is_well else 1
 
 
@@ -70,19 +70,19 @@ def _run_node(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
             programs={arguments.in_place_of: tuple(arguments.program)} if arguments.program else {},
         ),
         only=tuple(arguments.only),
-        tell=_say,
+        report=_print_line,
     )
     result = asyncio.run(run_node(options, folder))
-    _tell_counts((("lives", result.lives), ("faults", result.faults), ("messages", result.messages)))
+    _print_counts((("lives", result.lives), ("faults", result.faults), ("messages", result.messages)))
     if options.shape.is_leaf:
-        _tell_counts((("at the hub", result.at_hub),))
-    _say(
+        _print_counts((("at the hub", result.at_hub),))
+    _print_line(
         f"{result.steps} steps in {result.seconds:.0f} s: {result.granted} grants, {result.revisions} "
         "revisions of the ledger in "
         f"{result.epochs} epochs, well {result.well_after_s:.1f} s after the last fault"
     )
     for violation in result.violations:
-        _say(f"VIOLATION: {violation}")
+        _print_line(f"VIOLATION: {violation}")
     return not result.violations
 
 
@@ -96,25 +96,25 @@ def _run_bulk(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
         seconds=arguments.seconds,
         nats_server=arguments.nats_server,
         program=tuple(arguments.program),
-        tell=_say,
+        report=_print_line,
     )
     result = asyncio.run(run_bulk(options, folder))
-    _tell_counts((("answers", result.outcomes), ("faults", result.faults), ("messages", result.messages)))
+    _print_counts((("answers", result.outcomes), ("faults", result.faults), ("messages", result.messages)))
     rate = result.operations / result.seconds if result.seconds else 0.0
-    _say(
+    _print_line(
         f"{result.operations} operations in {result.seconds:.1f} s, {rate:.0f} a second; checked in "
         f"{result.checked_s:.1f} s"
     )
-    _say("NOT LINEARIZABLE: " + result.violation.what if result.violation is not None else "linearizable")
+    _print_line("NOT LINEARIZABLE: " + result.violation.what if result.violation is not None else "linearizable")
     return result.violation is None
 
 
-def _tell_counts(counts: Sequence[tuple[str, Counter[str]]]) -> None:
+def _print_counts(counts: Sequence[tuple[str, Counter[str]]]) -> None:
     for name, each in counts:
-        _say(f"{name}: {', '.join(f'{key} {count}' for key, count in sorted(each.items())) or 'none'}")
+        _print_line(f"{name}: {', '.join(f'{key} {count}' for key, count in sorted(each.items())) or 'none'}")
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -48,7 +48,7 @@ class NodeOptions:
     only: tuple[Fault, ...] = ()
     """Only these kinds of faults."""
     well_s: float = WELL_S
-    tell: Callable[[str], None] = field(default=lambda _: None)
+    report: Callable[[str], None] = field(default=lambda _: None)
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _NodeRun:
         await self._node.until_ready()
         for each in CLASSES:
             await self._lives.apply(each, f"uid-{each.metadata['name']}")
-        options.tell(f"ready: {', '.join(self._node.services)}{_missing(self._node)}")
+        options.report(f"ready: {', '.join(self._node.services)}{_missing(self._node)}")
         watching = asyncio.gather(self._observer.run(), self._node.supervise())
         try:
             async with asyncio.TaskGroup() as group:
@@ -131,10 +131,10 @@ class _NodeRun:
                 last = time.monotonic()
                 self._is_over = True
                 self._lives.hold_all()
-                options.tell("the last fault is over: holding what is held")
+                options.report("the last fault is over: holding what is held")
                 await self._until_well(last, "with what is held")
                 result.well_after_s = time.monotonic() - last
-                options.tell(f"well again after {result.well_after_s:.1f} s; giving all back")
+                options.report(f"well again after {result.well_after_s:.1f} s; giving all back")
                 self._lives.release_all()
             await self._until_well(time.monotonic(), "with nothing held")
         finally:
@@ -161,8 +161,8 @@ class _NodeRun:
             await asyncio.sleep(pauses.random() * 3)
             if time.monotonic() - began >= options.seconds or self._observer.violations:
                 return
-            options.tell(
-                f"step {number} of {len(planned)}: {_said(each)}; {self._observer.granted} grants, "
+            options.report(
+                f"step {number} of {len(planned)}: {_step_text(each)}; {self._observer.granted} grants, "
                 f"{self._observer.revisions} revisions"
             )
             if each.fault is Fault.LOSE_LEDGER:
@@ -282,7 +282,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield err
 
 
-def _said(planned: Planned) -> str:
+def _step_text(planned: Planned) -> str:
     moved = f", {planned.moves_s / 3600:+.1f} h" if planned.fault in (Fault.STEP_CLOCK, Fault.SKEW_CLOCK) else ""
     return f"{planned.name} ({planned.lasts_s:.1f} s{moved})"
 

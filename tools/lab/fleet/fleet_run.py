@@ -49,7 +49,7 @@ _STORE_MIB_A_NODE = 11
 _LEAST_STORE_MIB = 2400
 _PROGRESS_CLAIMS = 500
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class FleetRun(Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class FleetRun(Struct, frozen=True, kw_only=True):
     """How long the fill may take."""
 
 
-async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
+async def measure_run(run: FleetRun, report: Report) -> dict[str, Any]:
     """Measure one run.
 
     Errors: raises PeerUnavailable when a process ends by itself or the fill takes too long;
@@ -84,7 +84,7 @@ async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
             bus = await stack.enter_async_context(Bus.session(settings, name="topobus-cli"))
             await bus.provision()
             began = time.monotonic()
-            player = await stack.enter_async_context(_player(run, server.url, folder, say))
+            player = await stack.enter_async_context(_player(run, server.url, folder, report))
             row: dict[str, Any] = {
                 "nodes": run.nodes,
                 "claims": run.claims,
@@ -93,7 +93,7 @@ async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
                 ),
                 "all nodes have come_s": time.monotonic() - began,
             }
-            say("measuring the floor: bare messages")
+            report("measuring the floor: bare messages")
             watched = {"nats-server": server.pid, "nodes": player.pid}
             spent = _processors(watched)
             row["floor: claims a second"] = await measure_floor(
@@ -101,10 +101,10 @@ async def measure_run(run: FleetRun, say: Say) -> dict[str, Any]:
             )
             floor_ms = processor_ms(spent, _processors(watched), min(run.claims, _FLOOR_CLAIMS))
             row |= {f"floor: processor_ms a claim, {name}": value for name, value in floor_ms.items()}
-            fill = _Fill(run, bus, server, player.pid, folder, store_mib, say)
+            fill = _Fill(run, bus, server, player.pid, folder, store_mib, report)
             row |= await fill.measure(stack)
             row["claims a second, part of the floor"] = row["claims a second"] / row["floor: claims a second"]
-            say("checking what is stored")
+            report("checking what is stored")
             await _check(bus)
             row["devices given twice, claims lost"] = 0
             return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
@@ -116,14 +116,14 @@ class _Fill:
     """Stores claims, runs controllers, and waits until each claim is allocated."""
 
     def __init__(
-        self, run: FleetRun, bus: Bus, server: NatsServer, player_pid: int, folder: Path, store_mib: int, say: Say
+        self, run: FleetRun, bus: Bus, server: NatsServer, player_pid: int, folder: Path, store_mib: int, report: Report
     ) -> None:
         self._run = run
         self._bus = bus
         self._url = server.url
         self._pids = {"nats-server": server.pid, "nodes": player_pid}
         self._folder = folder
-        self._say = say
+        self._report = report
         self._environment = {
             "TOPOBUS_ALL__NATS__STORE_MIB": str(store_mib),
             "TOPOBUS_ALL__LOG__LEVEL": "warning",
@@ -138,7 +138,7 @@ class _Fill:
     async def measure(self, stack: AsyncExitStack) -> dict[str, Any]:
         """Fill, then allocate single claims."""
         run = self._run
-        self._say(f"storing {run.claims} claims")
+        self._report(f"storing {run.claims} claims")
         slots = asyncio.Semaphore(_PUTS_AT_ONCE)
 
         async def store(number: int) -> None:
@@ -150,7 +150,7 @@ class _Fill:
         following = asyncio.create_task(self._follow(is_following))
         stack.push_async_callback(_cancel, following)
         await is_following.wait()
-        self._say(f"starting {run.replicas} controller{'s' if run.replicas > 1 else ''}")
+        self._report(f"starting {run.replicas} controller{'s' if run.replicas > 1 else ''}")
         began = time.monotonic()
         for _ in range(run.replicas):
             await self._start(stack)
@@ -196,7 +196,7 @@ class _Fill:
         run = self._run
         if not run.singles:
             return {}
-        self._say(f"{run.singles} single claims")
+        self._report(f"{run.singles} single claims")
         spent_s: list[float] = []
         for number in range(run.claims, run.claims + run.singles):
             began = time.monotonic()
@@ -224,7 +224,7 @@ class _Fill:
                     self._waiting.pop(change.parts["name"], None)
                     self._changed.set()
                     if len(self._allocated) % _PROGRESS_CLAIMS == 0:
-                        self._say(f"{len(self._allocated)} of {self._run.claims} claims allocated")
+                        self._report(f"{len(self._allocated)} of {self._run.claims} claims allocated")
 
     async def _reached(self, count: int, *, limit_s: float) -> None:
         """Wait until so many claims are allocated.
@@ -255,7 +255,7 @@ class _Fill:
         doomed.process.kill()
         await doomed.process.wait()
         killed_at = time.monotonic()
-        self._say(f"killed {doomed.name} with {len(self._allocated)} claims allocated")
+        self._report(f"killed {doomed.name} with {len(self._allocated)} claims allocated")
         await self._start(stack)
         left = min(self._run.claims, len(self._allocated) + self._run.claims // (2 * (self._run.kills + 1)))
         await self._reached(left, limit_s=self._run.limit_s)
@@ -299,7 +299,7 @@ def _processors(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def _player(run: FleetRun, url: str, folder: Path, say: Say) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _player(run: FleetRun, url: str, folder: Path, report: Report) -> AsyncIterator[asyncio.subprocess.Process]:
     content = folder / "content.json"
     content.write_bytes(msgspec.json.encode(run.content))
     process = await asyncio.create_subprocess_exec(
@@ -321,7 +321,7 @@ async def _player(run: FleetRun, url: str, folder: Path, say: Say) -> AsyncItera
                         f"the process that plays the nodes ended with status {await process.wait()}; its "
                         "errors are above"
                     )
-                say(f"{line} of {run.nodes} nodes have come")
+                report(f"{line} of {run.nodes} nodes have come")
         yield process
     finally:
         if process.returncode is None:

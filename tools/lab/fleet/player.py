@@ -43,5 +43,5 @@ async def main(url: str, nodes: int, content: NodeContent, classes: frozenset[st
 
 if __name__ == "__main__":
     wanted = frozenset(sys.argv[4].split(",")) if len(sys.argv) > 4 and sys.argv[4] else None
-    said = msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=NodeContent)
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), said, wanted))
+    content = msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=NodeContent)
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), content, wanted))

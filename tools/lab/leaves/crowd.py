@@ -51,11 +51,11 @@ class Crowd:
             )
             for place in range(self._count)
         ]
-        return list(await asyncio.gather(*map(self._tell, self._processes, shares)))
+        return list(await asyncio.gather(*map(self._send, self._processes, shares)))
 
     async def order_one(self, order: Order) -> Report:
         """Give an order to one of them."""
-        return await self._tell(self._processes[0], order)
+        return await self._send(self._processes[0], order)
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._file.write_bytes, msgspec.json.encode(self._content))
@@ -85,7 +85,7 @@ class Crowd:
                 process.kill()
             await process.wait()
 
-    async def _tell(self, process: asyncio.subprocess.Process, order: Order) -> Report:
+    async def _send(self, process: asyncio.subprocess.Process, order: Order) -> Report:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(order) + b"\n")

@@ -61,7 +61,7 @@ class LeafConnection(asyncio.Protocol):
         self._answers: dict[str, asyncio.Future[Message]] = {}
         self._pongs: list[asyncio.Future[None]] = []
         self._asked = 0
-        self._last_word = ""
+        self._last_error = ""
 
     @classmethod
     async def open(
@@ -180,17 +180,17 @@ class LeafConnection(asyncio.Protocol):
                 self.counts[f"{type(frame).__name__} in"] += 1
                 self._take(frame)
         except (ContractError, ValueError) as err:
-            self._last_word = str(err)
+            self._last_error = str(err)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail everything that waits."""
         self._transport = None
-        word = self._last_word or (str(exc) if exc else "the connection ended")
+        reason = self._last_error or (str(exc) if exc else "the connection ended")
         if not self.ended.done():
-            self.ended.set_result(word)
+            self.ended.set_result(reason)
         self._judged.set()
-        lost = NoAnswer(f"{self.name}: {word}")
+        lost = NoAnswer(f"{self.name}: {reason}")
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(lost)
@@ -216,7 +216,7 @@ class LeafConnection(asyncio.Protocol):
                 if not frame.subject.startswith(_LOOP_PREFIX):
                     (self.interest.add if frame.is_wanted else self.interest.discard)(frame.subject)
             case Failed():
-                self._last_word = frame.text
+                self._last_error = frame.text
             case Message():
                 self._deliver(frame)
 

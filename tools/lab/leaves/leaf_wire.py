@@ -161,7 +161,7 @@ def connect_line(
     of one cluster each other's interest; denied — what the leaf does not accept from the hub
     (`deny_imports`).
     """
-    said: dict[str, object] = {
+    options: dict[str, object] = {
         "version": "2.10.27",
         "server_id": server_id,
         "name": name,
@@ -171,8 +171,8 @@ def connect_line(
         "protocol": 1,
     }
     more = {"domain": domain, "user": user, "pass": password, "cluster": cluster, "deny_pub": list(denied)}
-    said |= {key: value for key, value in more.items() if value}
-    return b"CONNECT " + msgspec.json.encode(said) + _END
+    options |= {key: value for key, value in more.items() if value}
+    return b"CONNECT " + msgspec.json.encode(options) + _END
 
 
 def interest_line(subject: str, *, is_wanted: bool = True) -> bytes:
