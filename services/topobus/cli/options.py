@@ -53,7 +53,7 @@ class OutputOptions:
     """How a command prints."""
 
     json: Annotated[
-        bool, Parameter(name="--json", negative="", help="Print JSON: one document, or one line an event.")
+        bool, Parameter(name="--json", negative="", help="Print JSON: one document, or one line per event.")
     ] = False
 
     def output(self) -> Output:

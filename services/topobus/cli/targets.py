@@ -86,7 +86,7 @@ def choose_target(*, nats: str | None, context: str | None, config: Path | None,
     folder = ContextFolder(environ)
     if (selected := folder.selected()) and folder.get(selected) is not None:
         return _of_context(settings, selected, "the selected one", environ)
-    return _with_login(settings, "the default, for no option, variable or context names one")
+    return _with_login(settings, "the default, because no option, variable or context names one")
 
 
 def check_server_url(text: str) -> None:

@@ -129,7 +129,7 @@ spec:
         ("Pod default/web-2", "DoesNotFit"),
     ]
     assert done.returncode == 1
-    assert "left out, for Topobus has no use for it: 1 Service" in done.stderr
+    assert "left out, because Topobus does not use it: 1 Service" in done.stderr
 
 
 def test_dry_run_says_what_it_takes_and_what_it_does_not_look_at(tmp_path: Path) -> None:

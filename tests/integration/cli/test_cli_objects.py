@@ -351,7 +351,7 @@ def test_apply_takes_a_vendors_file_when_it_has_kinds_of_others_and_old_versions
     stored = clean.json("get", "claim", "old")
     alone = clean.run("apply", "-f", "-", stdin=others, code=66).stderr
 
-    assert "left out, for Topobus has no use for it: 1 Deployment, 1 Service" in " ".join(said.split())
+    assert "left out, because Topobus does not use it: 1 Deployment, 1 Service" in " ".join(said.split())
     assert stored["apiVersion"] == "resource.k8s.io/v1"
     assert "plan the pods of workloads" in " ".join(alone.split())
 

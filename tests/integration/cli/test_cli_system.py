@@ -249,7 +249,7 @@ def test_place_takes_a_folder_when_it_has_pods(system: Running, tmp_path: Path) 
     nothing = system.topobus("place", tmp_path / "c.yaml")
 
     assert "pod default/first would go to demo-node" in done.stdout
-    assert "Pod default/claimed is not placed: all that it asks for are its claims." in " ".join(done.stdout.split())
+    assert "Pod default/claimed is not placed: it requests nothing but its claims." in " ".join(done.stdout.split())
     assert "claimed would go" not in done.stdout
     assert nothing.stdout == "0 pods: nothing is placed\n"
 

@@ -50,7 +50,7 @@ async def test_place_says_that_nothing_was_placed_when_no_controller_runs(
     code, _, said = await run_cli(nats_server, "place", str(tmp_path / "pod.yaml"), *arguments)
 
     assert code == 69
-    assert "nothing was placed: no controller runs" in said
+    assert "nothing was placed: the controller, which chooses among the nodes, does not run" in said
     assert "`topobus place … --node NODE` asks a node itself (nodes: n1, n2)" in said
     assert "it may have" not in said
 

@@ -228,7 +228,7 @@ def test_check_runtime_fails_with_the_next_step_when_the_gateway_has_no_connecti
     assert unprotected is not None
     assert unprotected.level is Level.WARN
     assert (
-        "a device is given on while a container of a pod that was deleted by force still has it"
+        "a device is given to the next owner while a container of a pod that was deleted by force still has it"
         in unprotected.next_step
     )
     assert present is not None

@@ -405,7 +405,7 @@ def test_simulate_takes_charts_as_they_are_when_a_profile_is_named(
     assert [plan["owner"]["name"] for plan in plans] == ["web-0", "web-1"]
     assert [len(plan["outcome"]["containers"][0]["devices"]["gpu"]) for plan in plans] == [4, 4]
     assert printed.err.count("left out") == 1
-    assert "left out, for Topobus has no use for it: 1 ConfigMap, 1 Service" in printed.err
+    assert "left out, because Topobus does not use it: 1 ConfigMap, 1 Service" in printed.err
 
 
 def test_simulate_counts_what_it_leaves_out_when_that_is_of_many_kinds(
@@ -424,7 +424,7 @@ def test_simulate_counts_what_it_leaves_out_when_that_is_of_many_kinds(
 
     notes = {line.partition(":")[0]: line for line in capsys.readouterr().err.splitlines()}
     left_out, planned = (
-        notes["left out, for Topobus has no use for it"],
+        notes["left out, because Topobus does not use it"],
         notes["planned as pods, as many as run at once"],
     )
     assert "2 Widget7" in left_out

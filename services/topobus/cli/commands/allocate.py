@@ -69,7 +69,7 @@ def allocate(
     ] = "",
     mode: Annotated[
         Literal["corrected", "compatible"],
-        Parameter(help="Where kube-scheduler has a defect: answer right, or as it does."),
+        Parameter(help="Where kube-scheduler has a defect, give the right answer, or the one of kube-scheduler."),
     ] = "corrected",
     output_form: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: BusOptions = BUS_DEFAULTS,

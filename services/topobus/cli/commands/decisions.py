@@ -32,7 +32,7 @@ def decisions(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
     limit: Annotated[
-        int, Parameter(help="At most so many, the newest.", validator=validators.Number(gte=1, lte=4096))
+        int, Parameter(help="At most this number, the newest.", validator=validators.Number(gte=1, lte=4096))
     ] = 20,
     follow: Annotated[bool, Parameter(negative="", help="Then print each new one; the same as -w.")] = False,
     listing: ListOptions = LIST_DEFAULTS,

@@ -41,7 +41,7 @@ device_app = App(name="device", help="Work on single devices, at once and withou
 _AT_A_TIME = 8
 _UNCHANGED = {DeviceVerb.FORGIVE: "nothing to forgive", DeviceVerb.RETURN: "nothing to return"}
 
-Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any: all that the selectors mean.")]
+Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any: all that the selectors choose.")]
 NodeFilter = Annotated[str | None, Parameter(help="Only on this node.")]
 ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only of this device class.")]
 Where = Annotated[
@@ -52,10 +52,10 @@ Where = Annotated[
         help="Only where FIELD=VALUE: driver=nvidia, numa_node=1, attributes.NAME=VALUE. Several: all must be true.",
     ),
 ]
-Why = Annotated[str, Parameter(help="The reason, for whoever finds the device like that.")]
+Why = Annotated[str, Parameter(help="The reason, which lists of devices show.")]
 Who = Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")]
 Operation = Annotated[
-    str | None, Parameter(help="Operation id of an earlier try whose answer got lost; what it did is not done twice.")
+    str | None, Parameter(help="Operation id of an earlier try whose answer was lost. Its work is not done twice.")
 ]
 Drain = Annotated[bool, Parameter(negative="", help="Evict the pods that have the device by a claim, by a taint.")]
 

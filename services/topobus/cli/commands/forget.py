@@ -40,11 +40,12 @@ def forget_node(
         bool,
         Parameter(
             negative="",
-            help="All nodes that have inventories and no machine: discovery never ran there, or somebody made them up.",
+            help="All nodes that have inventories and no machine: discovery never ran there, or another program "
+            "invented them.",
         ),
     ] = False,
     is_dry_run: Annotated[
-        bool, Parameter(name="--dry-run", negative="", help="Say what would be removed; remove nothing.")
+        bool, Parameter(name="--dry-run", negative="", help="Print what would be removed; remove nothing.")
     ] = False,
     force: Annotated[
         bool,
@@ -98,7 +99,7 @@ async def _ask(bus: Bus, request: ForgetRequest) -> ForgetReply:
         return await bus.ask(FORGET, request, node=CLUSTER)
     except NobodyThere as err:
         raise PeerUnavailable(
-            f"nothing was removed of node {request.node}: no controller of this release runs, which does it",
+            f"nothing was removed of node {request.node}: no controller of this release runs, which would do it",
             next_step="start topobus-controller; after an update, the new one",
         ) from err
     except PeerUnavailable as err:

@@ -303,7 +303,7 @@ def show(
     folder: Annotated[Path, Parameter(help="Where the passwords are, or a server's certificate.")],
     user: Annotated[
         str | None,
-        Parameter(help="Whose password. Default: show the certificates in FOLDER, and until when they are good."),
+        Parameter(help="Whose password. Default: show the certificates in FOLDER, and until when they are valid."),
     ] = None,
     *,
     options: OutputOptions = OUTPUT_DEFAULTS,
@@ -379,7 +379,7 @@ def _show_certificates(options: OutputOptions, folder: Path, made: ServerCertifi
     if made is not None and made.why_new:
         output.show(Text(f"made: {made.why_new}; a server that runs reads it at SIGHUP", "faint"))
     elif made is not None and not made.is_ours:
-        output.show(Text("left as it is: somebody else made it", "faint"))
+        output.show(Text("left as it is: another program made it", "faint"))
 
 
 def _as_json(facts: CertificateFacts) -> dict[str, object]:

@@ -48,7 +48,7 @@ def logs(
         bool, Parameter(name=("--follow", "-f"), negative="", help="Then print new lines, until Ctrl-C.")
     ] = False,
     since: Annotated[str, Parameter(help="Only of the last 30s, 10m, 2h or 1d.")] = "",
-    tail: Annotated[int | None, Parameter(help="Only so many lines, the newest.")] = None,
+    tail: Annotated[int | None, Parameter(help="Only this number of lines, the newest.")] = None,
     output: Annotated[
         Literal["text", "json"],
         Parameter(name=("--output", "-o"), help="How to print: json is each line as it was written."),

@@ -79,7 +79,7 @@ def delete(
     kustomize: Kustomization = None,
     is_recursive: Recursive = False,
     is_dry_run: Annotated[
-        bool, Parameter(name="--dry-run", negative="", help="Say what would be deleted; delete nothing.")
+        bool, Parameter(name="--dry-run", negative="", help="Print what would be deleted; delete nothing.")
     ] = False,
     namespace: Namespace = "default",
     force: Annotated[
@@ -172,7 +172,7 @@ async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> li
     try:
         return await answers_of_system(bus, changed)
     except (ConfigError, ContractError) as err:
-        output.note(f"whether it would fit is not known: {err.message}")
+        output.note(f"it is not known whether it would fit: {err.message}")
         return []
 
 

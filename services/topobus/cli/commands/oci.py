@@ -246,7 +246,7 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
     except PeerUnavailable as err:
         container_devices, why = [], str(err)
     if not container_devices:
-        detail = f"; and of kubelet nothing is known: {why}" if why else ", and kubelet lists nothing of ours in it"
+        detail = f"; kubelet's pods are not known: {why}" if why else ", and kubelet lists nothing of ours in it"
         raise NotFoundError(
             f"node {node} holds nothing for pod {namespace}/{name}{detail}",
             next_step="`topobus place` places a pod; `topobus pods` lists those of kubelet",

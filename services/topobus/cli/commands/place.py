@@ -42,7 +42,7 @@ _CLAIMS_NEXT = "`topobus apply -f FILE` schedules it with them, `topobus allocat
 
 release_app = App(
     name="release",
-    help="Let go of what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`.",
+    help="Release what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`.",
 )
 
 
@@ -74,10 +74,10 @@ def place(
     node: Annotated[
         str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")
     ] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Say where it would go; hold nothing.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Show where it would go; hold nothing.")] = False,
     profiles: Profiles = (),
     operation: Annotated[
-        str | None, Parameter(help="Operation id of an earlier try whose answer got lost; the answer is the same then.")
+        str | None, Parameter(help="Operation id of an earlier try whose answer was lost. The answer is the same then.")
     ] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
@@ -132,7 +132,7 @@ async def _place(
             Text.assemble(
                 (name_of(manifest), "name"),
                 (" is not placed: ", "fail"),
-                f"all that it asks for are its claims. {_CLAIMS_NEXT}",
+                f"it requests nothing but its claims. {_CLAIMS_NEXT}",
             )
         )
     if not manifests and not by_claims:
@@ -182,7 +182,7 @@ async def _ask(bus: Bus, pod: PodRequest, node: str | None, op_id: str, *, is_dr
             ) from err
         nodes = sorted(entry.parts["node"] for entry in await bus.list(LEDGER))
         raise PeerUnavailable(
-            "nothing was placed: no controller runs, which chooses among the nodes",
+            "nothing was placed: the controller, which chooses among the nodes, does not run",
             next_step=f"`topobus place … --node {nodes[0] if len(nodes) == 1 else 'NODE'}` asks a node itself"
             + (
                 f" (nodes: {', '.join(nodes[:_SHOWN_NODES])}{', …' if len(nodes) > _SHOWN_NODES else ''})"

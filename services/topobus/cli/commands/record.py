@@ -103,8 +103,7 @@ def _report(output: Output, folder: Path, done: Recording, different: list[str])
     if different:
         output.show(
             Text(
-                f"the copy reads otherwise than the original in: {', '.join(different)}; did the machine "
-                "change meanwhile?",
+                f"the copy differs from the original in: {', '.join(different)}; did the machine change meanwhile?",
                 "fail",
             )
         )
@@ -114,5 +113,5 @@ def _report(output: Output, folder: Path, done: Recording, different: list[str])
         output.show(Text(f"left out: {path}", "warn"))
     if len(done.unreadable) > _SHOWN_UNREADABLE:
         output.show(Text(f"left out: {len(done.unreadable) - _SHOWN_UNREADABLE} more; --json lists them", "warn"))
-    output.show(Text("It holds hardware addresses, serial numbers and routes: look before you give it away.", "faint"))
+    output.show(Text("It holds hardware addresses, serial numbers and routes: review it before you share it.", "faint"))
     output.show(Text(f"next: topobus machine --root {folder}; topobus up --root {folder}", "faint"))

@@ -75,7 +75,7 @@ def simulate(
             "that profile.",
         ),
     ] = (),
-    reserved_cpus: Annotated[str, Parameter(help="CPUs never handed out, as a cpulist.")] = "",
+    reserved_cpus: Annotated[str, Parameter(help="CPUs that are never given out, as a cpulist.")] = "",
     cpu_options: Annotated[
         tuple[_CpuOption, ...],
         Parameter(name="--cpu-option", help="An option of kubelet's CPU manager, or several.", negative=""),
@@ -84,7 +84,7 @@ def simulate(
     align_memory: Annotated[bool, Parameter(negative="", help="kubelet's memory manager policy Static.")] = False,
     reserved_memory: Annotated[
         tuple[str, ...],
-        Parameter(help="Memory of a NUMA node never handed out, as NODE=AMOUNT (0=1Gi), or several.", negative=""),
+        Parameter(help="Memory of a NUMA node that is never given out, as NODE=AMOUNT (0=1Gi), or several.", negative=""),
     ] = (),
     decisions: Annotated[
         Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")

@@ -137,7 +137,7 @@ def _listening(listen: str | None, names: list[str], nats: str | None, *, is_ope
     if nats is not None:
         raise UsageError(
             "--listen is for a server that this command starts, and --nats names another one",
-            next_step="leave one of both out",
+            next_step="leave one of them out",
         )
     try:
         address = str(ipaddress.ip_address(listen.strip("[]")))

@@ -117,7 +117,7 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
     Errors: raises ExpectationError when a promise is broken.
     """
     stage = scene.stage
-    with stage.step("A GPU falls off the bus; a subscriber hears of it", "topobus health watch --class gpu"):
+    with stage.step("A GPU falls off the bus, and a subscriber is notified", "topobus health watch --class gpu"):
         for device_class in ("gpu", "nic"):
             # The gateway offers the claim's devices to kubelet again a moment after the ledger
             # released them.

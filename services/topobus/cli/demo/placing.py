@@ -136,7 +136,7 @@ async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
         named = [str(reason.facts) + reason.message for reason in reply.result.to_free]
         stage.expect(
             any(holder.owner.name in text for text in named),
-            f"it names who is in the way: {holder.owner}",
+            f"it names the holders in the way: {holder.owner}",
             reply.result.to_free,
         )
         ledger = await scene.bus.get(LEDGER, node=scene.node)
@@ -149,7 +149,7 @@ async def show_release(scene: Scene, holder: PodRequest, waiting: PodRequest) ->
     """Release the first pod, so that the second fits."""
     stage = scene.stage
     with stage.step(
-        "The first pod goes; now the second would fit",
+        "The first pod is removed, and the second would fit now",
         f"topobus release pod {holder.owner.namespace}/{holder.owner.name}",
     ):
         await release_owner(scene, holder.owner)

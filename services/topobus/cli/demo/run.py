@@ -126,7 +126,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
         _show_logs(stage, system)
         return ExitCode.NO if isinstance(err, ExpectationError) else code_of(err)
     except TimeoutError as err:
-        output.error(ExpectationError(f"the demo waited in vain: {err}"))
+        output.error(ExpectationError(f"the demo waited without result: {err}"))
         _show_logs(stage, system)
         return ExitCode.NO
     return ExitCode.OK

@@ -59,10 +59,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("A pod of another namespace", "topobus describe pod trainer -n research"),
     ),
     "device exclude": (
-        ("Give no pod this GPU any more", "topobus device exclude gpu-0000-18-00-0 --why 'ECC errors, ticket 812'"),
+        ("Exclude this GPU from all lists", "topobus device exclude gpu-0000-18-00-0 --why 'ECC errors, ticket 812'"),
     ),
     "device forgive": (
-        ("Take a fault as repaired that does not end by itself", "topobus device forgive gpu-0000-18-00-0"),
+        ("Mark a fault as repaired that does not end by itself", "topobus device forgive gpu-0000-18-00-0"),
     ),
     "device list": (("What is withheld: by whom, why, since when", "topobus device list"),),
     "device maintain": (
@@ -74,7 +74,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "device reset": (("Reset a GPU that no pod or claim holds", "topobus device reset gpu-0000-18-00-0"),),
     "device return": (("Offer it again", "topobus device return gpu-0000-18-00-0"),),
     "diff": (
-        ("What apply would change; exit code 1 when it is something", "topobus diff -f examples/claims/classes.yaml"),
+        ("What apply would change; exit code 1 if anything", "topobus diff -f examples/claims/classes.yaml"),
         ("The same for a kustomization", "topobus diff -k claims/test"),
     ),
     "doctor": (
@@ -83,7 +83,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("What is wrong, in a large fleet", "topobus doctor --problems"),
     ),
     "explain": (
-        ("Take one of `topobus decisions` apart", "topobus explain d-51e9c9e7756afd750d3e"),
+        ("Explain one of `topobus decisions`", "topobus explain d-51e9c9e7756afd750d3e"),
         ("One that `simulate --decisions` wrote", "topobus explain --file decisions/0001.json"),
     ),
     "forget node": (
@@ -97,13 +97,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Names alone, for a script", "topobus get claims,pods -o name"),
     ),
     "health": (("Devices that are not well", "topobus health"), ("All NICs", "topobus health --class nic --all")),
-    "health watch": (("Each change from now on, as one JSON object a line", "topobus health watch --json"),),
+    "health watch": (("Each change from now on, as one JSON object per line", "topobus health watch --json"),),
     "help": (("The same as `topobus keys make --help`", "topobus help keys make"),),
     "holders": (
         ("What each pod and claim holds, over all nodes", "topobus holders"),
         ("What the pods of a namespace hold on one node", "topobus holders --node n1 -n train"),
     ),
-    "hints watch": (("Each hint list from now on, as one JSON object a line", "topobus hints watch --json"),),
+    "hints watch": (("Each hint list from now on, as one JSON object per line", "topobus hints watch --json"),),
     "inventory": (
         ("How many devices of which class, and how many are free", "topobus inventory"),
         ("Each GPU", "topobus inventory gpu"),

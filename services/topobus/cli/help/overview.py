@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "release",
             "commands.place:release_app",
-            "Let go of what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`.",
+            "Release what `topobus place` or a claim without an object holds; stored claims: `topobus delete claim`.",
         ),
         (
             "apply",

@@ -108,7 +108,7 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
             "considered: pods are placed one by one, not all or none"
         )
     if text:
-        note(f"left out, for Topobus has no use for it: {text}")
+        note(f"left out, because Topobus does not use it: {text}")
     return objects
 
 

@@ -106,7 +106,7 @@ def _with_names(api_object: ApiObject, names: Mapping[str, str]) -> ApiObject:
                     raise UsageError(
                         f"{name_of(api_object)}: container {container.get('name')} asks for {resource} and "
                         f"{ours}, which are the same devices here",
-                        next_step="ask for them by one of both names",
+                        next_step="request them by one of the two names",
                     )
                 amounts[ours] = amounts.pop(resource)
     return copy

@@ -460,8 +460,8 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
     what = f"{node}: container runtime"
     if runtime.why_not:
         lost = (
-            "a device is given on while a container of a pod that was deleted by force still has it; claims "
-            "whose devices go into the pod are refused"
+            "a device is given to the next owner while a container of a pod that was deleted by force still has "
+            "it; claims whose devices go into the pod are refused"
         )
         step = (
             "switch NRI on in the container runtime, and mount its socket into the gateway's container; until "

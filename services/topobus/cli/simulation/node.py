@@ -205,7 +205,7 @@ class Simulation:
             )
         )
         if isinstance(step, Refusal):
-            raise InvariantError(f"{owner} was allocated what somebody holds: {step.reasons[0].message}")
+            raise InvariantError(f"{owner} was allocated devices that are held: {step.reasons[0].message}")
         self.ledger = step.ledger
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
