@@ -533,7 +533,7 @@ def test_check_hub_says_what_nodes_can_do_to_each_other(
     assert finding is not None
     assert finding.level is level
     assert says in finding.found
-    assert ("also tells" in finding.found) is (version < (2, 12) and not wants_login)
+    assert ("also reveals" in finding.found) is (version < (2, 12) and not wants_login)
     assert check_hub([], wants_login=False, version=version) is None
 
 

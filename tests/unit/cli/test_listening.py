@@ -18,7 +18,7 @@ from topobus.values.errors import ConfigError
         (["--listen", "10.0.0.1", "--nats", "nats://10.0.0.1"], "--nats names another one"),
         (["--listen", "gpu1.example.org"], "wanted an address of this machine"),
         (["--name", "gpu1.example.org"], "--name is for a server that others reach"),
-        (["--listen", "127.0.0.1", "--name", "gpu1"], "lets nobody else in"),
+        (["--listen", "127.0.0.1", "--name", "gpu1"], "admits no other machine"),
     ],
     ids=["open", "another-server", "a-name", "name-alone", "loopback-with-name"],
 )
