@@ -176,7 +176,7 @@ async def test_refusal_is_in_an_event_with_the_next_step(hands: Hands) -> None:
     (line,) = {line for line in said if "DevicesNot" in line}
     print(line)  # noqa: T201 - for people
     assert "mtu" in line
-    assert "(interface-config-invalid); mend the configuration" in line
+    assert "(interface-config-invalid); correct the configuration" in line
 
 
 async def _reasons(hands: Hands, pod: HandsPod) -> list[tuple[str, str]]:

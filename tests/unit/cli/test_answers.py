@@ -209,4 +209,4 @@ def test_explain_says_nothing_of_freeing_when_a_reset_was_refused() -> None:
     text = "".join(map(shown, explanation(_reset("op:outcome", REFUSAL), None)))
 
     assert "numa-capacity" in text
-    assert "letting go" not in text
+    assert "would not help" not in text

@@ -113,13 +113,13 @@ def test_folder_without_a_kustomization_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("files", "is_recursive"), [((Path("a.yaml"),), False), ((), True)])
 def test_kustomization_stands_alone(kustomization: Path, files: tuple[Path, ...], is_recursive: bool) -> None:
     """As in kubectl, -k goes with neither -f nor -R."""
-    with pytest.raises(UsageError, match="-k stands alone"):
+    with pytest.raises(UsageError, match="-k takes no other files"):
         read_sources("apply", files, kustomization, print, is_recursive=is_recursive)
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [("apply", "say what to apply"), ("diff", "say what to compare"), ("delete", "say what to delete")],
+    [("apply", "wanted what to apply"), ("diff", "wanted what to compare"), ("delete", "wanted what to delete")],
 )
 def test_commands_say_what_they_want_when_nothing_is_named(
     command: str, said: str, capsys: pytest.CaptureFixture[str]

@@ -11,9 +11,9 @@ from topobus.gateway.cluster.rules.next_steps import AGAIN, next_step
     ("code", "words"),
     [
         ("name-taken", "interface.name"),
-        ("interface-config-invalid", "mend the configuration"),
-        ("vf-refused", "mend the configuration"),
-        ("share-failed", "mend the configuration"),
+        ("interface-config-invalid", "correct the configuration"),
+        ("vf-refused", "correct the configuration"),
+        ("share-failed", "correct the configuration"),
         ("hand-over-failed", "log"),
         ("address-in-use", "another address"),
         ("attach-unsupported", "rights"),

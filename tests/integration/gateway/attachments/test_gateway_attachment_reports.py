@@ -176,7 +176,7 @@ async def test_refused_device_is_seen_with_its_reason_until_it_is_attached(
         await server.until(lambda: len(server.objects("Event")) == 4, what="more events")
 
     (message,) = {event["message"] for event in server.objects("Event") if event["reason"] == "DevicesNotAttached"}
-    assert "mtu: got 99999, wanted at most 9000 (interface-config-invalid); mend the configuration" in message
+    assert "mtu: got 99999, wanted at most 9000 (interface-config-invalid); correct the configuration" in message
 
 
 async def test_sandbox_starts_when_the_api_server_is_away(
