@@ -66,7 +66,7 @@ class DeviceRole(StrEnum):
     PARTITION_PARENT = "partition-parent"
     """It is cut into parts, which are offered instead: MIG, CPX, virtual functions."""
     MANAGEMENT = "management"
-    """The node's own: who has it changes the card, or the node, for everybody."""
+    """The node's own: its user changes the card, or the node, for all."""
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class Link(Struct, frozen=True, kw_only=True):
     bandwidth_gbps: float = 0.0
     count: int = 0
     """How many links are bonded, each with its part of the bandwidth (NVLink); 0: the driver does
-    not tell."""
+    not report it."""
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -120,9 +120,10 @@ class Device(Struct, frozen=True, kw_only=True):
     """Amounts in base units (bytes, count)."""
     allows_multiple: bool = False
     """Several claims may hold it at once, each a share of its capacity. Kubelet's device plugins
-    know no shares: there it is offered by replicas (`sharing`), or not at all."""
+    have no shares: through them it is offered by replicas (`sharing`), or not at all."""
     sharing: DeviceSharing | None = None
-    """The operator has it shared so; None: it is given whole, or shared as its driver says."""
+    """How the operator has it shared; None: it is allocated whole, or shared as its driver
+    reports."""
     capacity_policies: dict[str, CapacityPolicy] = {}
     """By capacity: which amounts a claim may have. Only of a device that several may hold."""
     consumes: tuple[CounterUse, ...] = ()
@@ -140,7 +141,7 @@ class Device(Struct, frozen=True, kw_only=True):
     class's own resource offers it."""
     health: DeviceHealth = HEALTHY
     maintenance: Maintenance | None = None
-    """The operator's word that nobody new gets it; None: there is none."""
+    """The operator's decision that no new owner gets it; None: there is none."""
 
     @property
     def is_allocatable(self) -> bool:
@@ -197,13 +198,13 @@ class Inventory(Struct, frozen=True, kw_only=True):
     counter_sets: tuple[CounterSet, ...] = ()
     """What the devices' `consumes` refers to, sorted by name."""
     kept: tuple[KeptFunction, ...] = ()
-    """Functions that no device stands for, by address: what they are for instead."""
+    """Functions that are no device, by address: their use instead."""
     resource: str = ""
     """The resource name under which kubelet and pods know the class, when it is not ours:
     `nvidia.com/gpu` of somebody else's device plugin."""
     reading_drivers: tuple[str, ...] = ()
-    """Those of `drivers` that can say of devices that preparing them changes nothing: `prepare` may
-    be asked before the devices are anybody's (`is_ahead`)."""
+    """Those of `drivers` that can report that preparing a device changes nothing: `prepare` may be
+    called before the devices have an owner (`is_ahead`)."""
 
     def device(self, name: str) -> Device | None:
         """Find a device by name."""

@@ -35,7 +35,7 @@ class DeviceSharing(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A container that asks for more than one replica is refused: two shares of one GPU are not
     twice a GPU."""
     strategy: str = ""
-    """What its containers do with it where a claim says nothing else: `TimeSlicing`, `MPS`; empty:
+    """The strategy of its containers where a claim sets no other: `TimeSlicing`, `MPS`; empty:
     nothing is set."""
     time_slice: str = ""
     """With TimeSlicing: `Default`, `Short`, `Medium` or `Long`; empty: Default."""

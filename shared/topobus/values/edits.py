@@ -83,8 +83,8 @@ class Cpuset(Struct, frozen=True, kw_only=True):
     mems: NodeSet = NodeSet()
     """Empty: those of its parent."""
     with_shared: bool = False
-    """True: the container runs on the shared pool, too, whichever CPUs that are at the time; its
-    memory comes from anywhere then."""
+    """True: the container also runs on the shared pool, whichever CPUs that has at the time. Its
+    memory then comes from any node."""
 
     def __or__(self, other: Cpuset) -> Cpuset:
         """Join what a container has of two devices."""

@@ -81,7 +81,7 @@ class Condition(Struct, frozen=True, kw_only=True):
     relapses: int = 0
     """How often it got sick again while recovering; each one lengthens the next recovery."""
     until: str = ""
-    """RFC 3339, UTC: while it recovers, when it is given out again unless it gets sick before.
+    """RFC 3339, UTC: while it recovers, when it can be allocated again unless it gets sick before.
     Empty in all other states."""
 
 

@@ -44,14 +44,14 @@ class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     container: str = ""
     devices: dict[str, tuple[str, ...]] = {}
-    """Class to device names, sorted. CPUs stand in `cpus`, not here."""
+    """Class to device names, sorted. CPUs are in `cpus`, not here."""
     cpus: CpuSet = CpuSet()
     memory_bytes: int = 0
     memory: tuple[MemoryBlock, ...] = ()
     """Memory by NUMA node, where the node aligns memory."""
     shared: dict[str, tuple[str, ...]] = {}
-    """Those of `devices` that the owner has a share of, by class: others may hold a share of them,
-    too; nobody the whole."""
+    """Those of `devices` that the owner has a share of, by class. Others may also hold a share of
+    them, but none the whole."""
     shares: dict[str, dict[str, HeldShare]] = {}
     """How much the owner has of those of `shared` whose amounts are known: class to device to what
     it has."""
@@ -68,11 +68,11 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decision_id: str = ""
     is_prepared: bool = False
     """True from the adoption of a claim until the gateway has undone it: containers may be using
-    the devices, so only the gateway's word frees them."""
+    the devices, so only the gateway frees them."""
     pods: tuple[Owner, ...] = ()
-    """The pods that use it, sorted, where the owner does not say it: those of a claim, and the one
-    of kubelet's Allocate, which names none; its PodResources does so afterwards. One that kubelet
-    alone has named has no uid. They hold nothing themselves."""
+    """The pods that use it, sorted, where the owner does not name them: those of a claim, and the
+    pod of kubelet's Allocate, which kubelet names only afterwards, by PodResources. A pod that only
+    kubelet has named has no uid. They hold nothing themselves."""
 
     @property
     def user(self) -> Owner | None:
@@ -90,15 +90,15 @@ class Adoption(Struct, frozen=True, kw_only=True):
 
     owner: Owner
     devices: dict[str, tuple[str, ...]]
-    """Class to device names (CPUs by their device names, too)."""
+    """Class to device names (CPUs also by their device names)."""
     is_shared: bool = False
     """True for admin access: nothing is held."""
     is_prepared: bool = False
     """True: containers may use the devices from now on, so they stay held until a `release` with
     `is_undone`."""
     shared: dict[str, tuple[str, ...]] = {}
-    """Those of `devices` of which the owner has a share (consumable capacity): others may have a
-    share, too, nobody the whole."""
+    """Those of `devices` of which the owner has a share (consumable capacity). Others may also have
+    a share, but none the whole."""
     shares: dict[str, dict[str, HeldShare]] = {}
     """How much the owner has of those of `shared`: class to device to its amounts, and the replicas
     that kubelet chose."""
@@ -107,7 +107,7 @@ class Adoption(Struct, frozen=True, kw_only=True):
     container: str = ""
     """The container that holds it, where that is known."""
     pods: tuple[Owner, ...] = ()
-    """The pods that use the devices, where the owner does not say it; 256 at most."""
+    """The pods that use the devices, where the owner does not name them; 256 at most."""
     group_cpus: dict[str, int] = {}
     """Those of `devices` that are groups of CPUs, with how many the owner has of each; which, the
     ledger's writer chooses."""
@@ -126,7 +126,7 @@ class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request: PodRequest | None = None
     view: NodeView | None = None
     user: Owner | None = None
-    """The pod that used what is let go, where the owner does not say it."""
+    """The pod that used what is released, where the owner does not name it."""
     operation: DeviceOperation | None = None
     """What an operator wants of one device."""
     health: DeviceHealth | None = None
@@ -144,9 +144,9 @@ class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decision_id: str = ""
     outcome: Placement | Refusal | None = None
     """The answer; None for an adoption that went well and for a release. Old records drop it: what
-    was placed stands in the allocation."""
+    was placed is in the allocation."""
     devices: dict[str, tuple[str, ...]] = {}
-    """What a release let go: class to device names, CPUs by device name."""
+    """What a release freed: class to device names, CPUs by device name."""
     displaced: tuple[Owner, ...] = ()
     """Owners whose holding gave way to an adoption."""
     pending: PendingDecision | None = None

@@ -37,7 +37,7 @@ class NumaNode(Struct, frozen=True, kw_only=True):
     near_cpus: CpuSet = CpuSet()
     """CPUs that reach this memory best, unusable ones included: the node's own, or for a
     memory-only node those that the machine's tables name (HMAT initiators, distances, the GPU's own
-    CPUs). Empty when it does not tell."""
+    CPUs). Empty when the machine does not show it."""
 
 
 class Cpu(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     l3: int | None = None
     kind: str = ""
     """`performance`, `efficiency` or `low-power` on hybrid machines; empty where the kernel does
-    not say."""
+    not show it."""
     is_allowed: bool = True
 
 
@@ -115,7 +115,7 @@ class PciDevice(Struct, frozen=True, kw_only=True):
     is_root_port: bool = False
     is_switch_port: bool = False
     numa_node: int | None = None
-    """None when the kernel says -1: unknown is not node 0."""
+    """None when the kernel shows -1: unknown is not node 0."""
     driver: str = ""
     link: PciLink | None = None
     iommu_group: int | None = None
@@ -145,7 +145,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     numa_nodes: tuple[NumaNode, ...]
     cpus: tuple[Cpu, ...]
     l3_caches: tuple[L3Cache, ...] = ()
-    """Sorted by `cpu`; a cache whose size the machine does not tell is not in it."""
+    """Sorted by `cpu`; a cache whose size the machine does not show is not in it."""
     distances: tuple[tuple[int, ...], ...] = ()
     pci_devices: tuple[PciDevice, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ class DeviceVerb(StrEnum):
     """What an operator does with a device."""
 
     MAINTAIN = "maintain"
-    """Nobody new gets it; whoever has it keeps it, unless it is drained."""
+    """No new owner gets it; its owners keep it, unless it is drained."""
     EXCLUDE = "exclude"
     """As if it were not there, for everybody new."""
     RETURN = "return"
@@ -26,7 +26,7 @@ class DeviceVerb(StrEnum):
     FORGIVE = "forgive"
     """Its sticky faults heal from now on as others do."""
     RESET = "reset"
-    """Its driver resets it, while nobody holds it."""
+    """Its driver resets it, while it has no owner."""
 
     @property
     def is_lasting(self) -> bool:
@@ -45,11 +45,11 @@ class Maintenance(Struct, frozen=True, kw_only=True):
     why: str
     """The operator's reason, for people."""
     who: str
-    """Who says so, as the operator's program told it: a name for people, no proof."""
+    """The operator, as named by the operator's program: a name for people, not a proof."""
     since: str = ""
     """RFC 3339, UTC."""
     is_draining: bool = False
-    """True: whoever has it by a claim shall leave it, too."""
+    """True: the claims that have it are drained as well."""
     op_id: str = ""
     """The operation that set it."""
 
@@ -63,7 +63,7 @@ class DeviceOperation(Struct, frozen=True, kw_only=True):
     why: str = ""
     who: str = ""
     is_draining: bool = False
-    """For `maintain` and `exclude`: those who have it by a claim shall leave it."""
+    """For `maintain` and `exclude`: the claims that have it are drained."""
 
     @property
     def text(self) -> str:

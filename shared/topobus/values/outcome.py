@@ -100,14 +100,14 @@ class ContainerPlacement(Struct, frozen=True, kw_only=True):
         return bool(self.name or self.hints or self.alignment.nodes is not None)
 
     @property
-    def told_reasons(self) -> tuple[Reason, ...]:
+    def shown_reasons(self) -> tuple[Reason, ...]:
         """The reasons to show to people.
 
         For a claim, a reason that nothing is aligned is left out beside the one that describes how
         near its devices are.
 
         >>> why = (Reason(code="no-alignment", message="policy none: nothing is aligned"), Reason(code="devices-chosen", message="gpu-0"))
-        >>> [reason.code for reason in ContainerPlacement(name="", alignment=Hint(None, True), reasons=why).told_reasons]
+        >>> [reason.code for reason in ContainerPlacement(name="", alignment=Hint(None, True), reasons=why).shown_reasons]
         ['devices-chosen']
         """  # noqa: E501
         return (

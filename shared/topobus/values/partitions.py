@@ -21,8 +21,8 @@ MAX_PARTS = 1024
 most in practice. The number is fixed, so that one part more changes neither the parent nor its
 counter."""
 PARTS = "topobus-parts"
-"""The counter that stands for a device which is held whole or in parts, where its driver counts
-nothing; no driver may name one so."""
+"""The counter for a device that is held whole or in parts, where its driver counts nothing. No
+driver may use this name."""
 # The limits of resource.k8s.io/v1.
 _MAX_SETS_OF_DEVICE = 2
 _MAX_COUNTERS = 32

@@ -59,7 +59,7 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     minimum: int | str | None = None
     """A number of at least this; text is a quantity: `80Gi`."""
     maximum: int | str | None = None
-    """A number of at most this. May stand beside `minimum`."""
+    """A number of at most this. May be combined with `minimum`."""
 
     def __post_init__(self) -> None:
         """Refuse a condition that cannot mean what was intended."""
@@ -118,8 +118,8 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Devices of a class under a resource name of their own."""
 
     name: str
-    """The resource's name without the prefix: the class, a dash, and whatever tells it from the
-    others (`gpu-h100`). A DNS label."""
+    """The resource's name without the prefix: the class, a dash, and what distinguishes it from
+    the others (`gpu-h100`). A DNS label."""
     where: tuple[Condition, ...]
     """All of these are true of the pool's devices."""
 

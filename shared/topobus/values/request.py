@@ -90,10 +90,10 @@ class OwnerKind(StrEnum):
     the device ids."""
     CONTAINER = "container"
     """A container to which kubelet's own CPU manager or memory manager gave something; `name` is
-    the pod, `uid` the container: kubelet tells no uid."""
+    the pod, `uid` the container: kubelet reports no uid."""
     OPERATOR = "operator"
-    """Who works on a device (`topobus device`), in decisions alone: nobody holds anything as one.
-    `name` is who it is, `uid` the device with its class."""
+    """A person who works on a device (`topobus device`). Only in decisions: an operator holds
+    nothing. `name` is the person, `uid` the device with its class."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -134,8 +134,8 @@ class DeviceRequest(Struct, frozen=True, kw_only=True):
     is_shared: bool = False
     """True for admin access: looks at devices without holding them."""
     by_share: bool = False
-    """True for a share of each of the named devices: others may hold shares of them, too, and
-    nobody the whole."""
+    """True for a share of each of the named devices. Others may also hold shares of them, but none
+    the whole."""
     amounts: dict[str, dict[str, int]] = {}
     """With `by_share`: how much of each named device, as capacity to amount; a device that is not
     named here is not counted."""
@@ -163,8 +163,8 @@ class ClaimUse(Struct, frozen=True, kw_only=True):
 
     owner_key: str
     containers: tuple[str, ...] = ()
-    """The containers that use it, in the pod's order; none: nobody does, and with scope container
-    it is aligned with nothing."""
+    """The containers that use it, in the pod's order. When there are none, it is aligned with
+    nothing under scope container."""
 
 
 class PodRequest(Struct, frozen=True, kw_only=True):

@@ -34,19 +34,19 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     """A pod's sandbox."""
 
     id: str
-    """The runtime's: a pod that is started anew has another one."""
+    """The runtime's: a pod that is started again has another one."""
     uid: str
     """The pod's."""
     namespace: str
     name: str
     network_namespace: str = ""
-    """Path on the host, as the runtime tells it; empty: the host's own."""
+    """Path on the host, from the runtime; empty: the host's own."""
     annotations: dict[str, str] = {}
     """Those of BANDWIDTH_ANNOTATIONS that the pod has."""
     host_ports: tuple[HostPort, ...] = ()
     ports_unknown: str = ""
-    """Why `host_ports` may lack some; empty: they are all that the pod has. Who would have to open
-    them refuses the sandbox then."""
+    """Why `host_ports` may lack some; empty: they are all that the pod has. A driver that would
+    have to open them then refuses the sandbox."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -39,7 +39,7 @@ IdProfile = Literal["topobus", "pci", "uuid", "card"]
 """How the devices of a resource are named towards kubelet."""
 
 VendorProfile = Literal["nvidia", "amd", "intel-sriov"]
-"""Whose device plugin is stood in for."""
+"""The vendor whose device plugin is replaced."""
 
 _DOMAINS: dict[VendorProfile, str] = {"nvidia": "nvidia.com", "amd": "amd.com", "intel-sriov": "intel.com"}
 _CLASSES: dict[VendorProfile, str] = {"nvidia": "gpu", "amd": "gpu", "intel-sriov": "nic"}

@@ -52,7 +52,7 @@ class PlanMode(StrEnum):
     """
 
     COMPATIBLE = "compatible"
-    """The refusal stands, as in kubelet."""
+    """The refusal is kept, as in kubelet."""
     CORRECTED = "corrected"
     """Other hints, devices and ways of sharing among the containers are searched;
     `AlignmentOptions.search_steps` bounds it."""
@@ -152,7 +152,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     reserved_cpus: CpuSet = CpuSet()
     """Never given exclusively (the system's and kubelet's own)."""
     devices: dict[str, tuple[Device, ...]] = {}
-    """Class to devices, sorted by name; class `cpu` is left out, for `cores` tells it shorter."""
+    """Class to devices, sorted by name; class `cpu` is left out, because `cores` has it in a
+    shorter form."""
     counter_sets: dict[str, tuple[CounterSet, ...]] = {}
     """Class to what its devices' `consumes` refers to; classes without any are left out."""
     unhealthy_cpus: CpuSet = CpuSet()

@@ -138,7 +138,7 @@ async def test_list_names_what_nobody_can_read_and_gives_the_rest(bus: Bus) -> N
     assert [entry.parts["node"] for entry in entries] == ["n1"]
     assert [key for key, _ in rejected] == ["n2.gpu", "n3.gpu"]
     assert "node" in rejected[0][1]
-    assert "says node 'n1', its key says 'n3'" in rejected[1][1]
+    assert "has node 'n1', its key has 'n3'" in rejected[1][1]
 
 
 async def test_list_is_complete_when_there_are_thousands_of_entries(bus: Bus) -> None:

@@ -98,7 +98,7 @@ def test_check_node_misses_a_service_where_the_machine_has_something_for_it(
 
     findings = list(
         check_node(
-            "n1", replace(MACHINE, pci_devices=(card,)), inventories, LEDGER, {device_class: "nobody answers hints"}
+            "n1", replace(MACHINE, pci_devices=(card,)), inventories, LEDGER, {device_class: "no service answers hints"}
         )
     )
 
@@ -108,11 +108,11 @@ def test_check_node_misses_a_service_where_the_machine_has_something_for_it(
 def test_check_node_fails_when_a_service_with_an_inventory_keeps_silent() -> None:
     """A stored inventory does not hide that its service is gone."""
     finding = only(
-        list(check_node("n1", MACHINE, INVENTORIES, LEDGER, {"gpu": "nobody answers hints"})), "n1: inventory gpu"
+        list(check_node("n1", MACHINE, INVENTORIES, LEDGER, {"gpu": "no service answers hints"})), "n1: inventory gpu"
     )
 
     assert finding.level is Level.FAIL
-    assert "nobody answers hints" in finding.found
+    assert "no service answers hints" in finding.found
 
 
 def test_check_node_is_content_when_an_inventory_is_older_than_the_machine() -> None:
@@ -412,10 +412,10 @@ def test_releases_are_findings_by_name_when_they_differ() -> None:
     findings = check_releases("n1", said, "0.2.1")
 
     assert [finding.found.partition(":")[0].partition(",")[0] for finding in findings] == [
-        "topology does not say a release",
+        "topology does not report a release",
         "cpu runs release 0.1.0",
         "fpga runs release 1.0",
-        "relay says release 'none?'",
+        "relay reports release 'none?'",
     ]
     assert {(finding.what, finding.level) for finding in findings} == {("n1: releases", Level.WARN)}
 

@@ -103,7 +103,7 @@ def test_manifest_with_a_nul_is_refused_with_its_line(tmp_path: Path, capsys: py
 
     said = " ".join(capsys.readouterr().err.split())
     assert codes == [ExitCode.DATA, ExitCode.DATA]
-    assert "nul.yaml, line 3: the character U+0000 cannot stand in YAML or JSON" in said
+    assert "nul.yaml, line 3: the character U+0000 is not allowed in YAML or JSON" in said
     assert "latin.yaml, line 2: this is not text" in said
 
 

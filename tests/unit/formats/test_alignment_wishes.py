@@ -62,7 +62,7 @@ def test_wishes_reach_the_request_when_a_pod_is_annotated() -> None:
         pytest.param(
             {"topobus.dev/locality": "hart:numa"}, 'wanted hard: or soft:, did you mean "hard"', id="strength"
         ),
-        pytest.param({"topobus.dev/locality": "hard:numa,soft:numa"}, "'numa' stands there twice", id="twice"),
+        pytest.param({"topobus.dev/locality": "hard:numa,soft:numa"}, "'numa' is there twice", id="twice"),
         pytest.param({"topobus.dev/locality": ""}, "wanted hard: or soft:", id="empty"),
         pytest.param({"topobus.dev/locality": "hard:"}, "'' is no level", id="no-level"),
         pytest.param({"topobus.dev/locality": 1}, "is 1, wanted text", id="no-text"),

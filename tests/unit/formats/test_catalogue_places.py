@@ -43,7 +43,7 @@ def test_value_is_refused_when_it_says_that_it_belongs_elsewhere(node: str, devi
     if is_good:
         INVENTORY.check_place(value, parts)
         return
-    with pytest.raises(ContractError, match="its key says"):
+    with pytest.raises(ContractError, match="its key has"):
         INVENTORY.check_place(value, parts)
 
 

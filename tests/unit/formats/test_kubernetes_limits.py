@@ -422,7 +422,7 @@ BAD = {
     "binding-overlap": (
         lambda: device(bindingConditions=["a"], bindingFailureConditions=["a"]),
         "bindingFailureConditions",
-        "too",
+        "is also in",
     ),
     "own-node-alone": (lambda: device(nodeName="n"), "devices[0]", "only with perDeviceNodeSelection"),
     "own-node-missing": (

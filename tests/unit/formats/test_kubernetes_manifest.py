@@ -137,7 +137,7 @@ def test_parse_manifest_keeps_times_as_text_when_they_are_not_quoted() -> None:
         ),
         pytest.param(
             POD.replace("      limits:", "      limits:\n      limits:"),
-            ("line 14", "limits stands here twice"),
+            ("line 14", "limits is here twice"),
             id="key-twice",
         ),
         pytest.param(POD.replace("    image:", "     image:"), ("line", "neither YAML nor JSON"), id="broken-yaml"),
@@ -159,7 +159,7 @@ def test_parse_manifest_keeps_times_as_text_when_they_are_not_quoted() -> None:
             id="bare-attribute",
         ),
         pytest.param(
-            CLAIM.replace("name: nic\n", "name: gpu\n"), ("requests[1].name", "stands here twice"), id="request-twice"
+            CLAIM.replace("name: nic\n", "name: gpu\n"), ("requests[1].name", "is here twice"), id="request-twice"
         ),
         pytest.param(
             CLAIM.replace("deviceClassName: nic", "deviceClassName: nic\n        count: 0"),

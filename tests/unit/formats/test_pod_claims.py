@@ -24,7 +24,7 @@ ONE = {"name": "a", "resourceClaimName": "fast"}
     [
         (_spec([{"name": "a"}]), "spec.resourceClaims[0]: got 0 of resourceClaimName and resourceClaimTemplateName"),
         (_spec([ONE | {"resourceClaimTemplateName": "t"}]), "spec.resourceClaims[0]: got 2 of"),
-        (_spec([ONE, ONE]), "spec.resourceClaims[1].name: 'a' stands here twice"),
+        (_spec([ONE, ONE]), "spec.resourceClaims[1].name: 'a' is here twice"),
         (_spec([{"name": "A", "resourceClaimName": "fast"}]), "spec.resourceClaims[0].name: got 'A'"),
         (_spec([{"name": "a", "resourceClaimName": "Fast"}]), "spec.resourceClaims[0]: got 'Fast', wanted a DNS name"),
         (

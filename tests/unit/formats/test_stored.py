@@ -115,7 +115,7 @@ def test_value_is_refused_when_it_does_not_fit_compressed_either() -> None:
     [
         pytest.param(zlib.compressobj(wbits=31).compress(b"") + b"", "ends too early", id="cut-off"),
         pytest.param(gzip.compress(b"{}")[:-4], "ends too early", id="without-its-end"),
-        pytest.param(gzip.compress(b"{}") + gzip.compress(b"{}"), "goes on after its end", id="two-of-them"),
+        pytest.param(gzip.compress(b"{}") + gzip.compress(b"{}"), "has more after its end", id="two-of-them"),
         pytest.param(b"\x1f\x8b" + b"\x00" * 20, "cannot unpack", id="garbage"),
         pytest.param(gzip.compress(b"{}")[:-8] + b"\0" * 8, "cannot unpack", id="wrong-checksum"),
         pytest.param(gzip.compress(b" " * (MAX_UNPACKED_BYTES + 1)), "more than 16777216 bytes", id="bomb"),

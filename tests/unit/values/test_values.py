@@ -221,6 +221,6 @@ def test_placement_of_a_claim_tells_no_alignment_when_nothing_was_merged() -> No
     claim = ContainerPlacement(name="", alignment=Hint(None, preferred=True), reasons=reasons)
     container = ContainerPlacement(name="main", alignment=Hint(None, preferred=True), reasons=reasons)
 
-    assert [reason.code for reason in claim.told_reasons] == ["locality-met"]
-    assert container.told_reasons == reasons
+    assert [reason.code for reason in claim.shown_reasons] == ["locality-met"]
+    assert container.shown_reasons == reasons
     assert (claim.has_alignment, container.has_alignment) == (False, True)

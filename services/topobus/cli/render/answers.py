@@ -202,5 +202,5 @@ def _container_view(container: ContainerPlacement, *, has_facts: bool) -> Render
         grid.add_row("cpus", f"{len(container.cpus)}: {container.cpus}")
     for device_class, names in sorted(container.devices.items()):
         grid.add_row(device_class, ", ".join(names))
-    reasons = container.told_reasons
+    reasons = container.shown_reasons
     return Group(grid, *([Text("why", "title"), *reason_lines(reasons, has_facts=has_facts)] if reasons else []))

@@ -200,7 +200,7 @@ def _container_view(container: ContainerPlacement) -> View:
             }
             for listed in container.hints
         ],
-        "reasons": [_reason(reason) for reason in container.told_reasons],
+        "reasons": [_reason(reason) for reason in container.shown_reasons],
     }
 
 

@@ -88,7 +88,7 @@ class OciResult(Struct, frozen=True, kw_only=True):
     conflicts: tuple[Conflict, ...] = ()
     missing: tuple[str, ...] = ()
     """Device nodes that the host does not have: a runtime would refuse to start the container. In
-    the spec they have a path alone, for nobody knows type and numbers."""
+    the spec they have only a path, because type and numbers are not known."""
 
 
 def device_paths(

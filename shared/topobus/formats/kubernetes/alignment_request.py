@@ -39,8 +39,8 @@ LOCALITY_ANNOTATION = "topobus.dev/locality"
 PARAMETERS_VERSION = "topobus.dev/v1"
 PARAMETERS_KIND = "AlignmentParameters"
 RESULT_KIND = "AlignmentResult"
-"""What an allocation tells of where it lies (`numaNodes`, `pcieRoots`, `pcieSwitches`), for the
-node's prepare."""
+"""The kind of the parameters that give an allocation's place (`numaNodes`, `pcieRoots`,
+`pcieSwitches`) to the node's prepare."""
 
 _PREFIX = "topobus.dev/"
 _ANNOTATIONS = (POLICY_ANNOTATION, SCOPE_ANNOTATION, LOCALITY_ANNOTATION)
@@ -136,7 +136,7 @@ def read_locality(text: str, where: str) -> tuple[Locality, ...]:
             )
         if any(locality.level.value == level for locality in localities):
             raise ContractError(
-                f"{where} is {text!r}: {level!r} stands there twice, wanted each level once", next_step=_EXAMPLE
+                f"{where} is {text!r}: {level!r} is there twice, wanted each level once", next_step=_EXAMPLE
             )
         localities.append(Locality(level=LocalityLevel(level), is_hard=strength == "hard"))
     return tuple(localities)

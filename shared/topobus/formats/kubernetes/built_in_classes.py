@@ -12,7 +12,7 @@ from topobus.formats.messages.messages import ApiObject
 __all__ = ["BUILT_IN", "built_in_class", "built_in_class_object"]
 
 BUILT_IN = "BuiltIn"
-"""Reason of the condition by which a built-in class is told from a stored one."""
+"""Reason of the condition that marks a class as built in and not stored."""
 
 
 def built_in_class(driver: str) -> DeviceClassSpec:

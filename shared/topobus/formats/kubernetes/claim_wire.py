@@ -44,7 +44,7 @@ class _Field(Struct, frozen=True):
     number: int
     kind: int
     payload: bytes
-    """What stands behind the tag; of a length-delimited field without its length."""
+    """What follows the tag; of a length-delimited field without its length."""
 
 
 def claim_uid(body: bytes) -> str:

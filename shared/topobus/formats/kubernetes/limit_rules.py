@@ -137,7 +137,7 @@ def unique(names: Sequence[str], path: str, *, field: str = "name") -> Iterator[
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
-            yield Problem(f"{path}[{index}]{'.' + field if field else ''}", f"{name!r} stands here twice")
+            yield Problem(f"{path}[{index}]{'.' + field if field else ''}", f"{name!r} is here twice")
         seen.add(name)
 
 
@@ -212,7 +212,7 @@ def check_binding(conditions: Sequence[str], failures: Sequence[str], path: str)
             if not is_label_name(value):
                 yield Problem(f"{path}.{name}[{index}]", f"got {value!r}, wanted the name of a label")
     for condition in sorted(set(conditions) & set(failures)):
-        yield Problem(f"{path}.bindingFailureConditions", f"{condition!r} stands in bindingConditions, too")
+        yield Problem(f"{path}.bindingFailureConditions", f"{condition!r} is also in bindingConditions")
     if bool(conditions) != bool(failures):
         missing = "bindingFailureConditions" if conditions else "bindingConditions"
         yield Problem(f"{path}.{missing}", "wanted at least one, for the other kind of conditions is there")

@@ -82,7 +82,7 @@ class MixedManifest(NamedTuple):
     """The objects of a manifest that are ours, and the kinds of the others."""
 
     objects: tuple[ApiObject, ...]
-    """In the order in which they stand there; the pods of a workload where it stands."""
+    """In the order of the file. The pods of a workload are in its place."""
     workloads: tuple[str, ...] = ()
     """Workloads whose pods are among them: `Deployment web: 3 pods`."""
     left_out: tuple[str, ...] = ()
@@ -220,7 +220,7 @@ def _compose(text: str, where: str) -> list[yaml.Node]:
         # The whole text is looked through at once, before anything is read.
         number = text.count("\n", 0, err.position) + 1
         sign = f"U+{ord(err.character) if isinstance(err.character, str) else err.character:04X}"
-        raise ContractError(f"{where}, line {number}: the character {sign} cannot stand in YAML or JSON") from err
+        raise ContractError(f"{where}, line {number}: the character {sign} is not allowed in YAML or JSON") from err
     try:
         nodes: list[yaml.Node] = []
         while loader.check_node():
@@ -304,7 +304,7 @@ class _Document:
             raise ContractError(f"{self.where}, line {line}: {path}: {node.value} is no number")
         if value is not None and not isinstance(value, str | int | float | bool):
             raise ContractError(
-                f"{self.where}, line {line}: {path}: a {type(value).__name__} cannot stand in a manifest"
+                f"{self.where}, line {line}: {path}: a {type(value).__name__} is not allowed in a manifest"
             )
         return value
 
@@ -318,7 +318,7 @@ class _Document:
                     f"{self.where}, line {line}: {path}: the key {key!r} is not text: write it in quotes"
                 )
             if key in fields:
-                raise ContractError(f"{self.where}, line {line}: {path}: {key} stands here twice")
+                raise ContractError(f"{self.where}, line {line}: {path}: {key} is here twice")
             place = f"{path}.{key}" if path else key
             self.lines[place] = line
             fields[key] = self._plain(inner, place, depth + 1)

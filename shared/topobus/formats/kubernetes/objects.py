@@ -77,7 +77,7 @@ _POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
 _CLUSTER_SUFFIX = "ClassParameters"
 
 DELETE_PROTECTION = "resource.kubernetes.io/delete-protection"
-"""The finalizer that keeps an allocated claim until its devices are let go."""
+"""The finalizer that keeps an allocated claim until its devices are released."""
 NODE_ANNOTATION = "topobus.dev/node"
 """On a claim: allocate on this node only."""
 ATTEMPT_ANNOTATION = "topobus.dev/attempt"
@@ -88,10 +88,10 @@ ATTEMPTS_ANNOTATION = "topobus.dev/attempts"
 DEALLOCATION_ANNOTATION = "topobus.dev/deallocation"
 """On a claim, by the controller: its allocation is being taken back, and why."""
 PLACEMENT_PROTECTION = "topobus.dev/placement"
-"""The finalizer that keeps a pod until what it holds and has reserved is let go."""
+"""The finalizer that keeps a pod until what it holds and has reserved is released."""
 RETREATS_ANNOTATION = "scheduler.topobus.dev/retreats"
 """On a pod, by the controller: how often its claims were taken from it to try another node. Not in
-`topobus.dev/`, where pods say what they wish."""
+`topobus.dev/`, which has the requests of pods."""
 
 _CONTROLLER_ANNOTATIONS = (
     ATTEMPT_ANNOTATION,

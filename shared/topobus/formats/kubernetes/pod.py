@@ -181,7 +181,7 @@ def _container(
             domain = name.partition("/")[0]
             if "/" in name and domain != _DOMAIN and did_you_mean(domain.strip(), [_DOMAIN]):
                 raise ContractError(
-                    f"{where}: {part}.{name}: nobody offers resources of "
+                    f"{where}: {part}.{name}: there are no resources of "
                     f"{domain!r}{did_you_mean(domain.strip(), [_DOMAIN])}"
                 )
             if amount.nano < 0:

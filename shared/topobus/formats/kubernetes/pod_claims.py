@@ -36,7 +36,7 @@ def _entries(spec: PodSpec, *, is_grouped: bool) -> Iterator[Problem]:
                 f"{path}.name", f"got {resource_claim.name!r}, wanted a DNS label: lower-case letters, digits and '-'"
             )
         if resource_claim.name in names[:index]:
-            yield Problem(f"{path}.name", f"{resource_claim.name!r} stands here twice")
+            yield Problem(f"{path}.name", f"{resource_claim.name!r} is here twice")
         named = [name for name in (resource_claim.claim_name, resource_claim.template_name) if name]
         if len(named) != 1 and not (is_grouped and not named):
             yield Problem(

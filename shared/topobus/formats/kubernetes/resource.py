@@ -138,7 +138,7 @@ class Constraint(Wire, frozen=True, kw_only=True):
 
 
 class OpaqueConfiguration(Wire, frozen=True, kw_only=True):
-    """Parameters for one driver, which alone understands them."""
+    """Parameters that only one driver understands."""
 
     driver: str
     parameters: Any = None
@@ -220,7 +220,7 @@ class GrantedConfiguration(Wire, frozen=True, kw_only=True):
     """A configuration copied into the allocation, with where it came from."""
 
     source: str
-    """`FromClass` or `FromClaim`; class configurations stand first, so that the claim's win."""
+    """`FromClass` or `FromClaim`; class configurations come first, so that the claim's win."""
     requests: tuple[str, ...] = ()
     opaque: OpaqueConfiguration | None = None
 

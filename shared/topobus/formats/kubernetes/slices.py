@@ -54,7 +54,7 @@ HEALTH_REASON = "healthReason"
 `xid`), which a taint has no room for."""
 HEALTH_TAINT = "topobus.dev/health"
 MAINTENANCE_TAINT = "topobus.dev/maintenance"
-"""On a device that an operator keeps back; its value is `maintain` or `exclude`."""
+"""On a device that an operator withholds; its value is `maintain` or `exclude`."""
 SICK_TAINT = Taint(key=HEALTH_TAINT, value=str(HealthState.UNHEALTHY), effect="NoExecute")
 """What a device has of which there is evidence that it is sick."""
 # 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and

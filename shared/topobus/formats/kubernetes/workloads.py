@@ -70,7 +70,7 @@ class Workload(NamedTuple):
     pod: dict[str, Any]
     """The template as a v1 Pod."""
     prefix: str
-    """Where the template's fields stand in the object: `spec.template.`."""
+    """Where the template's fields are in the object: `spec.template.`."""
     pods: int
     """0 where something is wrong."""
     problems: tuple[Problem, ...] = ()

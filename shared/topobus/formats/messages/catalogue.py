@@ -112,7 +112,7 @@ LEDGER = State(
     message=Ledger,
     writer=("topology",),
     readers=(*DEVICE_SERVICES, "gateway", "controller", _RELAY, "console", "cli"),
-    description="Who holds what on one node, with the answers of the newest operations.",
+    description="The owners of everything that is held on one node, with the answers of the newest operations.",
     history=16,
     max_value_bytes=900 * 1024,
     # The most of all: sixteen revisions a node, each with its newest answers, and without room
@@ -151,7 +151,7 @@ MAINTENANCE = State(
     message=operation_messages.ClassMaintenance,
     writer=DEVICE_SERVICES,
     readers=(_RELAY, "cli"),
-    description="Which devices of one class on one node an operator keeps back, who and why, and what was done to single "  # noqa: E501
+    description="Which devices of one class on one node an operator withholds, who and why, and what was done to single "  # noqa: E501
     "devices lately.",
     max_value_bytes=256 * 1024,
     # A full bucket refuses writes and drops nothing: a service that starts after it has become full
@@ -221,7 +221,7 @@ HINTS = Notice(
     event_type="dev.topobus.hints.v1",
     writer=(*_CLASS_SERVERS, "topology"),
     readers=("users", "cli"),
-    description="The hint lists that were given for one class in one operation, said once to whoever listens.",
+    description="The hint lists that were given for one class in one operation, sent once to all that listen.",
 )
 PLACE = Ask(
     name="place",
@@ -231,7 +231,7 @@ PLACE = Ask(
     timeout_s=5.0,
     writer=("topology",),
     readers=("gateway", "controller", "cli"),
-    description="Place all containers of a pod on this node, or say why not.",
+    description="Place all containers of a pod on this node, or give the reasons why not.",
 )
 PREFER = Ask(
     name="prefer",
@@ -294,7 +294,7 @@ PREPARE = Ask(
     timeout_s=10.0,
     writer=_CLASS_SERVERS,
     readers=("gateway", "cli"),
-    description="Make devices ready and say what a container needs to use them.",
+    description="Make devices ready and return what a container needs to use them.",
 )
 UNPREPARE = Ask(
     name="unprepare",
@@ -359,7 +359,7 @@ FORGET = Ask(
     queue_group="controller",
     writer=(FORGETTER,),
     readers=("cli",),
-    description="Remove all that stands of a node that is gone, from every bucket; the node in the subject is always `_`.",  # noqa: E501
+    description="Remove all that is stored of a node that is gone, from every bucket; the node in the subject is always `_`.",  # noqa: E501
 )
 OPERATE = Ask(
     name="operate",
@@ -403,7 +403,7 @@ PODS = Ask(
     timeout_s=6.0,
     writer=("gateway",),
     readers=("cli",),
-    description="Which containers have which devices, as kubelet tells it, and where the ledger says something else.",
+    description="Which containers have which devices, as kubelet reports it, and where the ledger differs.",
 )
 
 STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, MAINTENANCE, OBJECT)

@@ -16,7 +16,7 @@ __all__ = ["DEVICE_SERVICES", "class_complaint", "class_server", "has_own_servic
 DEVICE_SERVICES = ("gpu", "nic", "fpga", "cpu")
 """The classes that Topobus ships a service for."""
 FOREIGN_SERVER = "gateway"
-"""Who serves classes of somebody else's device plugins."""
+"""The service that serves classes of other vendors' device plugins."""
 
 # The name is a NATS user, a token of subjects, a part of variables (TOPOBUS_NPU__…) and of an
 # account's name; 20 characters leave room in a socket's path.

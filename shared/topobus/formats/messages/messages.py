@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 OUTCOME = ":outcome"
-"""What the operation id of an operator's wish ends in where its decision says what became of it."""
+"""The end of an operation id of an operator's request whose decision has the outcome."""
 
 
 class ApiObject(Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
@@ -94,11 +94,11 @@ class HealthEvent(Struct, frozen=True, kw_only=True):
     is_removed: bool = False
     """True when the device left the inventory for good."""
     affected: tuple[Owner, ...] = ()
-    """Who holds the device, from the ledger: of what kubelet's device plugin allocations hold the
-    pod (without a uid) as soon as kubelet has told it."""
+    """The owners of the device, from the ledger. For an allocation of kubelet's device plugins this
+    is the pod (without a uid), as soon as kubelet has reported it."""
     pods: tuple[Owner, ...] = ()
-    """The pods that use the device, by whichever door, sorted; one that kubelet alone has named has
-    no uid."""
+    """The pods that use the device, by a claim or by a device plugin, sorted. A pod that only
+    kubelet has named has no uid."""
     time: str
     """RFC 3339, UTC."""
 
@@ -123,7 +123,7 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     """The ledger's sequence after the decision."""
     is_dry_run: bool = False
     user: Owner | None = None
-    """The pod that used what a `release` let go, where the owner does not say it (an allocation of
+    """The pod that used what a `release` freed, where the owner does not name it (an allocation of
     kubelet's)."""
     operation: DeviceOperation | None = None
     """What an operator wants of one device, for the verbs of `topobus device`."""
@@ -150,10 +150,10 @@ class PlaceRequest(Struct, frozen=True, kw_only=True):
     pod: PodRequest
     is_dry_run: bool = False
     is_reservation: bool = False
-    """True: hold it for now; without a `commit` in time it is let go again, `release` lets it go at
-    once."""
+    """True: hold it for now. It is released when no `commit` comes in time, or at once by
+    `release`."""
     besides: dict[str, tuple[str, ...]] = {}
-    """For a dry run: count these devices as held, too, class to names (CPUs by device name): the
+    """For a dry run: also count these devices as held, class to names (CPUs by device name). The
     pod's claims are about to take them."""
 
 
@@ -221,8 +221,8 @@ class ContainerDevices(Struct, frozen=True, kw_only=True):
     """Namespace and name; empty for a resource's devices."""
     devices: tuple[HeldDevice, ...]
     memory: tuple[MemoryBlock, ...] = ()
-    """Memory that kubelet's memory manager gave it, by NUMA node; stands beside its exclusive CPUs
-    (class `cpu`)."""
+    """Memory that kubelet's memory manager gave it, by NUMA node, in addition to its exclusive
+    CPUs (class `cpu`)."""
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
@@ -231,9 +231,9 @@ class Disagreement(Struct, frozen=True, kw_only=True):
     device_class: str
     device: str
     kubelet: str
-    """Who has it, as kubelet tells it."""
+    """Its user by kubelet."""
     ledger: str
-    """What the ledger says."""
+    """Its owner by the ledger."""
 
 
 class DisagreementEvent(Struct, frozen=True, kw_only=True):
@@ -245,9 +245,9 @@ class DisagreementEvent(Struct, frozen=True, kw_only=True):
     device_class: str
     device: str
     kubelet: str
-    """Who has it, as kubelet tells it."""
+    """Its user by kubelet."""
     ledger: str
-    """What the ledger says."""
+    """Its owner by the ledger."""
     is_over: bool = False
     """True: they no longer disagree; both sides are those of the event before."""
     time: str
@@ -267,8 +267,8 @@ class RuntimeConnection(Struct, frozen=True, kw_only=True):
     pins_cpus: bool = False
     """Claims get CPUs for themselves by it."""
     cpusets_unseen: str = ""
-    """Why the gateway cannot see what the kernel's cpusets say of containers; empty: it can, or
-    need not."""
+    """Why the gateway cannot read the containers' cpusets of the kernel; empty: it can, or need
+    not."""
 
 
 class KubeletRegistrations(Struct, frozen=True, kw_only=True):
@@ -292,7 +292,7 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     containers: tuple[ContainerDevices, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
     why: str = ""
-    """Why kubelet does not tell; empty when it does."""
+    """Why kubelet does not report them; empty when it does."""
     runtime: RuntimeConnection | None = None
     """None: the gateway gives no CPUs (setting `cpus.owned`) and needs none."""
     dropped_slice_fields: tuple[str, ...] = ()
@@ -306,7 +306,7 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     """Resources of others' device plugins that have registered here and are not served now, and
     why."""
     profiles: tuple[VendorProfile, ...] = ()
-    """Whose device plugins the gateway stands in for: pods ask by their names, too."""
+    """The vendors whose device plugins the gateway replaces: pods may also ask by their names."""
 
 
 class AdoptRequest(Adoption, frozen=True, kw_only=True):
@@ -354,7 +354,7 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     """Configuration by device, in place of `config`, where it is not the same for all: a claim
     configures single requests."""
     looked_at: tuple[str, ...] = ()
-    """Those of `devices` to which the owner has admin access: it may look at a sick one, too."""
+    """Those of `devices` to which the owner has admin access, which includes sick ones."""
     tolerated: tuple[str, ...] = ()
     """Those of `devices` that the owner takes also when they are sick: its allocation tolerates
     their taint."""
@@ -409,8 +409,8 @@ class GivenHints(HintList, frozen=True, kw_only=True):
     """One hint list that a provider gave, and for which container."""
 
     container: str = ""
-    """Empty: for all of the pod (scope pod), or whoever gave the hints
-    was not told the container."""
+    """Empty: for all of the pod (scope pod), or the container was not
+    known where the hints were given."""
 
 
 class HintsEvent(Struct, frozen=True, kw_only=True):
@@ -423,9 +423,9 @@ class HintsEvent(Struct, frozen=True, kw_only=True):
     """The operation for which they were given, as in the decision that followed; empty when the
     asker named none."""
     by: str
-    """Who gave them: `topology` by kubelet's rules, or the class's own `device-service`."""
+    """Their source: `topology` by kubelet's rules, or the class's own `device-service`."""
     owner: Owner | None = None
-    """For whom; None: whoever gave the hints was not told."""
+    """The owner that they are for; None: it was not known where the hints were given."""
     lists: tuple[GivenHints, ...]
     omitted_lists: int = 0
     """How many more there were: one message has the lists of the first containers."""

@@ -134,7 +134,7 @@ class State(Noun, Generic[M]):
     max_class_bytes: int = 0
     """As `max_bucket_bytes`, of each bucket of one class."""
     entries: str = ""
-    """The field of a map of which a write changes few entries: who follows one key decodes only
+    """The field of a map of which a write changes few entries: a follower of one key decodes only
     those (`topobus.formats.messages.entry_codec`). Empty: the value is one."""
 
     def buckets(self) -> tuple[State[M], ...]:
@@ -204,8 +204,7 @@ class State(Noun, Generic[M]):
             # The key has a kind in lower case.
             if isinstance(content, str) and content != wanted and content.lower() != wanted:
                 raise ContractError(
-                    f"{self.bucket}/{self.key(**parts)}: the value says {part} {content[:60]!r}, its key says "
-                    f"{wanted!r}"
+                    f"{self.bucket}/{self.key(**parts)}: the value has {part} {content[:60]!r}, its key has {wanted!r}"
                 )
 
 
@@ -239,6 +238,6 @@ class Ask(Noun, Generic[Q, R]):
     request: type[Q]
     reply: type[R]
     timeout_s: float
-    """How long an asker waits unless it says otherwise."""
+    """How long an asker waits unless it sets another time."""
     queue_group: str = ""
     """Given: any one of the replicas answers."""

@@ -27,7 +27,7 @@ class Operated(Struct, frozen=True, kw_only=True, tag="operated", tag_field="out
     health: DeviceHealth
     """The device's health afterwards."""
     maintenance: Maintenance | None = None
-    """What stands of the operator's word now; None: the device is offered."""
+    """The operator's maintenance that applies now; None: the device is offered."""
     is_changed: bool = True
     """False: it was so before."""
 

@@ -19,9 +19,9 @@ class Origin(Struct, frozen=True, kw_only=True):
     """What a stored message's headers report of its writer."""
 
     release: str = ""
-    """Empty: it does not say."""
+    """Empty: the writer did not give it."""
     ahead_s: float | None = None
-    """By how much the writer's clock was ahead of the server's when it sent; None: it does not say.
+    """By how much the writer's clock was ahead of the server's when it sent; None: not known.
     Below zero also by the time that the message took."""
     stored_at: str = ""
     """RFC 3339, UTC, by the server's clock."""
@@ -41,4 +41,4 @@ class Origin(Struct, frozen=True, kw_only=True):
 
 
 NO_ORIGIN = Origin()
-"""Of what says nothing of its writer."""
+"""The origin of a message that does not name its writer."""

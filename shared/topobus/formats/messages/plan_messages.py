@@ -27,7 +27,7 @@ class NodeAnswer(Struct, frozen=True, kw_only=True):
     node: str
     result: Placement | Refusal
     decision_id: str = ""
-    """Of the decision that says so; empty where no node was asked."""
+    """The decision that has this answer; empty where no node was asked."""
 
 
 class PlanReply(Struct, frozen=True, kw_only=True):
@@ -40,5 +40,5 @@ class PlanReply(Struct, frozen=True, kw_only=True):
     silent_nodes: tuple[str, ...] = ()
     """Nodes that did not answer in time: unknown, not refused."""
     retry_after_s: float = 0.0
-    """Above 0: the controller has too many plans before it, and has asked nobody; ask again in so
+    """Above 0: the controller has too many earlier plans and has asked no node; ask again in so
     many seconds."""

@@ -13,11 +13,11 @@ class EventPosition(Struct, frozen=True, kw_only=True):
     """The last event of one stream that the hub acknowledged."""
 
     created: str
-    """When the node's stream was made, as its server says: another time is another stream."""
+    """When the node's stream was made, by its server: another time is another stream."""
     sequence: int
-    """In the node's stream. All up to here has been said, or was gone before it could be."""
+    """In the node's stream. All up to here has been sent, or was gone before that."""
     subject: str = ""
-    """Under which subject the event stands at the hub; empty when none was said yet."""
+    """The subject of the event at the hub; empty when none was sent yet."""
     hub_sequence: int = 0
     """In the hub's stream."""
 
@@ -36,8 +36,8 @@ class NodeRelay(Struct, frozen=True, kw_only=True):
     """`<noun>/<key>` of what a node may have several of; sorted. The hub has no others of this
     node."""
     id_ending: str = ""
-    """With what the ids of this node's events (`Nats-Msg-Id`) end at the hub: random, and known to
-    nobody else, for who could guess an id would use it before. Empty: none yet."""
+    """With what the ids of this node's events (`Nats-Msg-Id`) end at the hub: random and
+    secret, because a client that could guess an id would use it first. Empty: none yet."""
 
 
 class LinkRequest(Struct, frozen=True, kw_only=True):

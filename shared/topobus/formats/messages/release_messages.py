@@ -49,6 +49,6 @@ class ReleaseReply(Struct, frozen=True, kw_only=True):
     """
 
     refusal: Refusal | None = None
-    """Why nothing was let go: the devices are prepared."""
+    """Why nothing was released: the devices are prepared."""
     devices: dict[str, tuple[str, ...]] = {}
     ledger_sequence: int = 0

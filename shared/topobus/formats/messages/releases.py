@@ -14,8 +14,8 @@ from enum import StrEnum
 __all__ = ["RELEASE", "Standing", "release_remark", "shown_release", "standing"]
 
 RELEASE = "Topobus-Release"
-"""The header in which each write, request and answer says the release of who sent it. A header and
-no field: it is readable where the message is not."""
+"""The header in which each write, request and answer has the release of its sender. A header is
+readable even where the message is not."""
 
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})(\.\S*)?")
 # Characters of a foreign text that a line of a log or a table shows.
@@ -29,7 +29,7 @@ class Standing(StrEnum):
     OLDER = "older"
     NEWER = "newer"
     UNSAID = "unsaid"
-    """It was no service that wrote: each says it."""
+    """The writer is no service: each service gives its release."""
     UNREADABLE = "unreadable"
 
 
@@ -67,7 +67,7 @@ def release_remark(who: str, release: str, own_release: str) -> str:
     >>> release_remark("gpu", "0.1.0", "0.2.0")
     'gpu runs release 0.1.0, older than 0.2.0 here: upgrade it'
     """
-    run, does, says, it = ("run", "do", "say", "them") if ", " in who else ("runs", "does", "says", "it")
+    run, does, reports, it = ("run", "do", "report", "them") if ", " in who else ("runs", "does", "reports", "it")
     match standing(release, own_release):
         case Standing.SAME:
             return ""
@@ -79,6 +79,6 @@ def release_remark(who: str, release: str, own_release: str) -> str:
                 "that is not understood here; upgrade this one"
             )
         case Standing.UNSAID:
-            return f"{who} {does} not say a release: see what runs there"
+            return f"{who} {does} not report a release: see what runs there"
         case Standing.UNREADABLE:
-            return f"{who} {says} release {shown_release(release)!r}, which is none: see what runs there"
+            return f"{who} {reports} release {shown_release(release)!r}, which is no release: see what runs there"

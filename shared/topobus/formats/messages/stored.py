@@ -140,6 +140,6 @@ def _unpacked(data: bytes, where: str) -> bytes:
     if len(plain) > MAX_UNPACKED_BYTES:
         raise ContractError(f"{where}: the value unpacks to more than {MAX_UNPACKED_BYTES} bytes", size_bytes=len(data))
     if not reader.eof or reader.unused_data:
-        what = "ends too early" if not reader.eof else "goes on after its end"
+        what = "ends too early" if not reader.eof else "has more after its end"
         raise ContractError(f"{where}: cannot unpack the value: it {what}", size_bytes=len(data))
     return plain

@@ -44,7 +44,7 @@ FUNCTION_SECTION = ReasonSection(
         ReasonGroup(
             ("programming-off", "region-not-programmable"),
             "the region has another function, and cannot be programmed: by the operator's setting, or for "
-            "what the message says",
+            "the reason in the message",
             ("device", "function"),
         ),
         ReasonGroup(
@@ -61,7 +61,7 @@ FUNCTION_SECTION = ReasonSection(
         ),
         ReasonGroup(
             ("port-reset-failed", "blanking-failed", "region-unreadable"),
-            "an FPGA could not be cleaned after its last user; it stands in the device's health, and is tried again",
+            "an FPGA could not be cleaned after its last user; the device's health has it, and it is tried again",
             ("device", "error", "digest"),
         ),
     ),

@@ -134,7 +134,7 @@ NETWORK_SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("cni-plugin-nonsense", "cni-output-too-large"),
-                "a plugin's answer is not what the specification says, or has no end",
+                "a plugin's answer does not follow the specification, or has no end",
                 ("plugin", "command", "limit_bytes"),
             ),
             ReasonGroup(

@@ -67,8 +67,8 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("unknown-resource",),
-                "nobody on this node offers a resource of that name, such as `nvidia.com/gpu`; the message "
-                "says who has something like it",
+                "no service on this node offers a resource of that name, such as `nvidia.com/gpu`; the message "
+                "names a service with a similar one",
                 ("resource",),
             ),
             ReasonGroup(
@@ -120,8 +120,8 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("numa-node-unknown",),
-                "enough is free, but not enough of it tells its NUMA node: no policy but none and "
-                "best-effort places it",
+                "enough is free, but not enough of it has a known NUMA node: only the policies none and "
+                "best-effort place it",
                 ("resource", "wanted", "policy", "devices"),
             ),
             ReasonGroup(
@@ -147,8 +147,8 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(("already-placed",), "the owner is placed already", ("owner",)),
             ReasonGroup(("operation-reused",), "the operation id belongs to another verb", ("op_id", "verb")),
-            ReasonGroup(("released-since",), "an operation asked again whose devices were let go since", ("decision",)),
-            ReasonGroup(("prepared",), "nothing is let go while it is prepared: containers may use it", ("owner",)),
+            ReasonGroup(("released-since",), "a repeated operation whose devices were released since", ("decision",)),
+            ReasonGroup(("prepared",), "nothing is released while it is prepared: containers may use it", ("owner",)),
             ReasonGroup(("prepared",), "the devices are prepared for their owner still", ("owner",)),
             ReasonGroup(("no-reservation",), "nothing to commit", ("owner",)),
             ReasonGroup(
@@ -159,8 +159,8 @@ PLACEMENT_SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("wait", "return", "repair"),
-                "a device that nobody new gets now and with which it would fit, where nobody's going would "
-                "help: it recovers by itself, an operator keeps it back, or it is sick",
+                "a withheld device with which it would fit, where no other owner's release would help: "
+                "it recovers by itself, an operator withholds it, or it is sick",
                 ("device", "device_class", "until"),
                 codes_note="`wait`, `return`, `repair` (in `to_free`)",
             ),

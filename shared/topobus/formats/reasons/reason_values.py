@@ -20,9 +20,9 @@ class ReasonGroup(Struct, frozen=True):
     facts: tuple[str, ...] = ()
     """Keys of `facts`: numbers, names and cpulists, never sentences."""
     facts_note: str = ""
-    """What the table says of the facts beyond their keys."""
+    """Text of the table about the facts, in addition to their keys."""
     codes_note: str = ""
-    """What the table says of the codes beyond their names."""
+    """Text of the table about the codes, in addition to their names."""
 
 
 class ReasonSection(Struct, frozen=True, kw_only=True):

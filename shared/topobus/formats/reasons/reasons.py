@@ -71,7 +71,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(("selector-error",), "an expression fails", ("claim", "line", "column")),
             ReasonGroup(
                 ("unknown-request", "unknown-selector", "unknown-constraint", "unknown-mode"),
-                "a claim says what this version does not know",
+                "a claim has a value that this version does not know",
                 ("claim", "request"),
             ),
             ReasonGroup(
@@ -103,13 +103,13 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("would-fit",),
-                "what would fit there instead, found by a search: another owner lets go (`free`), fewer "
-                "devices (`count`), taints borne (`tolerations`), a `constraint` or `selector` less",
+                "what would fit there instead, found by a search: another owner releases devices (`free`), "
+                "fewer devices (`count`), more `tolerations`, or one `constraint` or `selector` less",
                 ("node", "change", "holders", "request", "count", "constraint", "attribute", "selector"),
             ),
             ReasonGroup(
                 ("condition",),
-                "(`topobus describe`) the words of the object's condition, where no event tells more",
+                "(`topobus describe`) the message of the object's condition, where no event has more",
                 ("reason",),
             ),
         ),
@@ -153,13 +153,13 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("node-failed",),
-                "the node's service answered with an error or with what is no answer, or what the node says "
-                "of itself cannot be worked with; other nodes are tried",
+                "the node's service answered with an error or with what is no answer, or the node's own "
+                "description cannot be used; other nodes are tried",
                 ("node",),
             ),
             ReasonGroup(
                 ("node-name", "node-selector-label", "node-affinity", "node-tainted"),
-                "(in a cluster) the pod's own word, or a taint of the node, keeps it off this node",
+                "(in a cluster) the pod's own fields, or a taint of the node, exclude this node",
                 ("node",),
             ),
             ReasonGroup(
@@ -253,13 +253,13 @@ SECTIONS: tuple[ReasonSection, ...] = (
     ),
     ReasonSection(
         title="Nodes that are not forgotten",
-        before="By the controller, when an operator has what stands of a node removed (`topobus forget node`).",
+        before="By the controller, when an operator removes all that is stored of a node (`topobus forget node`).",
         groups=(
             ReasonGroup(
-                ("node-alive",), "services of the node answer, or listen and say nothing", ("node", "services")
+                ("node-alive",), "services of the node answer, or listen without answering", ("node", "services")
             ),
             ReasonGroup(
-                ("node-holds",), "by the node's ledger somebody holds something there", ("node", "owners", "count")
+                ("node-holds",), "by the node's ledger, an owner holds something there", ("node", "owners", "count")
             ),
             ReasonGroup(
                 ("node-keeps-back",), "an operator keeps devices of the node back", ("node", "devices", "count")
@@ -325,8 +325,8 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("leftovers",),
-                "a GPU is not clean: processes of its last tenant are on it, or its memory is not back; it "
-                "stands in the device's health",
+                "a GPU is not clean: processes of its last tenant are on it, or its memory is not back; the "
+                "device's health has it",
                 ("pids", "pods", "used_bytes"),
             ),
             ReasonGroup(
@@ -334,17 +334,17 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("device-kept-back",),
-                "an operator keeps the device back (`topobus device maintain` or `exclude`); the message "
-                "says who and why",
+                "an operator withholds the device (`topobus device maintain` or `exclude`); the message "
+                "has who and why",
                 ("device",),
             ),
             ReasonGroup(
                 ("journal-unreadable",),
-                "what was done to the device before cannot be read, so nobody gets it; other devices go on",
+                "what was done to the device before cannot be read, so it is withheld; other devices are not affected",
                 ("device",),
             ),
             ReasonGroup(("undo-failed",), "what a crash or a failure left half done cannot be undone yet", ("device",)),
-            ReasonGroup(("work-overdue",), "a driver's long work takes longer than it said it would", ("driver",)),
+            ReasonGroup(("work-overdue",), "a driver's long work takes longer than it announced", ("driver",)),
             ReasonGroup(
                 ("work-under-way",), "long work for the owner has not ended, so nothing can be undone yet", ("device",)
             ),
@@ -356,8 +356,8 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("cpus-not-chosen",),
-                "nobody chose which CPUs of a group the owner has: only a claim may have some, through a "
-                "gateway that is as new",
+                "which CPUs of a group the owner has was not chosen: only a claim may have some, through a "
+                "gateway of at least this release",
                 ("devices",),
             ),
             ReasonGroup(
@@ -369,7 +369,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(
                 ("cpu-of-claim",),
                 "a claim is to have a CPU for itself that another prepared claim has by the gateway's "
-                "checkpoint, though the ledger (lost, or older) says otherwise",
+                "checkpoint, though the ledger (lost, or older) differs",
                 ("cpus",),
             ),
             ReasonGroup(
@@ -391,8 +391,8 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("adjust-unanswered", "adjust-malformed", "adjust-unsupported"),
-                "a container cannot be made yet: its device service did not say in time what it gets, or "
-                "said what cannot be true or be done then",
+                "a container cannot be made yet: its device service did not answer in time what it gets, "
+                "or its answer cannot be true or cannot be carried out then",
                 ("claim", "devices"),
             ),
             ReasonGroup(
@@ -421,7 +421,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("passthrough-malformed", "passthrough-forbidden"),
-                "PassthroughParameters that cannot be read or stand beside what contradicts them, or a "
+                "PassthroughParameters that cannot be read or contradict another parameter, or a "
                 "device that no rule of `passthrough.allow` is true of",
                 ("device",),
             ),
@@ -438,7 +438,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("passthrough-busy", "passthrough-blind"),
-                "the function is in use, or nobody may see whether it is; its own driver has it",
+                "the function is in use, or its use cannot be seen; its own driver has it",
                 ("devices", "processes"),
             ),
             ReasonGroup(
@@ -466,7 +466,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("time-slice-failed",),
-                "nvidia-smi says that it has not set the time slice: it needs root, and a GPU that has slices",
+                "nvidia-smi reports that it has not set the time slice: it needs root, and a GPU that has slices",
                 ("device", "interval"),
             ),
             ReasonGroup(("mps-not-running",), "MPS is asked for, and no control daemon runs on the node"),
@@ -480,7 +480,7 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ReasonGroup(
                 ("mps-partition",), "MPS is asked for on a MIG instance, or on a GPU that is cut into instances"
             ),
-            ReasonGroup(("mps-uuid-unknown",), "a daemon is told its GPUs by UUID, and one has none that is known"),
+            ReasonGroup(("mps-uuid-unknown",), "a daemon gets its GPUs by UUID, and one has none that is known"),
             ReasonGroup(
                 ("mps-several-daemons",),
                 "a part of a GPU under MPS is asked for beside other GPUs: a process has one daemon",
@@ -506,12 +506,12 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(
                 ("mig-unreadable",),
-                "NVML does not tell now which MIG instances a GPU has; kubelet asks again",
+                "NVML does not report now which MIG instances a GPU has; kubelet asks again",
                 ("devices",),
             ),
             ReasonGroup(
                 ("mig-occupied",),
-                "a MIG instance cannot be made for a claim, since somebody else has made one that takes what it needs",
+                "a MIG instance cannot be made for a claim, since another one that is not ours takes what it needs",
                 ("devices",),
             ),
             ReasonGroup(

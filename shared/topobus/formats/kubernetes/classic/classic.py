@@ -139,8 +139,8 @@ class ClaimStatus(Wire, frozen=True, kw_only=True):
     reserved_for: tuple[ConsumerReference, ...] = ()
     deallocation_requested: bool = False
     conditions: tuple[Condition, ...] = ()
-    """Kubernetes has none on a claim; the stand-alone API tells the
-    claim's user here why it waits."""
+    """Kubernetes has none on a claim. The stand-alone API reports here to
+    the claim's user why it waits."""
 
 
 class PodSchedulingSpec(Wire, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ class Dialect:
     sharing_version: str = SHARING_VERSION
     sharing_kind: str = SHARING_KIND
     sharing_below: str = ""
-    """The key below which the strategy stands; empty when it stands at the top."""
+    """The key below which the strategy is; empty when it is at the top."""
 
     @property
     def is_known(self) -> bool:

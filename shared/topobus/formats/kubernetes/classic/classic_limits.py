@@ -151,7 +151,7 @@ def _check_nodes(names: Sequence[str], path: str) -> Iterator[Problem]:
     if len(names) > MAX_NODES:
         yield Problem(path, f"got {len(names)} nodes, wanted at most {MAX_NODES}")
     for name in sorted({name for name in names if names.count(name) > 1}) if len(names) <= MAX_NODES else ():
-        yield Problem(path, f"{name} stands there twice")
+        yield Problem(path, f"{name} is in the list twice")
 
 
 def _check_selector(selector: NodeSelector, path: str) -> Iterator[Problem]:

@@ -303,7 +303,7 @@ class _Migrator:
         expect them.
         """
         if found_api_object is None or dialect is None:
-            raise _Stop(path, f"{_shown(reference)} is understood by its driver alone, and it is not among these files")
+            raise _Stop(path, f"{_shown(reference)} is understood only by its driver, and it is not among these files")
         parameter = {
             "apiVersion": found_api_object.api_version,
             "kind": found_api_object.kind,
@@ -311,8 +311,8 @@ class _Migrator:
         }
         devices["config"] = [{"requests": [REQUEST], "opaque": {"driver": dialect.driver, "parameters": parameter}}]
         message = (
-            "is understood by its driver alone: it is passed on as opaque configuration; what it says of count "
-            "and selection is not translated"
+            "is understood only by its driver: it is passed on as opaque configuration; its count and selection "
+            "are not translated"
         )
         self._note(api_object, path, Severity.LOST, f"{_shown(reference)} {message}")
 

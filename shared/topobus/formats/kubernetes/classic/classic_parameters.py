@@ -193,7 +193,7 @@ class DeviceClassParameters(Wire, frozen=True, kw_only=True):
     """Whether claims of the class may be used by several pods at once."""
     selector: DeviceSelector = DeviceSelector()
     sharing: Sharing | None = None
-    """For claims that say nothing of sharing themselves."""
+    """For claims that do not set sharing themselves."""
 
 
 class ClaimParameters(Wire, frozen=True, kw_only=True):
