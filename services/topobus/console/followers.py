@@ -20,7 +20,7 @@ from topobus.console.rules.silence import API_SERVER, silence_view, with_silence
 from topobus.console.rules.views import decision_view, event_view, for_counting, node_row, sick_view
 from topobus.console.rules.waiting import WaitingList
 from topobus.engine.drawing.letters import holders_of
-from topobus.engine.health.silence import Words
+from topobus.engine.health.silence import Announcements
 from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.formats.messages.messages import ApiObject, DecisionEvent, HealthEvent
 from topobus.process.clock import Clock, SystemClock, until_tick
@@ -59,7 +59,7 @@ class Followers:
         """Node to the letters of its owners in drawings, so that they keep them."""
         self._waiting = WaitingList(is_of_cluster=settings.cluster.mode != "off")
         self._trouble_since = ""
-        self._words = Words()
+        self._announcements = Announcements()
         self._silent: dict[str, dict[str, str]] = {}
         """Node to its silent services, with the time of the first silence."""
         self._health: dict[tuple[str, str, str], HealthEvent] = {}
@@ -167,13 +167,13 @@ class Followers:
     def _take_alignment(self, change: Change[NodeAlignment]) -> None:
         node = change.parts["node"]
         if change.value is None:
-            self._words.drop(node)
+            self._announcements.drop(node)
         else:
-            self._words.note(node, change.value, at=self.clock.monotonic(), said_at=change.origin.stored_at)
+            self._announcements.note(node, change.value, at=self.clock.monotonic(), said_at=change.origin.stored_at)
         self._note_silence(node)
 
     def _excuse(self) -> None:
-        self._words.excuse(self.clock.monotonic())
+        self._announcements.excuse(self.clock.monotonic())
 
     async def _listen(self) -> None:
         """Find the services that have become silent. While the bus is disconnected, no service
@@ -183,12 +183,12 @@ class Followers:
             await self.clock.sleep(until_tick(self.clock.monotonic(), _LISTEN_S))
             if not self._bus.is_connected:
                 self._excuse()
-            for node in self._words.nodes:
+            for node in self._announcements.nodes:
                 self._note_silence(node)
             await self._notify()
 
     def _note_silence(self, node: str) -> None:
-        before, silent = self._silent.get(node, {}), self._words.silent(node, self.clock.monotonic())
+        before, silent = self._silent.get(node, {}), self._announcements.silent(node, self.clock.monotonic())
         if silent == before:
             return
         self._silent[node] = silent

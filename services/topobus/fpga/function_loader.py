@@ -294,10 +294,10 @@ class FunctionLoader:
             return True
         # All OpenCL containers of one board package have one id, and so may two builds of one
         # function.
-        is_told_apart = entry.bitstream.form is not BitstreamForm.AOCX and not any(
+        is_distinct = entry.bitstream.form is not BitstreamForm.AOCX and not any(
             other.bitstream.function == entry.bitstream.function and other.digest != entry.digest for other in fitting
         )
-        return is_told_apart and region.shown == entry.bitstream.function
+        return is_distinct and region.shown == entry.bitstream.function
 
     def _remembered(self, region: Region) -> _Programmed | None:
         programmed = self._programmed.get(region.device)

@@ -64,8 +64,8 @@ class HostServices(Struct, frozen=True, kw_only=True):
     partitions: PartitionSettings = PartitionSettings()
     """What the operator wants of cards whose parts are devices of their own."""
     recorded: Callable[[str], Sequence[Step]] = lambda _device: ()
-    """By a device's name: the steps that the journal has of `prepare` for its owners. It tells what
-    this driver has made for them from what somebody else has made."""
+    """By a device's name: the steps that the journal has of `prepare` for its owners. It
+    distinguishes what this driver has made for them from what others have made."""
 
     @property
     def offers_parents(self) -> bool:
@@ -92,7 +92,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     checks: bool = False
     """It reads configuration: `check`."""
     only_reads: bool = False
-    """It says whether `prepare` only looks: `only_reads`."""
+    """It can report whether `prepare` only looks: `only_reads`."""
     attaches: bool = False
     """Its devices move into a pod's sandbox: `to_attach`, `attach` and `detach`."""
     adjusts: bool = False
@@ -112,7 +112,7 @@ class Discovery(Struct, frozen=True, kw_only=True):
     """Names must be stable over reboots; none is an ordinary answer."""
     counter_sets: Sequence[CounterSet] = ()
     """What the `consumes` of these devices refers to: the counters of cards that are used whole or
-    in parts. A name is unique in the class, so it says which hardware is meant: `gpu-0000-18-00-0`."""
+    in parts. A name is unique in the class, so it names the hardware: `gpu-0000-18-00-0`."""
     warnings: Sequence[str] = ()
     """Sentences for people: what was left out and why, what had to be done without."""
     kept: Sequence[KeptFunction] = ()

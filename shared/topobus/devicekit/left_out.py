@@ -22,10 +22,10 @@ class LeftOut(list[str]):
         """The functions, by address."""
         return tuple(self._functions[address] for address in sorted(self._functions))
 
-    def keep(self, address: PciAddress, role: DeviceRole, why: str, *, is_told: bool = True) -> None:
-        """Record a function that has another use. `is_told` is False when that is expected and
+    def keep(self, address: PciAddress, role: DeviceRole, why: str, *, has_warning: bool = True) -> None:
+        """Record a function that has another use. `has_warning` is False when that is expected and
         needs no warning.
         """
         self._functions[address] = KeptFunction(pci=address, role=role, why=why)
-        if is_told:
+        if has_warning:
             self.append(f"{address} is not offered: {why}")

@@ -26,7 +26,7 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
 
     owner: Owner
     config: tuple[dict[str, Any], ...] = ()
-    """For all devices, unless `device_config` has another word for one."""
+    """For all devices, unless `device_config` has another one for a device."""
     device_config: dict[str, tuple[dict[str, Any], ...]] = {}
     """By device, where a claim configures single requests; a device that is not named here has
     `config`."""
@@ -38,24 +38,24 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
     """Those of the devices that this owner has in a sandbox already: kubelet asks again for pods
     that run, and what left the host then is not gone."""
     free: frozenset[str] = frozenset()
-    """Those of the devices that nobody had when this owner came, as far as the journal knows: what
-    is there now was there before."""
+    """Those of the devices that had no owner when this owner came, by the journal: what is there
+    now was there before."""
     looked_at: frozenset[str] = frozenset()
-    """Those of the devices that this owner only looks at (admin access): somebody else may have
-    them, through any door."""
+    """Those of the devices that this owner only looks at (admin access): others may have them,
+    by a claim or a device plugin."""
     cpus: Mapping[str, CpuSet] = MappingProxyType({})
     """Which CPUs the owner has of devices that are groups of CPUs; class `cpu` alone has some."""
     shares: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    """How much the owner has of devices that it shares: device to capacity to amount. Of what it
-    has whole, and in `unprepare`, nothing is said."""
+    """How much the owner has of devices that it shares: device to capacity to amount. Without
+    devices that it has whole; empty in `unprepare`."""
     others: Mapping[str, tuple[RecordState, ...]] = MappingProxyType({})
-    """By device: what the journal says of each other owner that has it
+    """By device: the journal's entries of all other owners that have it
     now; none for the last one."""
     in_use: Callable[[], frozenset[str]] = frozenset
-    """Which devices of the class the journal knows as somebody's at the moment of the call, those
-    that are still to be cleaned included; not the devices of this request, as far as they are this
-    owner's alone. Who cuts a card otherwise asks it with a lock of the card's, after it has written
-    its own intent."""
+    """The devices of the class that have an owner by the journal at the moment of the call,
+    including those that are still to be cleaned, without those of this request that are only this
+    owner's. A driver that partitions a card calls it with the card's lock held, after it has
+    written its own intent."""
 
     def config_of(self, device: str) -> tuple[dict[str, Any], ...]:
         """Give one device's configuration."""

@@ -40,7 +40,7 @@ class IgnoredDriver:
     name: str
     device_class: str
     why: str
-    """Who runs it, or why nobody can."""
+    """The service that runs it, or why none can."""
     is_served_elsewhere: bool
     """True: `topobus-device --class …` runs it."""
 

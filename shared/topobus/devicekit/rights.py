@@ -50,7 +50,7 @@ class Right(Struct, frozen=True, kw_only=True):
     is_writable: bool = False
     """Of a mount."""
     propagates: bool = False
-    """Of a mount: what the host mounts below it later is seen, too (HostToContainer)."""
+    """Of a mount: what the host mounts below it later is also visible (HostToContainer)."""
 
 
 def _read(folder: str, why: str) -> Right:
@@ -58,8 +58,8 @@ def _read(folder: str, why: str) -> Right:
 
 
 HARDWARE_RIGHTS = (
-    _read("/sys", "the kernel tells there which hardware there is, and how it is"),
-    _read("/proc", "what drivers tell of their cards stands there, and the node's interfaces and memory"),
+    _read("/sys", "the kernel shows there which hardware there is, and its state"),
+    _read("/proc", "drivers show their cards there, and the kernel the node's interfaces and memory"),
     _read("/dev", "whether a device's nodes are there; only looked at, no container can open them there"),
 )
 """What every service that reads hardware needs: to read it."""
@@ -106,7 +106,7 @@ def kit_rights(device_class: str) -> tuple[Right, ...]:
         Right(
             kind=RightKind.CAPABILITY,
             what="SYS_PTRACE",
-            why="who has a device open is told by the open files of all processes; nobody is traced",
+            why="the processes that have a device open are found by the open files of all processes; none is traced",
             feature=PASSTHROUGH,
         ),
     )

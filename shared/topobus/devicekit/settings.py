@@ -51,9 +51,9 @@ class JournalSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     dir: str = ""
-    """Folder of the journal, one file a device; empty: `/var/lib/topobus/<class>`, which survives a
-    reboot (of a recorded machine: within its tree). It is made when a driver first changes
-    something."""
+    """Folder of the journal, one file for each device; empty: `/var/lib/topobus/<class>`, which
+    survives a reboot (of a recorded machine: within its tree). It is made when a driver first
+    changes something."""
 
 
 class CleaningSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,14 +74,14 @@ class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Physical functions that are cut into virtual ones when a claim gets one of them."""
 
     where: tuple[Condition, ...]
-    """All of these are true of the physical function's device, in the words of a pool's conditions:
+    """All of these are true of the physical function's device, in the form of a pool's conditions:
     `[{field = "pci", equals = "0000:3b:00.0"}]`."""
     count: Annotated[int, Meta(ge=1, le=256)]
     """How many virtual functions are made; fewer where the card can have
     no more (sriov_totalvfs)."""
     when_idle: Literal["keep", "remove"] = "keep"
     """What becomes of them when the last is given back. `keep`: the next claim of one waits for
-    nothing; a claim of the physical function removes them. `remove`: they go at once."""
+    nothing; a claim of the physical function removes them. `remove`: they are removed at once."""
 
     def __post_init__(self) -> None:
         """Refuse a rule that would cut every card.

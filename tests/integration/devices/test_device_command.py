@@ -83,7 +83,7 @@ async def test_word_stands_when_service_topology_and_server_begin_anew(
 
     assert done["devices"][0]["reply"]["result"]["maintenance"]["why"] == "fan"
     assert isinstance(refused.result, Refusal)
-    assert "1 kept back by an operator" in " ".join(reason.message for reason in refused.result.reasons)
+    assert "1 withheld by an operator" in " ".join(reason.message for reason in refused.result.reasons)
     assert "did you mean toy-" in unknown
     assert inventory.device("toy-1") is not None
     assert [(device["device"], device["maintenance"]["who"]) for device in listed["devices"]] == [("toy-0", "ada")]

@@ -207,7 +207,7 @@ def test_place_names_the_devices_that_are_out_when_there_are_too_few() -> None:
     assert isinstance(refused, Refusal)
     (reason,) = [reason for reason in refused.reasons if reason.code == "not-enough-devices"]
     assert reason.message.endswith(
-        "(4 held, 0 not healthy, 1 kept back by an operator): gpu-1 under maintenance by ada: fan"
+        "(4 held, 0 not healthy, 1 withheld by an operator): gpu-1 under maintenance by ada: fan"
     )
 
 

@@ -197,7 +197,7 @@ def test_locality_says_that_nothing_is_known_when_the_machine_tells_no_links(mod
     outcome = refused(place(node(mode), asking("hard:link", container(gpu=2))))
 
     assert [reason.code for reason in outcome.reasons] == ["locality-not-met"]
-    assert "nothing on this node tells" in outcome.reasons[0].message
+    assert "this node reports no such domain" in outcome.reasons[0].message
 
 
 @MODES

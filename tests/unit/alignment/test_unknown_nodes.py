@@ -87,7 +87,7 @@ def test_place_says_which_device_tells_no_node_when_it_is_outside_the_alignment(
     (container_placement,) = placed(place(view, request))
 
     outside = text(container_placement, "outside-alignment")
-    assert "fpga-0 does not tell its NUMA node, and not enough that do are inside NUMA node 1" in outside
+    assert "fpga-0 does not report its NUMA node, and not enough that do are inside NUMA node 1" in outside
     assert "fpga-1: not enough inside NUMA node 1" in outside
 
 
@@ -108,7 +108,7 @@ def test_place_says_that_devices_tell_no_node_when_all_that_are_outside_are_such
 
     (container_placement,) = placed(place(view, pod("p", container(cpus=2, gpu=2))))
 
-    assert "gpu gpu-0, gpu-1 do not tell their NUMA nodes" in text(container_placement, "outside-alignment")
+    assert "gpu gpu-0, gpu-1 do not report their NUMA nodes" in text(container_placement, "outside-alignment")
 
 
 @pytest.mark.parametrize("policy", [Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
@@ -127,7 +127,7 @@ def test_place_says_that_a_device_tells_no_node_when_that_alone_refuses_the_pod(
     *_, row, unknown = outcome.reasons
     assert row.message == "fpga: 2 wanted, offered on no NUMA node (node 0: 1 of 1 free; unknown node: 1 of 1 free)"
     assert unknown.message == (
-        "fpga fpga-1 does not tell its NUMA node, so it cannot be aligned: only policies none and "
+        "fpga fpga-1 does not report its NUMA node, so it cannot be aligned: only policies none and "
         "best-effort place 2 fpga here"
     )
 
@@ -150,7 +150,7 @@ def test_place_names_the_first_of_many_devices_when_none_of_them_tells_its_node(
 
     assert isinstance(outcome, Refusal)
     assert (
-        "fpga-x7, fpga-x8 and 1 more do not tell their NUMA node, so they cannot be aligned"
+        "fpga-x7, fpga-x8 and 1 more do not report their NUMA node, so they cannot be aligned"
         in outcome.reasons[-1].message
     )
 
@@ -162,7 +162,7 @@ def test_place_says_that_cpus_tell_no_node_when_that_alone_refuses_the_pod() -> 
     assert isinstance(outcome, Refusal)
     *_, row, unknown = outcome.reasons
     assert "offered on no NUMA node (node 0: 2 of 2 free; unknown node: 4 of 4 free)" in row.message
-    assert unknown.message.startswith("CPUs 1-2,113-114 do not tell their NUMA node")
+    assert unknown.message.startswith("CPUs 1-2,113-114 do not report their NUMA node")
 
 
 def test_place_blames_no_unknown_node_when_too_little_is_free_anyway() -> None:

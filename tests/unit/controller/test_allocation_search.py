@@ -195,7 +195,7 @@ def test_allocate_gives_the_first_solution_when_there_is_one(
             [slice_of(gpus(2))],
             [claim(request(where=["false"]))],
             [],
-            "node node-1: request r wants 1 device of class gpu, found 0 of 2 (2 devices: selector #0 says no: false)",
+            "node node-1: request r wants 1 device of class gpu, found 0 of 2 (2 devices: selector #0 is false: false)",
             id="selector",
         ),
         pytest.param(

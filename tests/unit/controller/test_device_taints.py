@@ -267,7 +267,7 @@ def test_rule_tells_what_it_would_do_and_what_it_does() -> None:
     assert rule_condition(executing, published=1, pending=1, allocations=held) == (
         True,
         "PodsPendingEviction",
-        "1 published devices selected, 1 of them allocated to claims of 1 pods; 1 claims are to be let go",
+        "1 published devices selected, 1 of them allocated to claims of 1 pods; 1 claims are to be released",
     )
     assert rule_condition(executing, published=1, pending=0, allocations=[])[:2] == (False, "Completed")
     assert rule_condition(trying, published=2, pending=0, allocations=held) == (

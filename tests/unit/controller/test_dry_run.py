@@ -84,7 +84,9 @@ def test_dry_run_names_who_would_have_to_let_go_when_devices_are_held() -> None:
     (answer,) = _run(_claim("all", 4), objects=(*NODES, taker))
 
     freed = [reason for reason in answer.reasons if reason.facts.get("change") == "free"]
-    assert [reason.message for reason in freed] == ["would fit on node n2 when claim default/taker (2 devices) lets go"]
+    assert [reason.message for reason in freed] == [
+        "would fit on node n2 when claim default/taker (2 devices) releases them"
+    ]
 
 
 def test_dry_run_puts_claims_of_one_pod_on_one_node() -> None:

@@ -44,12 +44,12 @@ def _step(
     held: Collection[str] | None = (),
     machine: Machine | None = None,
     counter_sets: tuple[CounterSet, ...] = (),
-    said_before: Inventory | None = None,
+    inventory_before: Inventory | None = None,
 ) -> MergedInventory:
     return advance_inventory(
         MergedInventory(devices=devices, counter_sets=counter_sets),
         views,
-        said_before=said_before,
+        inventory_before=inventory_before,
         device_class="gpu",
         machine=machine or _machine(),
         held=held,
@@ -178,7 +178,7 @@ def test_inventory_merge_leaves_known_devices_alone_when_their_driver_has_not_lo
     assert _step(devices, {"acme": DriverView()}, at_s=100).devices == devices
 
 
-def test_inventory_merge_says_what_was_said_before_when_a_driver_has_not_looked_yet() -> None:
+def test_inventory_merge_repeats_earlier_warnings_when_a_driver_has_not_looked_yet() -> None:
     """The first inventories after a restart have the warnings and kept functions of before, and say
     that the driver has not looked; afterwards its own word counts.
     """
@@ -188,10 +188,10 @@ def test_inventory_merge_says_what_was_said_before_when_a_driver_has_not_looked_
     )
     waits = "acme: it has not looked for its devices yet since the service was started"
 
-    first = _step((), {"acme": DriverView()}, said_before=said)
-    again = _step((), {"acme": DriverView()}, said_before=msgspec.structs.replace(said, warnings=first.warnings))
+    first = _step((), {"acme": DriverView()}, inventory_before=said)
+    again = _step((), {"acme": DriverView()}, inventory_before=msgspec.structs.replace(said, warnings=first.warnings))
     fresh = _step((), {"acme": DriverView()})
-    looked = _step((), {"acme": DriverView(devices=(_device(),))}, said_before=said)
+    looked = _step((), {"acme": DriverView(devices=(_device(),))}, inventory_before=said)
 
     assert (first.warnings, first.kept) == (("acme: one card is left out", waits), (kept,))
     assert again.warnings == first.warnings

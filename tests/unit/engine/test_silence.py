@@ -6,12 +6,12 @@ import pytest
 
 from topobus.engine.health.silence import (
     TOPOLOGY,
+    Announcements,
     Answered,
     Silence,
     SilenceSettings,
     Silent,
     SilentBecause,
-    Words,
     next_silence,
 )
 from topobus.values.view import NodeAlignment
@@ -61,14 +61,14 @@ def test_words_tell_who_is_silent_when_a_service_or_topology_stops() -> None:
 
     A bus that was away is no silence, a node that is gone neither.
     """
-    words = Words()
+    announcements = Announcements()
     for node in ("n1", "gone"):
-        words.note(node, NodeAlignment(node=node, unheard_classes={"nic": "08:00"}), at=0.0, said_at="09:00")
-    words.drop("gone")
+        announcements.note(node, NodeAlignment(node=node, unheard_classes={"nic": "08:00"}), at=0.0, said_at="09:00")
+    announcements.drop("gone")
 
-    late = words.silent("n1", 101.0)
-    words.excuse(101.0)
+    late = announcements.silent("n1", 101.0)
+    announcements.excuse(101.0)
 
     assert late == {"nic": "08:00", TOPOLOGY: "09:00"}
-    assert words.silent("n1", 102.0) == {"nic": "08:00"}
-    assert (words.silent("gone", 1e6), words.nodes) == ({}, ("n1",))
+    assert announcements.silent("n1", 102.0) == {"nic": "08:00"}
+    assert (announcements.silent("gone", 1e6), announcements.nodes) == ({}, ("n1",))

@@ -32,7 +32,7 @@ def test_strays_are_unknown_and_their_neighbours_are_as_they_were() -> None:
     assert worst is not None
     assert (worst.reason, worst.message) == (
         "node-missing",
-        "c says that it is on NUMA nodes 1-2, and machine demo-node has 0-1",
+        "c reports NUMA nodes 1-2, but machine demo-node has 0-1",
     )
     assert stray_devices(read, machine) == (read.devices[2],)
 

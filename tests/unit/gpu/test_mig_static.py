@@ -188,8 +188,8 @@ def test_prepare_refuses_an_instance_when_the_module_names_no_capability(node: M
 def test_prepare_refuses_an_instance_that_is_not_the_one_that_was_offered(
     node: MigNode, is_created_again: bool
 ) -> None:
-    """Destroyed since the last look, or destroyed and created again: whoever held the old one may have
-    left something with that name.
+    """Destroyed since the last look, or destroyed and created again: the owner of the old one may
+    have left something with that name.
     """
     gi = node.make("2g.20gb", 2)
     device = node.discover()[f"{node.parent}-mig-2g-20gb-2"]

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from topobus.bus.bus import Change, ChangeKind
 from topobus.cli.objects.applying import condition_of, is_allocated
-from topobus.engine.health.silence import TOPOLOGY, Words
+from topobus.engine.health.silence import TOPOLOGY, Announcements
 from topobus.formats.kubernetes.objects import metadata_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.sysfs.tree import natural_key
@@ -158,7 +158,7 @@ class Fleet:
         self._counted: dict[str, dict[str, _Counted]] = {}
         self._held: dict[str, dict[str, frozenset[str]]] = {}
         self._waiting: dict[tuple[str, str, str], _Waiting] = {}
-        self._words = Words()
+        self._announcements = Announcements()
         self._silent: dict[str, dict[str, str]] = {}
         self._rows: dict[str, NodeRow] = {}
         self._sorted: tuple[NodeRow, ...] | None = None
@@ -251,13 +251,13 @@ class Fleet:
         sign of life.
         """
         if change.kind is ChangeKind.RESET:
-            self._words.excuse(self._wall())
+            self._announcements.excuse(self._wall())
             return
         node = change.parts.get("node", "")
         if change.kind is ChangeKind.DELETE:
-            self._words.drop(node)
+            self._announcements.drop(node)
         elif change.value is not None:
-            self._words.note(node, change.value, at=self._wall(), said_at=change.origin.stored_at)
+            self._announcements.note(node, change.value, at=self._wall(), said_at=change.origin.stored_at)
         self._note_silence(node)
 
     def take_object(self, change: Change[ApiObject]) -> None:
@@ -281,12 +281,12 @@ class Fleet:
         While the bus is disconnected, no topology counts as silent.
         """
         if not is_connected:
-            self._words.excuse(self._wall())
+            self._announcements.excuse(self._wall())
         # A list, so that every node is checked.
-        return bool([node for node in self._words.nodes if self._note_silence(node)])
+        return bool([node for node in self._announcements.nodes if self._note_silence(node)])
 
     def _note_silence(self, node: str) -> bool:
-        silent = self._words.silent(node, self._wall())
+        silent = self._announcements.silent(node, self._wall())
         if silent == self._silent.get(node, {}):
             return False
         self._silent[node] = silent

@@ -148,7 +148,10 @@ class XilinxDriver(LoadsFunctions):
         for card in cards:
             if card.user is not None and card.management is not None:
                 left_out.keep(
-                    card.management.address, DeviceRole.MANAGEMENT, "it loads shells and resets the card", is_told=False
+                    card.management.address,
+                    DeviceRole.MANAGEMENT,
+                    "it loads shells and resets the card",
+                    has_warning=False,
                 )
         self._functions.loader.forget_absent({device.name for device in devices})
         return Discovery(

@@ -79,7 +79,10 @@ class MigOffer:
         self._seen[gpu.pci] = mig
         why = "MIG mode is on, and its instances are made when claims get them"
         warnings.keep(
-            gpu.pci, DeviceRole.PARTITION_PARENT, f"{why}; {mig.fault}" if mig.fault else why, is_told=bool(mig.fault)
+            gpu.pci,
+            DeviceRole.PARTITION_PARENT,
+            f"{why}; {mig.fault}" if mig.fault else why,
+            has_warning=bool(mig.fault),
         )
         boot = boot_of(tree)
         names = place_names(gpu, mig)

@@ -35,7 +35,7 @@ class ClaimWork(Struct, frozen=True, kw_only=True):
     claim: ApiObject
     """The ResourceClaim as stored: it has the driver's finalizer when `allocate` is called."""
     resource_class: ApiObject
-    """Its ResourceClass; the wire's top-level fields stand in `spec`."""
+    """Its ResourceClass; the wire's top-level fields are in `spec`."""
     class_parameters: Any = None
     """What `get_class_parameters` gave."""
     claim_parameters: Any = None

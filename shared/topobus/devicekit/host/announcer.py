@@ -38,10 +38,10 @@ class HealthAnnouncer:
         self._class = device_class
         self._last: dict[str, HealthEvent | None] = {}
         self._generations: dict[str, int] = {}
-        """Of each device's last event that this process published: a stream that was lost begins
-        anew, and its subscribers drop what is older than they have seen."""
-        self._stands_at: dict[str, int] = {}
-        """Where in the stream the last word about a device stands."""
+        """Generation of each device's last event that this process published. A stream that was
+        lost begins again, and its subscribers drop what is older than they have seen."""
+        self._sequences: dict[str, int] = {}
+        """Sequence in the stream of the last event of each device."""
         self._lost: set[str] = set()
         self._created = ""
 
@@ -61,7 +61,7 @@ class HealthAnnouncer:
     def clear_cache(self) -> None:
         """Read the stream again before the next event: it may have lost the last ones."""
         self._last.clear()
-        self._stands_at.clear()
+        self._sequences.clear()
         self._lost.clear()
 
     async def check(self) -> bool:
@@ -74,7 +74,7 @@ class HealthAnnouncer:
         """
         # The positions before the request: an event published during it may be newer than the
         # answer.
-        stands_at = dict(self._stands_at)
+        sequences = dict(self._sequences)
         span = await self._bus.span(HEALTH)
         is_other = self._created not in ("", span.created)
         if is_other:
@@ -82,8 +82,8 @@ class HealthAnnouncer:
         self._created = span.created
         self._lost = {
             name
-            for name, sequence in stands_at.items()
-            if self._stands_at.get(name) == sequence and not span.oldest <= sequence <= span.newest
+            for name, sequence in sequences.items()
+            if self._sequences.get(name) == sequence and not span.oldest <= sequence <= span.newest
         }
         if self._lost:
             get_logger().info("health.lost", device_class=self._class, devices=len(self._lost), oldest=span.oldest)
@@ -147,7 +147,7 @@ class HealthAnnouncer:
         )
         self._last[device.name] = event
         self._generations[device.name] = event.generation
-        self._stands_at[device.name] = sequence
+        self._sequences[device.name] = sequence
         self._lost.discard(device.name)
         self._log(event)
         return True
@@ -156,7 +156,7 @@ class HealthAnnouncer:
         received = await self._bus.last(HEALTH, limit=1, node=self._node, device_class=self._class, device=name)
         if not received:
             return None
-        self._stands_at[name] = received[-1].sequence
+        self._sequences[name] = received[-1].sequence
         return received[-1].value
 
     def _log(self, event: HealthEvent) -> None:

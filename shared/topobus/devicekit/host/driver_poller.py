@@ -72,7 +72,7 @@ class DriverPoller:
         answer of a look that was interrupted, or took too long, comes no other way."""
         self._last_look: Mapping[str, Sequence[Observation]] = {}
         self._earlier: dict[str, dict[_Kind, Observation]] = {}
-        """By device: what looks saw, and nobody has read."""
+        """By device: observations of earlier looks that were not read yet."""
         self.generation = 0
         """Of the machine that the driver looked for devices on last."""
         self._isolated = isolated
@@ -179,16 +179,16 @@ class DriverPoller:
         """End the present `watch`."""
         self._isolated.interrupt()
 
-    def look_anew(self) -> None:
+    def look_again(self) -> None:
         """Make the next poll look for devices again, and begin soon."""
         self._due_at_s = 0.0
         self._isolated.interrupt()
 
-    async def seen_anew(self) -> None:
+    async def looked_again(self) -> None:
         """Make the next poll look for devices again, and return when it has."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
-        self.look_anew()
+        self.look_again()
         await waiter
 
     def pause_s(self) -> float:

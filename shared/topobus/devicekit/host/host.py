@@ -165,9 +165,9 @@ class _DeviceHost:
             self._maintenance,
             self._publisher,
             DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class),
-            self._look_anew,
+            self._look_again,
         )
-        self._hands.look_anew, self._hands.seen_anew = self._look_anew, self._seen_anew
+        self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
 
     async def run(self) -> None:
@@ -226,7 +226,7 @@ class _DeviceHost:
                 await self._runtime.clock.sleep(err.retry_after_s)
                 continue
             if inventory is not None:
-                self._publisher.said_before, self._publisher.counter_sets = inventory, inventory.counter_sets
+                self._publisher.inventory_before, self._publisher.counter_sets = inventory, inventory.counter_sets
                 self._publisher.devices = tuple(self._clear_repaired(device) for device in inventory.devices)
                 await self._remind(inventory.devices)
             for name in sorted(
@@ -275,16 +275,16 @@ class _DeviceHost:
                     self._publisher.note_poll()
                 await self._machine.wait_changed(poller.generation, None if machine is None else poller.pause_s())
 
-    def _look_anew(self, driver: str) -> None:
-        self._pollers[driver].look_anew()
+    def _look_again(self, driver: str) -> None:
+        self._pollers[driver].look_again()
 
-    async def _seen_anew(self, driver: str) -> None:
+    async def _looked_again(self, driver: str) -> None:
         """Return when a driver has looked for its devices again and the result is published, or
         when that takes too long.
         """
         try:
             async with self._runtime.clock.timeout(_SEEN_S):
-                await self._pollers[driver].seen_anew()
+                await self._pollers[driver].looked_again()
         except TimeoutError:
             self._log.warning("look.delayed", driver=driver, waited_s=_SEEN_S)
         await self._publisher.publish()

@@ -48,7 +48,7 @@ class InventoryStore:
         self._has_published = False
         self._refused: Inventory | None = None
         """The inventory that could not be published, without its generations; None when the newest
-        stands in the bucket."""
+        is in the bucket."""
         self._metrics = metrics
 
     @property
@@ -180,12 +180,12 @@ class InventoryStore:
         why = await asyncio.to_thread(objection, INVENTORY, inventory)
         if not why:
             return True
-        is_told = self._refused is not None and len(self._refused.devices) == len(inventory.devices)
+        is_reported = self._refused is not None and len(self._refused.devices) == len(inventory.devices)
         self._refused = plain
         self._metrics.set_unpublished(is_unpublished=True)
         text = f"{len(inventory.devices)} devices cannot be published: {why}"
         self._readiness.set("inventory", is_ready=self._has_published, why=text)
-        if is_told:
+        if is_reported:
             return False
         get_logger().error(
             "inventory.unpublished",

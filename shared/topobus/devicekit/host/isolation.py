@@ -269,7 +269,7 @@ class _Call(Generic[T]):
         self.error: BaseException | None = None
         self.has_begun = False
         self.is_given_up = False
-        """Set when nobody waits any more: what has not begun by then is not done."""
+        """Set when no caller waits any more: work that has not begun by then is not done."""
         self.is_over = False
 
     def run(self) -> None:

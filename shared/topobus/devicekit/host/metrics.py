@@ -47,7 +47,7 @@ AFFECTED_CLAIMS = GaugeDescriptor(
 )
 UNPUBLISHED = GaugeDescriptor(
     name="topobus_device_inventory_unpublished",
-    meaning="1 while the newest inventory cannot be published and an older one stands.",
+    meaning="1 while the newest inventory cannot be published and readers have an older one.",
     labels={"class": _CLASS},
 )
 HEALTH_EVENTS = CounterDescriptor(

@@ -81,17 +81,17 @@ class DevicePublisher:
         self._announcer = HealthAnnouncer(runtime.bus, node=runtime.node, device_class=self._class)
         self.devices: tuple[Device, ...] = ()
         """What this class has: from the life before, then from each step."""
-        self.said_before: Inventory | None = None
+        self.inventory_before: Inventory | None = None
         """What the life before published last: its warnings and kept functions count until their
         driver has looked."""
         self.counter_sets: tuple[CounterSet, ...] = ()
         """What these devices take from."""
         self._metrics = metrics
         self._published: tuple[Device, ...] | None = None
-        """What everybody has been told, or is being told; None when that may not be so."""
+        """The devices that are published, or are being published; None when that is not known."""
         self._has_news = asyncio.Event()
         self._waiting: list[asyncio.Future[bool]] = []
-        """Who waits for the end of the next step."""
+        """Callers that wait for the end of the next step."""
         self._settled: tuple[Machine, Mapping[str, DriverView]] | None = None
         """What the last step was made of, when it changed nothing and time alone changes nothing
         either; None while a step runs."""
@@ -268,7 +268,7 @@ class DevicePublisher:
             advance_inventory,
             MergedInventory(devices=self.devices, counter_sets=self.counter_sets),
             with_forgiveness(views, self._forgiven),
-            said_before=self.said_before,
+            inventory_before=self.inventory_before,
             device_class=self._class,
             machine=machine,
             held=held,
@@ -284,8 +284,8 @@ class DevicePublisher:
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:
         affected, pods = self._holders.owners(device.name), self._holders.pods(device.name)
-        is_told = await self._announcer.announce(
+        is_announced = await self._announcer.announce(
             device, affected=affected, pods=pods, inventory_generation=generation, time=time, is_removed=is_removed
         )
-        if is_told and not is_removed:
+        if is_announced and not is_removed:
             self._metrics.count_event(device)

@@ -20,8 +20,8 @@ from topobus.values.sandbox import AttachedInterface
 __all__ = ["PASSTHROUGH", "DeviceEntry", "OwnerEntry"]
 
 PASSTHROUGH = "passthrough"
-"""The host's own step in a `prepare` record: the function goes to VFIO, and what had it before
-stands there. No driver has a step of this name."""
+"""The host's own step in a `prepare` record: the function goes to VFIO, and the step has
+its earlier driver. No driver has a step of this name."""
 
 
 class OwnerEntry(Struct, frozen=True, kw_only=True):
@@ -38,8 +38,8 @@ class OwnerEntry(Struct, frozen=True, kw_only=True):
     interface: AttachedInterface | None = None
     """What `attach` answered; None also for a device that is no interface."""
     is_kept: bool = False
-    """True: the owner uses the device, so the entry stays until `unprepare` also without any step:
-    who leaves it must be known when it is cleaned."""
+    """True: the owner uses the device, so the entry stays until `unprepare` even without a step:
+    its last owner must be known when it is cleaned."""
 
     @property
     def is_half_attached(self) -> bool:
@@ -69,10 +69,10 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     """As it was when the entry began: a device in a pod may be invisible to its driver."""
     owners: tuple[OwnerEntry, ...] = ()
     to_clean: Owner | None = None
-    """Who left the device last; set until it is clean."""
+    """The owner that left the device last; set until it is clean."""
     clean: RecordState = RecordState()
     reset: RecordState = RecordState()
-    """With a step while an operator's reset is under way; nobody has the device then."""
+    """With a step while an operator's reset is under way; the device has no owner then."""
 
     def of(self, owner: Owner) -> OwnerEntry | None:
         """Find an owner's entry."""

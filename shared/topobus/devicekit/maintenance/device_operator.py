@@ -44,9 +44,9 @@ class DeviceOperator:
         store: MaintenanceStore,
         publisher: DevicePublisher,
         holders: DeviceHolders,
-        look_anew: Callable[[str], None],
+        look_again: Callable[[str], None],
     ) -> None:
-        """Keep the collaborators. `look_anew` makes a driver, by name, look for its devices at
+        """Keep the collaborators. `look_again` makes a driver, by name, look for its devices at
         once.
         """
         self._class = device_class
@@ -54,7 +54,7 @@ class DeviceOperator:
         self._store = store
         self._publisher = publisher
         self._holders = holders
-        self._look_anew = look_anew
+        self._look_again = look_again
         # The stored decisions are one value of all devices, so a change reads it under the same
         # lock.
         self._writing = asyncio.Lock()
@@ -119,7 +119,8 @@ class DeviceOperator:
             self._publisher.forgive(device.name)
             if not await self._publisher.publish():
                 raise PeerUnavailable(
-                    f"{device.name}: its faults are forgiven, and nobody could be told yet", next_step="ask again"
+                    f"{device.name}: its faults are forgiven, but that could not be published yet",
+                    next_step="ask again",
                 )
         after = self._hands.find(device.name) or device
         return await self._keep(
@@ -147,7 +148,7 @@ class DeviceOperator:
             if refused is not None:
                 return refused
             result = await self._keep(request, Operated(health=device.health, maintenance=device.maintenance))
-        self._look_anew(device.driver)
+        self._look_again(device.driver)
         return result
 
     async def _in_use(self, device: Device, names: Iterable[str]) -> Refusal | None:
@@ -156,7 +157,8 @@ class DeviceOperator:
         """
         if not await self._holders.read():
             raise PeerUnavailable(
-                f"who holds {device.name} is not known: the ledger cannot be read", next_step="see `topobus doctor`"
+                f"the holders of {device.name} are not known: the ledger cannot be read",
+                next_step="see `topobus doctor`",
             )
         users: dict[str, str] = {}
         for name in names:

@@ -122,7 +122,7 @@ class FunctionCuts(CardCuts[FunctionWish]):
             if present and not wish.is_whole:
                 text = (
                     f"{address} has {present} virtual functions by now, and {wish.devices[0]} was one of "
-                    f"{wish.count}; ask again when the inventory tells them"
+                    f"{wish.count}; ask again when the inventory shows them"
                 )
                 return refuse("device-not-offered", text, devices=wish.devices)
             refusal = self._refuse_users(tree, address, wish, present, context.in_use())

@@ -195,7 +195,7 @@ class OnDemandFunctions:
         if not functions and physical.physfn is None and self.rule(device) is not None:
             return (
                 (),
-                f"{physical.address} is not cut on demand: the kernel does not tell of virtual functions "
+                f"{physical.address} is not cut on demand: the kernel does not show its virtual functions "
                 "(sriov_totalvfs, sriov_offset, sriov_stride)",
             )
         return functions, ""

@@ -313,7 +313,7 @@ class PassthroughDriver(DeviceDriver):
             text = f"still in use after {self._settings.idle_s:g} s: {'; '.join(uses)}"
             return _refuse("passthrough-busy", text, devices=tuple(device.name for device in devices))
         text = (
-            f"the open files of {unseen} processes cannot be seen, so nobody knows whether the device is idle: "
+            f"the open files of {unseen} processes cannot be seen, so the device may be in use: "
             "give the service CAP_SYS_PTRACE"
         )
         return _refuse("passthrough-blind", text, processes=unseen)

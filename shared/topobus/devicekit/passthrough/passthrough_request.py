@@ -53,7 +53,7 @@ def read_passthrough(config: Sequence[Mapping[str, Any]]) -> Passthrough | Refus
     )
     if foreign:
         return _refuse(
-            f"{PASSTHROUGH_KIND} stands beside {', '.join(foreign)}, wanted it alone: no driver of this class "
+            f"{PASSTHROUGH_KIND} is given with {', '.join(foreign)}, wanted it alone: no driver of this class "
             "has the device then"
         )
     parameters: dict[str, Any] = next(

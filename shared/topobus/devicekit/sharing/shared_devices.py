@@ -34,8 +34,8 @@ class SharedPool(Pool, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     replicas: Annotated[int, Meta(ge=2, le=128)]
-    """How many shares a device has: kubelet is offered it so many times, and claims take of the
-    same. 128 at most: kubelet is told a line for each."""
+    """How many shares a device has: kubelet is offered it so many times, and claims use the
+    same shares. 128 at most: kubelet gets a line for each."""
     policy: SharePolicy = SharePolicy.SPREAD
     """`spread`: the next replica is of the device with the fewest in use; `pack`: of the one with
     the most."""
@@ -43,7 +43,7 @@ class SharedPool(Pool, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A container that asks kubelet for more than one replica is refused, for two shares of one GPU
     are not twice a GPU. False: it gets them, of several devices first with `spread`."""
     strategy: Literal["", "TimeSlicing", "MPS"] = ""
-    """What is set up on a device while somebody has a share of it and a claim says nothing else;
+    """What is set up on a device while it has an owner of a share and no claim sets anything else;
     empty: nothing."""
     time_slice: Literal["", "Default", "Short", "Medium", "Long"] = ""
     """With the strategy TimeSlicing: how long each container's turn is; empty: as the driver has

@@ -43,7 +43,7 @@ class _Job:
     why: str = ""
     """Why the last try failed; empty: none has."""
     evidence: Mapping[str, str] = field(default_factory=dict)
-    """What the driver says of it besides."""
+    """What else the driver reports of it."""
     tried: asyncio.Event = field(default_factory=asyncio.Event)
     """Set as soon as the first try has ended."""
 
@@ -164,7 +164,7 @@ class DeviceCleaner:
                     device=name,
                     owner=job.owner.key,
                     why=why,
-                    next_step="it is tried again; nobody gets it",
+                    next_step="it is tried again; the device is withheld",
                 )
             is_news = (job.is_visible or job.why != "") if not why else why != job.why
             job.why = why

@@ -90,9 +90,9 @@ class DeviceHands:
         self._unmended: dict[str, _Unmended] = {}
         self._has_leftovers = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
-        self.look_anew: Callable[[str], None] = lambda _driver: None
+        self.look_again: Callable[[str], None] = lambda _driver: None
         """Has a driver's devices looked for again soon; the host sets it."""
-        self.seen_anew: Callable[[str], Awaitable[None]] = lambda _driver: asyncio.sleep(0)
+        self.looked_again: Callable[[str], Awaitable[None]] = lambda _driver: asyncio.sleep(0)
         """The same, and returns when everybody can see what it found, or could for a while."""
         self._publish: Callable[[], Awaitable[object]] = partial(asyncio.sleep, 0)
 
@@ -321,7 +321,7 @@ class DeviceHands:
             return _Unmended(err.message, is_waiting=isinstance(err, DriverHung))
         self.cleaner.begin(name)
         if entry.is_passed_through:
-            self.look_anew(device.driver)
+            self.look_again(device.driver)
         get_logger().info(
             "device.undone",
             device=name,

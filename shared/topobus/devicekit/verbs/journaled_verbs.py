@@ -40,7 +40,8 @@ class JournaledWork(Struct, frozen=True, kw_only=True):
     limit_s: float
     what: str
     run: Callable[[Callable[[], bool]], Edits | Refusal]
-    """Gets what says whether anybody still wants it: what ends too late is undone, and an error."""
+    """Its argument returns whether a caller still waits. Work that ends too late is undone, and an
+    error."""
 
 
 def prepare(

@@ -354,7 +354,7 @@ class Preparer:
                     if undone_devices:
                         await undoing.call("unprepare", undo)
                 if passed:
-                    await hands.seen_anew(name)
+                    await hands.looked_again(name)
             except (DriverFailed, DriverHung) as err:
                 reasons.append(driver_reason(name, err))
         return reasons

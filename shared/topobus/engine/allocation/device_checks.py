@@ -129,7 +129,7 @@ class DeviceChecks:
                     return (
                         Blocker(OTHER_CLASS, "")
                         if owner
-                        else Blocker("selector", f"selector #{index} says no: {expression}")
+                        else Blocker("selector", f"selector #{index} is false: {expression}")
                     )
         return None
 

@@ -19,11 +19,11 @@ __all__ = ["LIMIT", "OTHER_CLASS", "OUTSIDE", "UNCOUNTED", "Blocker", "Miss", "d
 OTHER_CLASS = "other-class"
 """Code of a device that the class asked for does not select: of no interest to whoever asked."""
 OUTSIDE = "outside"
-"""Code of a device that lies outside of the place that is being tried: another place's miss speaks
-of it."""
+"""Code of a device that is outside the place that is being tried: another place's miss reports
+it."""
 
 UNCOUNTED = 1 << 20
-"""More devices than any claim may have: what a reason that counts none says that it lacks."""
+"""More devices than any claim may have: what is lacking in a reason that counts none."""
 
 # A list of more names does not help a person, but the count does.
 _SHOWN_DEVICES = 16
@@ -39,7 +39,7 @@ class Blocker:
 
 
 LIMIT = Blocker("limit", f"a claim may have {MAX_LIST} devices at most")
-"""What stands in the way of a device that is there for a claim that is full."""
+"""What blocks a device that is there, for a claim that is full."""
 
 
 @dataclass(frozen=True)

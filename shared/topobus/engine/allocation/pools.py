@@ -41,8 +41,8 @@ class PoolState(StrEnum):
     """Slices of the newest generation are missing: the driver is publishing."""
     INVALID = "invalid"
     OBSOLETE = "obsolete"
-    """Another node's slices are of a newer generation: what this node sees is over. It counts as
-    absent, and is told."""
+    """Another node's slices are of a newer generation, so this node's view is out of date. The pool
+    counts as absent, and the reason is reported."""
 
 
 class DeviceViews:

@@ -50,7 +50,7 @@ class PreparedRequest:
     claim_index: int
     claim: str
     where: str
-    """How people are told of it: `request gpu`, with the claim when there are several."""
+    """Its name in messages: `request gpu`, with the claim when there are several."""
     base: str
     """The request's name in the claim."""
     alternative: str
@@ -75,7 +75,7 @@ class PreparedRequest:
 
 
 Alternatives = tuple[PreparedRequest, ...]
-"""The ways to serve one request, best first; one way unless it says firstAvailable."""
+"""The ways to serve one request, best first; one way unless it has firstAvailable."""
 
 
 def prepare(

@@ -59,7 +59,7 @@ from topobus.values.outcome import Reason, Refusal
 __all__ = ["DEFAULT_STEP_BUDGET", "allocate"]
 
 DEFAULT_STEP_BUDGET = 200_000
-"""Work of one search on one node, in steps; looking ahead counts, too. A step costs some ten
+"""Work of one search on one node, in steps; looking ahead counts as well. A step costs some ten
 microseconds, so this is two seconds: what is not found by then is worth an answer, not a wait."""
 
 # Most searches end within a few dozen steps; only beyond these is it worth while to

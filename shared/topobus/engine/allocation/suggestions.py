@@ -125,8 +125,8 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
         if any(given.usage.holders.get(device) == holder for device in used)
     }
     if counts:
-        who = ", ".join(f"{holder} ({count} device{'s' if count != 1 else ''})" for holder, count in counts.items())
-        yield _advice(given, f"when {who} lets go", {"change": "free", "holders": tuple(counts)})
+        owners = ", ".join(f"{holder} ({count} device{'s' if count != 1 else ''})" for holder, count in counts.items())
+        yield _advice(given, f"when {owners} releases them", {"change": "free", "holders": tuple(counts)})
 
 
 def _fewer(given: AllocationInput, search: Search) -> Iterator[Reason]:

@@ -17,7 +17,7 @@ __all__ = ["EXECUTES", "SILENT_TAINT", "RuleTaint", "TaintRule", "matches"]
 EXECUTES = "NoExecute"
 SILENT_TAINT = "topobus.dev/service-silent"
 """On devices whose service does not answer, by the reader: nothing is allocated there, whatever is
-tolerated, and nothing is let go."""
+tolerated, and nothing is released."""
 
 
 @dataclass(frozen=True)

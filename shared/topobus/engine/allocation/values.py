@@ -128,7 +128,7 @@ class ClaimToAllocate:
     name: str
     spec: ClaimSpec
     is_one_of_several: bool = False
-    """Whether messages must say which claim they mean."""
+    """Whether messages must name the claim."""
     outside: Mapping[DeviceId, str] = field(default_factory=dict)
     """Devices that lie outside of where this claim wishes to be, and where that is."""
 

@@ -25,8 +25,8 @@ from topobus.engine.cel.values import Uint
 __all__ = ["parse"]
 
 _DEEPEST = 250
-"""How deep a rule of the grammar may stand within itself; a chain of operators, or of selections,
-is one level an operator, as upstream's parser has it."""
+"""How deep a rule of the grammar may be nested in itself. In a chain of operators or selections
+each operator is one level, as in upstream's parser."""
 # A text of 10 KiB has fewer parts; macros that name their target twice
 # (`optMap`) may double them at each step.
 _LARGEST = 20_000

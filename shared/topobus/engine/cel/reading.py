@@ -32,7 +32,7 @@ def read(node: Node) -> frozenset[Reads] | None:
 
 
 _Names = dict[str, Node | None]
-"""What names of `cel.bind` stand for, as far as that is a part of the device; None where a macro's
+"""The values of `cel.bind` names, as far as they are a part of the device; None where a macro's
 variable hides one."""
 
 
@@ -47,7 +47,7 @@ def _collect(node: Node, reads: set[Reads], names: _Names) -> bool:
         return True
     if isinstance(node, Identifier):
         # A part of the device as a whole (`d == e`) is more than one place.
-        return node.name != "device" and _stands_for(node, names) is node
+        return node.name != "device" and _resolve(node, names) is node
     if isinstance(node, Fold):
         if node.variable == UNUSED:
             return _collect_bound(node, reads, names)
@@ -56,7 +56,7 @@ def _collect(node: Node, reads: set[Reads], names: _Names) -> bool:
 
 
 def _collect_bound(node: Fold, reads: set[Reads], names: _Names) -> bool:
-    value = _stands_for(node.start, names)
+    value = _resolve(node.start, names)
     is_part = _is_part(value)
     if not is_part and not _collect(node.start, reads, names):
         return False
@@ -85,16 +85,16 @@ def _is_plain_key(key: str | Node) -> bool:
     return isinstance(key, str) or _access(key, {}) == Reads("driver")
 
 
-def _stands_for(node: Node, names: _Names) -> Node:
+def _resolve(node: Node, names: _Names) -> Node:
     """Replace names by their values, down to the device."""
     match node:
         case Identifier(name=name):
             return names.get(name) or node
         case Select(operand=operand, is_test=False):
-            whole = _stands_for(operand, names)
+            whole = _resolve(operand, names)
             return node if whole is operand else Select(node.offset, whole, node.field)
         case Call(name="_[_]" | "_?._" | "_[?_]", target=None, arguments=[container, key]):
-            whole, inner = _stands_for(container, names), _stands_for(key, names)
+            whole, inner = _resolve(container, names), _resolve(key, names)
             return node if whole is container and inner is key else Call(node.offset, node.name, None, [whole, inner])
         case _:
             return node
@@ -103,11 +103,11 @@ def _stands_for(node: Node, names: _Names) -> Node:
 def _access(node: Node, names: _Names) -> Reads | None:
     """Read one of the forms in which expressions access a device."""
     if isinstance(node, Select) and node.is_test:
-        node = Select(node.offset, _stands_for(node.operand, names), node.field, is_test=True)
+        node = Select(node.offset, _resolve(node.operand, names), node.field, is_test=True)
     elif isinstance(node, Call) and node.name == "@in":
-        node = Call(node.offset, node.name, None, [_stands_for(argument, names) for argument in node.arguments])
+        node = Call(node.offset, node.name, None, [_resolve(argument, names) for argument in node.arguments])
     else:
-        node = _stands_for(node, names)
+        node = _resolve(node, names)
     if isinstance(node, Select) and _is_device(node.operand) and node.field in _SCALARS:
         return Reads(node.field)
     if isinstance(node, Call) and node.name == "@in":

@@ -34,7 +34,7 @@ class Node:
     type: Type = field(default=DYN, init=False)
     depth: int = field(default=1, init=False)
     size: int = field(default=1, init=False)
-    """Nodes from here down; one that stands in two places counts twice, for it is walked twice."""
+    """Nodes from here down. A node in two places counts twice, because it is walked twice."""
     levels: int = field(default=0, init=False)
     """Operators, selections, calls on a target and indices from here
     down, as the text nests them."""

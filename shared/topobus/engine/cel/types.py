@@ -51,7 +51,7 @@ class Type:
         self.is_dynamic = name == "dyn"
         """Whether a value of it may be anything."""
         self.is_parameter = name[0] == "$"
-        """Whether it stands for a type that is not known yet."""
+        """Whether it is a placeholder for a type that is not known yet."""
         self.is_open: bool = self.is_parameter or any(parameter.is_open for parameter in parameters)
         """Whether it is such a parameter or has one somewhere."""
         self._hash = hash((name, parameters))

@@ -54,16 +54,16 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     number: int
     node: str
-    """Empty: nothing is attempted now, and the attempt only tells of the past."""
+    """Empty: nothing is attempted now, and the attempt only records the past."""
     allocation: AllocationResult
     wishes: AlignmentRequest | None = None
     """What the claim asked of its alignment then: a repeated operation must ask for the same."""
     copies: dict[str, int] = {}
-    """Places in the allocation's configuration at which one of the claim's own stands, to its place
-    in the spec: it is not written a second time into the object."""
+    """Places of the claim's own configurations in the allocation, each with its place in the spec:
+    it is not written into the object a second time."""
     is_short: bool = False
-    """True: the configuration is left out, for it is too long for a note; who goes on with the
-    attempt works it out again."""
+    """True: the configuration is left out because it is too long for a note. It is computed again
+    when the attempt continues."""
     pod: str = ""
     """The uid of the pod for which the claim is allocated, where an allocation carries its
     reservation; empty otherwise."""

@@ -21,7 +21,7 @@ Wanted = tuple[Claim, ClaimSpec]
 
 
 LabelsOf = Callable[[str], Mapping[str, str]]
-"""The labels of a namespace; none for one that nobody stored."""
+"""The labels of a namespace; none for one that is not stored."""
 
 
 def objection_to_claims(wanted: Sequence[Wanted], labels_of: LabelsOf, compiler: SelectorCompiler) -> Fault | None:

@@ -123,5 +123,5 @@ def rule_condition(
             f"{selected}; nothing is evicted",
         )
     if pending:
-        return True, "PodsPendingEviction", f"{selected}; {pending} claims are to be let go"
+        return True, "PodsPendingEviction", f"{selected}; {pending} claims are to be released"
     return False, "Completed", f"{selected}; nothing is to be evicted"

@@ -34,17 +34,17 @@ class DrawnCore(Struct, frozen=True, kw_only=True):
     """The owner's letter, small when a thread is free; `*` for two owners, `!` when sick, `·` when
     free."""
     holder: DrawnHolder | None = None
-    """Whose letter it is; None for any other sign."""
+    """The holder whose letter it is; None for any other sign."""
     is_sick: bool = False
     l3: int | None = None
-    """The lowest CPU that shares its level-3 cache; None when the machine does not tell."""
+    """The lowest CPU that shares its level-3 cache; None when the machine does not show it."""
 
 
 class SwitchBranch(Struct, frozen=True, kw_only=True):
     """Devices below one PCI switch."""
 
     switch: str
-    """Its address; empty: directly below the root complex, or the machine does not tell."""
+    """Its address; empty: directly below the root complex, or the machine does not show it."""
     leaves: tuple[Leaf, ...]
 
 
@@ -71,7 +71,7 @@ class Place(Struct, frozen=True, kw_only=True):
     cores: tuple[DrawnCore, ...] = ()
     """Those of one level-3 cache together."""
     caches: str = ""
-    """Its level-3 caches in words; empty where the machine does not tell."""
+    """Its level-3 caches in words; empty where the machine does not show them."""
     roots: tuple[RootBranch, ...] = ()
 
     @property
@@ -112,14 +112,14 @@ class MachineLayout(Struct, frozen=True, kw_only=True):
     """What the machine has, in one line."""
     sockets: tuple[tuple[NumaPanel, ...], ...]
     """NUMA nodes that have CPUs or devices, by socket and id: those of one socket together. Nodes
-    whose socket the machine does not tell come first."""
+    whose socket the machine does not show come first."""
     elsewhere: Place | None
-    """CPUs and devices whose NUMA node the machine does not tell; None: there are none."""
+    """CPUs and devices whose NUMA node the machine does not show; None: there are none."""
     memory_only: str
     """NUMA nodes that have neither CPUs nor devices, in words; empty when there are none."""
     holders: DrawnHolders
     distances: str
-    """NUMA distances in words; empty when there is one node, or the machine does not tell."""
+    """NUMA distances in words; empty when there is one node, or the machine does not show them."""
     warnings: tuple[str, ...]
 
     @property

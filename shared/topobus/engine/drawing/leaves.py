@@ -51,7 +51,7 @@ class Leaf(Struct, frozen=True, kw_only=True):
     text: str
     """What follows the name: model, parts, or what is wrong."""
     numa_node: int | None
-    """The node it is drawn in: the lowest of its nodes; None when the machine does not tell."""
+    """The node it is drawn in: the lowest of its nodes; None when the machine does not show it."""
     root: str = ""
     switch: str = ""
     health: HealthState = HealthState.HEALTHY
@@ -148,12 +148,12 @@ def _other_leaves(machine: Machine, inventories: Iterable[Inventory], names: Pci
 
     Further functions of a card that a service reports are parts of it.
     """
-    spoken_of = {
+    listed_keys = {
         device.pci.key[:3] for inventory in inventories for device in inventory.devices if device.pci is not None
     }
-    spoken_of |= {kept.pci.key[:3] for inventory in inventories for kept in inventory.kept}
+    listed_keys |= {kept.pci.key[:3] for inventory in inventories for kept in inventory.kept}
     for function in machine.pci_devices:
-        leaf = _function_leaf(function, names) if function.address.key[:3] not in spoken_of else None
+        leaf = _function_leaf(function, names) if function.address.key[:3] not in listed_keys else None
         if leaf is not None and leaf.device_class == _CXL_MEMORY:
             # Its memory is a NUMA node's, which is placed as such.
             yield leaf

@@ -18,8 +18,8 @@ from topobus.values.ledger import Allocation, Holders
 __all__ = ["COLOUR_COUNT", "DrawnHolder", "DrawnHolders", "holders_of"]
 
 COLOUR_COUNT = 6
-"""Owners have colours 0 to 5: so many are told apart on dark and on light grounds. Where they
-repeat the letters tell."""
+"""Owners have colours 0 to 5: people can distinguish so many on dark and on light backgrounds.
+Where colours repeat, the letters differ."""
 _LETTERS = string.ascii_uppercase + "0123456789"
 # More owners than letters: the rest share one sign, and the legend still lists each.
 _MANY = "#"
@@ -67,7 +67,7 @@ class DrawnHolders(Struct, frozen=True, kw_only=True):
     by_device: dict[tuple[str, str], DrawnHolder]
     """Of several with shares of one device the last by key."""
     sharers: dict[tuple[str, str], tuple[tuple[DrawnHolder, HeldShare], ...]]
-    """Who has shares of a device, with what they have, by class and name; owners by key."""
+    """The owners of shares of a device, each with its share, by class and name; owners by key."""
 
 
 def holders_of(ledger: Holders | None, letters: Mapping[str, str] | None = None) -> DrawnHolders:

@@ -29,9 +29,9 @@ LEGEND: dict[str, str] = {
     _HOST: "through PCIe and one host bridge (root complex), most often the CPU",
     _BRIDGES: "through several PCIe switches, and no host bridge",
     _SWITCH: "through one PCIe switch at most",
-    _LINKS: "through # bonded NVLinks (NV alone: the service does not tell how many)",
+    _LINKS: "through # bonded NVLinks (NV alone: the service does not report how many)",
     _OTHER_LINKS: "through links between GPUs of another vendor",
-    _UNKNOWN: "the machine does not tell where one of the two is",
+    _UNKNOWN: "the machine does not show where one of the two is",
 }
 """What the words of a matrix mean, the farthest first as nvidia-smi has it."""
 
@@ -49,11 +49,11 @@ class MatrixDevice(Struct, frozen=True, kw_only=True):
     """Its network interface as its service found it; empty where it has none."""
     pci: str = ""
     cpu_affinity: CpuSet = CpuSet()
-    """CPUs near it; empty: not told."""
+    """CPUs near it; empty: not known."""
     numa_affinity: NodeSet = NodeSet()
-    """NUMA nodes near it; empty: not told."""
+    """NUMA nodes near it; empty: not known."""
     gpu_numa_id: int | None = None
-    """The NUMA node that is its memory; None where it is none, or nobody tells."""
+    """The NUMA node that is its memory; None where it is none, or is not known."""
 
 
 class PathMatrix(Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """After so many relapses the hold stops growing: it doubles with each relapse while Recovering.
     4: at most 16 times `hold_s`."""
     forget_s: Annotated[float, Meta(ge=0)] = 600.0
-    """Seconds a vanished device stays listed as Unhealthy after nobody holds it. 10 min: longer
+    """Seconds a vanished device stays listed as Unhealthy after its last owner. 10 min: longer
     than a node's drain and a card's re-seat."""
     forgive: tuple[str, ...] = ()
     """Devices whose sticky faults are forgiven as the service starts: an operator has repaired or

@@ -79,14 +79,14 @@ class MergedInventory:
     warnings: tuple[str, ...] = ()
     kept: tuple[KeptFunction, ...] = ()
     """Functions that are for something else than their class, by address; of two drivers that name
-    one the one that sorts first is believed."""
+    one, the one that sorts first counts."""
 
 
 def advance_inventory(
     before: MergedInventory,
     views: Mapping[str, DriverView],
     *,
-    said_before: Inventory | None = None,
+    inventory_before: Inventory | None = None,
     device_class: str,
     machine: Machine,
     held: Collection[str] | None,
@@ -95,16 +95,16 @@ def advance_inventory(
 ) -> MergedInventory:
     """Take one step: merge the drivers' views into what is known.
 
-    Shapes: before — what the step before gave, its devices and counter sets; said_before — the
-    inventory of the life before, for drivers that have not looked yet; views — driver name to its
-    view, one for every driver that is loaded; held — device names in the ledger, None while it is
-    unknown (then nothing leaves).
-    Order: independent of the order of drivers and devices; of two drivers that claim one name
-    the one that sorts first gets it.
+    Shapes: before — devices and counter sets of the previous step; inventory_before — the inventory
+            that the service published before it was restarted, for drivers that have not polled yet;
+            views — driver name to its view, one for every driver that is loaded; held — device names
+            in the ledger, None while it is unknown (then nothing is removed).
+    Order: independent of the order of drivers and devices. Of two drivers that claim one name the
+            one that sorts first gets it.
     """
     known = {device.name: device for device in before.devices}
     found_devices, away, warnings = _read_views(
-        views, said_before=said_before, device_class=device_class, machine=machine
+        views, inventory_before=inventory_before, device_class=device_class, machine=machine
     )
     present = {**away, **known}
     cut = _cut_cards(present, found_devices, views, held, away)
@@ -153,12 +153,12 @@ def advance_inventory(
         removed=tuple(removed),
         counter_sets=tuple(counter_set for counter_set in counter_sets if counter_set.name in used),
         warnings=tuple(warnings),
-        kept=_kept(views, said_before),
+        kept=_kept(views, inventory_before),
     )
 
 
 def _read_views(
-    views: Mapping[str, DriverView], *, said_before: Inventory | None, device_class: str, machine: Machine
+    views: Mapping[str, DriverView], *, inventory_before: Inventory | None, device_class: str, machine: Machine
 ) -> tuple[dict[str, Device], dict[str, Device], list[str]]:
     """Take from the drivers' views the devices that were found, those that are away, both by name,
     and the warnings.
@@ -171,7 +171,7 @@ def _read_views(
         away.update({name: device for name, device in view.away.items() if device.driver == driver})
         warnings += [f"{driver}: {warning}" for warning in view.warnings]
         if _has_not_looked(view):
-            warnings += _said_before(driver, said_before)
+            warnings += _earlier_warnings(driver, inventory_before)
         if view.silence is not None:
             warnings.append(view.silence.message)
         for device in view.devices or ():
@@ -195,7 +195,7 @@ def _has_not_looked(view: DriverView) -> bool:
     return view.devices is None and view.silence is None
 
 
-def _said_before(driver: str, before: Inventory | None) -> list[str]:
+def _earlier_warnings(driver: str, before: Inventory | None) -> list[str]:
     """Return the earlier warnings of a driver that has not polled yet, and a warning that it has
     not: its devices are those that were known at the restart, or none.
     """
@@ -206,10 +206,12 @@ def _said_before(driver: str, before: Inventory | None) -> list[str]:
     return [*(warning for warning in warnings if warning != waits), waits]
 
 
-def _kept(views: Mapping[str, DriverView], said_before: Inventory | None) -> tuple[KeptFunction, ...]:
-    is_waiting = said_before is not None and any(map(_has_not_looked, views.values()))
+def _kept(views: Mapping[str, DriverView], inventory_before: Inventory | None) -> tuple[KeptFunction, ...]:
+    is_waiting = inventory_before is not None and any(map(_has_not_looked, views.values()))
     functions = (
-        {function.pci: function for function in said_before.kept} if said_before is not None and is_waiting else {}
+        {function.pci: function for function in inventory_before.kept}
+        if inventory_before is not None and is_waiting
+        else {}
     )
     functions.update(
         {function.pci: function for driver in sorted(views, reverse=True) for function in views[driver].kept}
@@ -363,7 +365,7 @@ def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: 
 
 
 def _not_loaded(driver: str) -> Observation:
-    return silence("driver-not-loaded", f"driver {driver} is not loaded: nobody looks at its devices")
+    return silence("driver-not-loaded", f"driver {driver} is not loaded: its devices are not observed")
 
 
 def _is_expired(device: Device, view: DriverView, *, is_found: bool, now: datetime, settings: HealthSettings) -> bool:

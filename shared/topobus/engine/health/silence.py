@@ -6,7 +6,7 @@ own inventory applies again with its first answer.
 
 A mere reader polls no service: a node's topology announces on the bus which device services do not
 answer, and repeats that at intervals. When the announcements end, topology itself is silent
-(`Words`).
+(`Announcements`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
     "SAID_EVERY_S",
     "SERVICE_SILENT",
     "TOPOLOGY",
+    "Announcements",
     "Answered",
     "Silence",
     "SilenceSettings",
     "Silent",
     "SilentBecause",
-    "Words",
     "next_silence",
     "unheard",
 ]
@@ -41,12 +41,12 @@ placements on them are refused."""
 TOPOLOGY = "topology"
 """The name of a node's topology among those who are silent; the others are device classes."""
 SAID_EVERY_S = 30.0
-"""How often topology says a node's alignment anew. Who misses some of these knows that it is
-silent. A thousand nodes say it 33 times a second at the hub; nothing is decided by it, so it may
-take minutes."""
+"""Seconds after which topology announces a node's alignment again. A reader that misses some
+announcements takes the service as silent. A thousand nodes announce 33 times a second at the hub.
+Nothing is decided by it, so it may take minutes."""
 # This many announcements may be missed: a store that is busy or unreachable for a moment is no
 # silence.
-_MISSED_WORDS = 3
+_MISSED_ANNOUNCEMENTS = 3
 _SLACK_S = 10.0
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -56,12 +56,12 @@ class SilentBecause(StrEnum):
     """Why there was no answer."""
 
     NOBODY = "nobody"
-    """The server knows of nobody who listens there: the service has
-    ended, or lost its connection."""
+    """The server knows no listener there: the service has ended, or
+    lost its connection."""
     TIMEOUT = "timeout"
-    """Somebody listens and says nothing in time: it hangs, or the machine is busy."""
+    """A listener does not answer in time: it hangs, or the machine is busy."""
     NO_BUS = "no-bus"
-    """We could not ask: this says nothing about the peer."""
+    """The request could not be sent: the peer's state is not known."""
 
 
 class Answered(Struct, frozen=True, kw_only=True):
@@ -71,9 +71,9 @@ class Answered(Struct, frozen=True, kw_only=True):
     """The instance that answered, as it names itself."""
     clock_ahead_s: float = 0.0
     """By how many seconds its clock is ahead of ours, within the time that the answer took; 0 when
-    it did not say."""
+    it is not known."""
     release: str = ""
-    """The release that it says it is; empty when it does not say."""
+    """The release that it reports; empty when it reports none."""
 
 
 class Silent(Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How long one look waits for the answer, in seconds; a busy
     service answers in milliseconds."""
     gone_s: Seconds = 5.0
-    """Seconds for which nobody listens until a service that was heard is silent. 5 s: a restart
+    """Seconds without a listener until a service that has answered before is silent. 5 s: a restart
     takes two, and must not be seen."""
     hung_s: Seconds = 15.0
     """Seconds without an answer until a service is silent that still listens, or has not been heard
@@ -118,7 +118,7 @@ class Silence(Struct, frozen=True, kw_only=True):
     """The first look of the row without an answer; None: the last look was answered, or there was
     none."""
     nobody_since: float | None = None
-    """The first look of the row at which nobody listened."""
+    """The first look in a row that found no listener."""
     looked_at: float = 0.0
     was_heard: bool = False
     """It has answered since NATS was last away."""
@@ -158,19 +158,19 @@ def next_silence(before: Silence, answer: Answered | Silent, *, at: float, setti
     )
 
 
-class Words:
+class Announcements:
     """The last announcement of each node's topology, and when it was received.
 
     Times are seconds of one monotonic clock.
 
-    >>> words = Words()
-    >>> words.note("n1", NodeAlignment(node="n1", unheard_classes={"gpu": "09:00"}), at=0.0, said_at="09:05")
-    >>> words.silent("n1", now=50.0), words.silent("n1", now=101.0)
+    >>> announcements = Announcements()
+    >>> announcements.note("n1", NodeAlignment(node="n1", unheard_classes={"gpu": "09:00"}), at=0.0, said_at="09:05")
+    >>> announcements.silent("n1", now=50.0), announcements.silent("n1", now=101.0)
     ({'gpu': '09:00'}, {'gpu': '09:00', 'topology': '09:05'})
     """
 
     def __init__(self) -> None:
-        self._words: dict[str, tuple[NodeAlignment, str]] = {}
+        self._announced: dict[str, tuple[NodeAlignment, str]] = {}
         self._heard_at: dict[str, float] = {}
 
     def note(self, node: str, alignment: NodeAlignment, *, at: float, said_at: str) -> None:
@@ -178,12 +178,12 @@ class Words:
 
         Shapes: said_at — when it was stored, RFC 3339.
         """
-        self._words[node] = (alignment, said_at)
+        self._announced[node] = (alignment, said_at)
         self._heard_at[node] = at
 
     def drop(self, node: str) -> None:
         """Forget a node that is gone."""
-        self._words.pop(node, None)
+        self._announced.pop(node, None)
         self._heard_at.pop(node, None)
 
     def excuse(self, at: float) -> None:
@@ -193,17 +193,17 @@ class Words:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes with a known announcement, sorted."""
-        return tuple(sorted(self._words))
+        return tuple(sorted(self._announced))
 
     def silent(self, node: str, now: float) -> dict[str, str]:
         """Name the silent services: classes and TOPOLOGY, with the time since when, RFC 3339.
 
         Empty when all answer, or nothing is known.
         """
-        if node not in self._words:
+        if node not in self._announced:
             return {}
-        alignment, said_at = self._words[node]
-        is_silent = now - self._heard_at[node] > _MISSED_WORDS * SAID_EVERY_S + _SLACK_S
+        alignment, said_at = self._announced[node]
+        is_silent = now - self._heard_at[node] > _MISSED_ANNOUNCEMENTS * SAID_EVERY_S + _SLACK_S
         return {**alignment.unheard_classes, **({TOPOLOGY: said_at} if is_silent else {})}
 
 
@@ -217,7 +217,7 @@ def unheard(inventory: Inventory, *, since: str = "") -> Inventory:
         dimension=Dimension.DRIVER,
         state=HealthState.UNKNOWN,
         reason=SERVICE_SILENT,
-        message=f"the {inventory.device_class} service does not answer: its devices are as last told, or not",
+        message=f"the {inventory.device_class} service does not answer: its devices may have changed",
         action=RecoveryAction.WAIT,
         since=since,
     )

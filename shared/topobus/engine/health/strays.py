@@ -57,7 +57,7 @@ def _set_aside(device: Device, machine: Machine) -> Device:
         dimension=Dimension.PRESENCE,
         state=HealthState.UNKNOWN,
         reason=NODE_MISSING,
-        message=f"{device.name} says that it is on NUMA nodes {device.numa_nodes}, and machine {machine.node} has "
+        message=f"{device.name} reports NUMA nodes {device.numa_nodes}, but machine {machine.node} has "
         f"{machine.node_set}",
         action=RecoveryAction.WAIT,
         since=before.since,

@@ -42,7 +42,7 @@ class Discrepancy(StrEnum):
     JUMPED = "jumped"
     """They are further ahead than can have happened."""
     UNEXPLAINED = "unexplained"
-    """Owners came, went or changed, or answers changed, without a record that says so."""
+    """Owners came, went or changed, or answers changed, without a record of it."""
     UNREADABLE = "unreadable"
     """The stored bytes cannot be decoded as a ledger."""
     CONTRADICTORY = "contradictory"
@@ -95,16 +95,16 @@ def check_stored_ledger(cached: Ledger, stored: Ledger, *, is_next: bool) -> Che
         return CheckedLedger(
             ledger=structs.replace(cached, epoch=max(cached.epoch, stored.epoch) + 1), discrepancy=discrepancy
         )
-    words = _newer_records(cached, stored)
+    records_by_owner = _newer_records(cached, stored)
     strange = [
         key
         for key in sorted(cached.allocations.keys() | stored.allocations.keys())
-        if not _is_explained(cached, stored, key, words)
+        if not _is_explained(cached, stored, key, records_by_owner)
     ]
     if not strange and _keeps_answers(cached, stored):
         return CheckedLedger(ledger=stored)
-    last = {key: records[-1] for key, records in words.items()}
-    return CheckedLedger(ledger=_mended(cached, stored, frozenset(strange), last), discrepancy=Discrepancy.UNEXPLAINED)
+    last = {key: records[-1] for key, records in records_by_owner.items()}
+    return CheckedLedger(ledger=_restore(cached, stored, frozenset(strange), last), discrepancy=Discrepancy.UNEXPLAINED)
 
 
 def _numbers(ledger: Ledger, stored: Ledger, *, is_next: bool) -> Discrepancy | None:
@@ -125,17 +125,17 @@ def _newer_records(ledger: Ledger, stored: Ledger) -> dict[str, list[tuple[str, 
     newer = sorted(
         (record.number, op_id) for op_id, record in stored.operations.items() if op_id not in ledger.operations
     )
-    words: dict[str, list[tuple[str, OperationRecord]]] = {}
+    records_by_owner: dict[str, list[tuple[str, OperationRecord]]] = {}
     for _, op_id in newer:
         record = stored.operations[op_id]
         if not isinstance(record.outcome, Refusal):
             for key in (record.owner_key, *(owner.key for owner in record.displaced)):
-                words.setdefault(key, []).append((op_id, record))
-    return words
+                records_by_owner.setdefault(key, []).append((op_id, record))
+    return records_by_owner
 
 
 def _is_explained(
-    ledger: Ledger, stored: Ledger, key: str, words: Mapping[str, list[tuple[str, OperationRecord]]]
+    ledger: Ledger, stored: Ledger, key: str, records_by_owner: Mapping[str, list[tuple[str, OperationRecord]]]
 ) -> bool:
     """Say whether an owner's holding is unchanged, or as the newest record about it leaves it.
 
@@ -147,10 +147,12 @@ def _is_explained(
         return True
     # So far ahead, records may have been dropped to keep the ledger small.
     may_be_dropped = stored.sequence - ledger.sequence > _RECORDS_SURE
-    if key not in words:
+    if key not in records_by_owner:
         return may_be_dropped
-    was_given = may_be_dropped or any(record.owner_key == key and record.verb != "release" for _, record in words[key])
-    record = words[key][-1][1]
+    was_given = may_be_dropped or any(
+        record.owner_key == key and record.verb != "release" for _, record in records_by_owner[key]
+    )
+    record = records_by_owner[key][-1][1]
     if record.owner_key != key:
         return after is None or before is not None or was_given
     if record.verb == "release":
@@ -180,7 +182,7 @@ def _keeps_answers(ledger: Ledger, stored: Ledger) -> bool:
     return numbers >= set(range(max(ledger.sequence + 1, stored.sequence - _RECORDS_SURE + 1), stored.sequence + 1))
 
 
-def _mended(
+def _restore(
     ledger: Ledger, stored: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]
 ) -> Ledger:
     """Restore what was known, and keep the explained decisions of another instance, unless they
@@ -190,14 +192,14 @@ def _mended(
     allocations = {key: allocation for key, allocation in ledger.allocations.items() if key not in explained}
     operations = dict(ledger.operations)
     epoch = max(ledger.epoch, stored.epoch) + 1
-    mended = structs.replace(ledger, epoch=epoch, allocations=allocations)
+    restored = structs.replace(ledger, epoch=epoch, allocations=allocations)
     for key in sorted(explained):
         op_id, record = last[key]
         after = stored.allocations.get(key)
-        wanted = {**mended.allocations, **({key: after} if after is not None else {})}
-        changed = structs.replace(mended, allocations=wanted)
+        wanted = {**restored.allocations, **({key: after} if after is not None else {})}
+        changed = structs.replace(restored, allocations=wanted)
         if _is_sound(changed):
-            mended = changed
+            restored = changed
             operations[op_id] = record
     sequence = max((record.number for record in operations.values()), default=0)
-    return structs.replace(mended, sequence=max(ledger.sequence, sequence), operations=operations)
+    return structs.replace(restored, sequence=max(ledger.sequence, sequence), operations=operations)

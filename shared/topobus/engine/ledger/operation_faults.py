@@ -30,9 +30,9 @@ def complaint_of_operation_text(operation: DeviceOperation) -> str:
         if not text.isprintable():
             return f"{key} is {text!r}, wanted printable characters only"
     if not operation.who:
-        return "who is empty: an operation says who wants it"
+        return "who is empty: an operation names the person who wants it"
     if operation.verb.is_lasting and not operation.why:
-        return f"why is empty: `{operation.verb}` stands until it is taken back, and whoever finds it must know why"
+        return f"why is empty: `{operation.verb}` lasts until it is undone, and others must be able to read why"
     return ""
 
 

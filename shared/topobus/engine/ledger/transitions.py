@@ -204,7 +204,7 @@ def release(
         record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id)
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     if held is not None and held.is_prepared and not is_undone:
-        message = f"{owner} is prepared on this node: its devices are let go when that is undone"
+        message = f"{owner} is prepared on this node: its devices are released when that is undone"
         return Refusal(reasons=(Reason(code="prepared", message=message, facts={"owner": owner.key}),))
     left = {key: allocation for key, allocation in ledger.allocations.items() if key != owner.key}
     if keeps_devices and held is not None:

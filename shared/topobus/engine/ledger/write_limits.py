@@ -70,7 +70,9 @@ def complaint_of_owner(owner: Owner, field: str) -> str:
     for key, text in (("namespace", owner.namespace), ("uid", owner.uid)):
         if "/" in text:
             return f"{field}.{key} is {text!r}, wanted no '/' in it"
-    return f"{field}.name is empty: an owner without a name cannot be told from another" if not owner.name else ""
+    return (
+        f"{field}.name is empty: an owner without a name cannot be distinguished from another" if not owner.name else ""
+    )
 
 
 def complaint_of_pods(pods: Sequence[Owner]) -> str:

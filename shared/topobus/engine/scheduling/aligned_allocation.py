@@ -52,8 +52,8 @@ from topobus.values.view import NodeView
 __all__ = ["WISHES_DRIVER", "AlignedClaims", "allocate_near", "read_alignment_request"]
 
 WISHES_DRIVER = "topobus.dev"
-"""The driver in whose name a claim says what it wishes; parameters of kind AlignmentParameters for
-a driver of one class count as well."""
+"""The driver name of a claim's alignment request. Parameters of kind AlignmentParameters for a
+driver of one class count as well."""
 
 # Places tried at most for all claims of a pod together: each may cost a whole search.
 _MOST = 512
@@ -94,7 +94,7 @@ def read_alignment_request(
         if agreed is not None and agreed[1] != alignment_request:
             raise ContractError(
                 f"{where}: its classes {agreed[0]} and {name} wish different alignments",
-                next_step="say in the claim's own config which it is to be",
+                next_step="choose one in the claim's own config",
             )
         agreed = name, alignment_request
     return agreed[1] if agreed is not None else None
@@ -205,7 +205,7 @@ def allocate_near(
         if has_given_up
         else NoFit(
             describe_place_misses(
-                node, _spoken_wishes([*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)]), misses
+                node, _join_wishes([*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)]), misses
             ),
             steps,
         )
@@ -364,16 +364,19 @@ def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequenc
     return None
 
 
-def _spoken_wishes(wishes: Sequence[AlignmentRequest | None]) -> str:
+def _join_wishes(wishes: Sequence[AlignmentRequest | None]) -> str:
     """Name the wishes, each once."""
     return ", ".join(
         dict.fromkeys(
-            text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request)
+            text
+            for alignment_request in wishes
+            if alignment_request is not None
+            for text in _wish_texts(alignment_request)
         )
     )
 
 
-def _spoken(wishes: AlignmentRequest) -> tuple[str, ...]:
+def _wish_texts(wishes: AlignmentRequest) -> tuple[str, ...]:
     policy = (
         (f"policy {wishes.policy.value}",)
         if wishes.policy not in (None, Policy.NONE) and wishes.policy is not None

@@ -113,7 +113,7 @@ class PodPlan:
     pod: PodRef
     claims: tuple[PodClaim, ...]
     nodes: frozenset[str] | None = None
-    """The only nodes on which the allocated claims can be used, where they say so by name; None:
+    """The only nodes on which the allocated claims can be used, where they name them; None:
     any node is worth a look."""
 
     @property

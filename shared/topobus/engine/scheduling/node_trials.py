@@ -117,7 +117,7 @@ def failed_node(node: str, err: Exception) -> Fault:
     The other nodes are tried.
     """
     text = str(err) if isinstance(err, TopobusError) else f"{type(err).__name__}: {err}"
-    message = f"node {node}: what it says of itself cannot be worked with: {text[:_MAX_ERROR]}"
+    message = f"node {node}: its own description cannot be used: {text[:_MAX_ERROR]}"
     return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)
 
 

@@ -62,7 +62,7 @@ def describe_place_misses(node: str, wish: str, misses: Sequence[PlaceMiss]) -> 
         "domains": names[:_SHOWN],
     }
     if not misses:
-        message = f"node {node}: {wish} cannot be kept: nothing on this node tells what lies in one"
+        message = f"node {node}: {wish} cannot be kept: this node reports no such domain"
         return (Reason(code="locality-not-met", message=message, facts=facts),)
     # All are about one request, as a rule, so it is named once.
     request, there_is, _ = next(iter(groups)).partition(_THERE_IS)

@@ -34,7 +34,7 @@ class MemoryNode(Struct, frozen=True, kw_only=True):
 
     id: int
     assignments: int = 0
-    """Blocks that live on the node now."""
+    """Blocks that are on the node now."""
     group: NodeSet
     """Nodes that it serves together with, itself included."""
     amounts: dict[str, MemoryAmount] = {}

@@ -37,7 +37,7 @@ from topobus.values.request import Policy
 __all__ = ["Merged", "Opinion", "merge_hints"]
 
 Opinion = HintRule | Sequence[Hint] | None
-"""What one resource says: a rule, a list, or nothing."""
+"""What one resource asks for: a rule, a list, or nothing."""
 
 # Alternatives named in an answer at most.
 _TIED_SHOWN = 8

@@ -116,7 +116,7 @@ class _Step:
         all can with this one.
         """
         rule = self.family
-        assert isinstance(rule, HintRule), "lists are intersected as they stand"
+        assert isinstance(rule, HintRule), "lists are intersected as they are"
         extras = (
             self.algebra.intersections(reverse(without, self.algebra.n), rule.clipped_extras(self.order))
             if rule.extras

@@ -16,7 +16,7 @@ __all__ = ["Distances", "Fit", "fit_order", "width_class"]
 
 Distances = Sequence[Sequence[int]]
 """SLIT rows and columns by position in the sorted node set; empty when
-the machine does not tell."""
+the machine does not show them."""
 
 Fit = Callable[[int], tuple[int, int, int]]
 """Sort key of a mask among masks with the same preference: the smallest is the fittest."""

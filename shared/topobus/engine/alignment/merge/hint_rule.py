@@ -82,7 +82,7 @@ class HintRule(Struct, frozen=True, kw_only=True, dict=True):
     """Places (bits of ids) of reusable units; each must be touched; an empty place cannot be."""
     sockets: tuple[int, ...] = ()
     """Bits of the ids of each socket's nodes, with option align-by-socket only: masks on as few
-    sockets as the narrowest masks need on average are preferred, too."""
+    sockets as the narrowest masks need on average are also preferred."""
     combinable: int = -1
     """Bits of the candidates that may be combined freely (-1: all of them)."""
     least: int = 1

@@ -289,7 +289,7 @@ class _Search:
             return [(option.allowed[CPU_CLASS] & ~named, demand.cpus), (named, named.bit_count())]
         device_demand = demand.of_class(resource)
         named = sum(self.bits[resource][name] for name in device_demand.names)
-        apart = sum(self.bits[resource][name] for name in device_demand.spoken_for)
+        apart = sum(self.bits[resource][name] for name in device_demand.excluded)
         return [(option.allowed.get(resource, 0) & ~apart, device_demand.any_count), (named, len(device_demand.names))]
 
     def _clash(self, group: int) -> set[int] | None:

@@ -171,7 +171,7 @@ def _why_outside(available: NodeAvailability, device_class: str, names: Sequence
     placed = [name for name in names if devices[name].numa_nodes is not None]
     parts = [f"{', '.join(placed)}: not enough inside NUMA node {hint.nodes}"] if placed else []
     if unknown:
-        verb = "does not tell its NUMA node" if len(unknown) == 1 else "do not tell their NUMA nodes"
+        verb = "does not report its NUMA node" if len(unknown) == 1 else "do not report their NUMA nodes"
         parts.append(f"{', '.join(unknown)} {verb}, and not enough that do are inside NUMA node {hint.nodes}")
     return "; ".join(parts)
 

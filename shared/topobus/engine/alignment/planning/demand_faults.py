@@ -36,7 +36,7 @@ def demand_faults(available: NodeAvailability, demand: ContainerDemand) -> list[
         if is_resource_name(device.device_class):
             reasons.append(
                 demand.unmet(
-                    "unknown-resource", _nobody_offers(available.view, device.device_class), device.device_class
+                    "unknown-resource", _unknown_resource(available.view, device.device_class), device.device_class
                 )
             )
             continue
@@ -55,7 +55,7 @@ def demand_faults(available: NodeAvailability, demand: ContainerDemand) -> list[
         named = [*_name_faults(available, demand, device)]
         reasons += named
         exists, free = available.devices[device.device_class], available.usable(device.device_class)
-        if not named and device.any_count > len(free - device.spoken_for):
+        if not named and device.any_count > len(free - device.excluded):
             reasons.append(_too_few(available, demand, device, len(exists), len(free)))
     return reasons
 
@@ -109,7 +109,7 @@ def _cpu_faults(available: NodeAvailability, demand: ContainerDemand) -> Iterabl
             )
 
 
-def _nobody_offers(view: NodeView, resource: str) -> str:
+def _unknown_resource(view: NodeView, resource: str) -> str:
     """Explain that no service here has a resource, and which class has a similar one."""
     lacking = f"no device service on this node offers {resource}"
     if resource.startswith(CLASS_RESOURCE_PREFIX):
@@ -186,9 +186,9 @@ def _too_few(
     others = [
         device for name, device in sorted(of_class.items()) if name not in held_names and not device.is_allocatable
     ]
-    kept_back = sum(device.maintenance is not None for device in others)
-    sick = len(others) - kept_back
-    also = f", {kept_back} kept back by an operator" if kept_back else ""
+    withheld = sum(device.maintenance is not None for device in others)
+    sick = len(others) - withheld
+    also = f", {withheld} withheld by an operator" if withheld else ""
     own = Counter(available.own.get(device_demand.device_class, {}).values())
     also += _own_part(own)
     shown = first_of([f"{device.name} {device.why_not}" for device in others])

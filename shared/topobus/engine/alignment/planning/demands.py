@@ -29,8 +29,8 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     """Wanted by name, sorted."""
     shared: tuple[str, ...] = ()
-    """Looked at without being held, or held by share: `claims_only.share_faults` says whether that
-    can be."""
+    """Looked at without being held, or held by share. `claims_only.share_faults` checks whether
+    that is possible."""
 
     @property
     def count(self) -> int:
@@ -38,7 +38,7 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
         return self.any_count + len(self.names)
 
     @property
-    def spoken_for(self) -> set[str]:
+    def excluded(self) -> set[str]:
         """Devices that may not be chosen for the rest: those wanted by name, and those with admin
         access, which are not held but must not be chosen either.
         """

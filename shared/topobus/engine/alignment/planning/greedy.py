@@ -180,7 +180,7 @@ def _unmet_locality(
     asked = ", ".join(str(locality) for locality in task.locality if locality.is_hard)
     rows = [(_missing(available, total, domain), domain.key) for domain in domains if domain is not None]
     if not rows:
-        message = f"{who}: {asked} cannot be kept: nothing on this node tells what lies in one"
+        message = f"{who}: {asked} cannot be kept: this node reports no such domain"
         return Reason(code="locality-not-met", message=message, facts={"container": total.name, "locality": asked})
     missing, key = min(rows, key=lambda row: (sum(row[0].values()), len(row[0])))
     lacks = tuple(f"{count} {resource}" for resource, count in sorted(missing.items()))

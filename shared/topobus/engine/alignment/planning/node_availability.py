@@ -248,13 +248,13 @@ class NodeAvailability:
             elif device.device_class in self.view.silent_classes:
                 yield ResourceHints(resource=device.device_class, opinion=None)
             else:
-                free = self.free[device.device_class] - device.spoken_for
+                free = self.free[device.device_class] - device.excluded
                 opinion = device_rule(
                     list(devices.values()),
                     free,
                     device.any_count,
                     nodes,
-                    reusable=reusable - device.spoken_for,
+                    reusable=reusable - device.excluded,
                     kubelet=self.view.options.kubelet,
                 )
                 yield ResourceHints(resource=device.device_class, opinion=opinion)
@@ -310,8 +310,8 @@ class NodeAvailability:
         Within each group Topobus chooses.
         """
         devices, sites = self.devices[device_demand.device_class], self.sites(device_demand.device_class)
-        free = [devices[name] for name in sorted(self.free[device_demand.device_class] - device_demand.spoken_for)]
-        reuse = sorted(self.reusable.get(device_demand.device_class, set()) - device_demand.spoken_for)
+        free = [devices[name] for name in sorted(self.free[device_demand.device_class] - device_demand.excluded)]
+        reuse = sorted(self.reusable.get(device_demand.device_class, set()) - device_demand.excluded)
         must = [devices[name] for name in device_demand.names]
         if reuse and device_demand.any_count:
             again = choose_devices(

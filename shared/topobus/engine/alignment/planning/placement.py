@@ -244,11 +244,11 @@ def prefer(
         return _prefer_cpus(view, pool, musts, size, withheld, is_from_end=is_from_end)
     node = NodeAvailability(view)
     devices = node.devices.get(device_class, {})
-    spoken_for = _spoken_for(view, device_class)
+    held_names = _held_by_live_owners(view, device_class)
     # kubelet does not know of pods placed without it, nor of devices that became unhealthy a moment
     # ago: such devices come after all others.
     free = [
-        devices[name] for name in pool if name in devices and devices[name].is_allocatable and name not in spoken_for
+        devices[name] for name in pool if name in devices and devices[name].is_allocatable and name not in held_names
     ]
     fit = [device for device in free if device.name not in withheld]
     kept = [devices[name] for name in musts if name in devices]
@@ -258,7 +258,7 @@ def prefer(
     )
     chosen = [*musts, *(name for name in choice.names if name not in musts)]
     rest = sorted((name for name in pool if name not in chosen), reverse=is_from_end)
-    rest.sort(key=lambda name: (name in spoken_for, name not in devices, name in withheld))
+    rest.sort(key=lambda name: (name in held_names, name not in devices, name in withheld))
     chosen += rest[: max(0, size - len(chosen))]
     why = f"widest bottleneck {choice.bottleneck.value}" if choice.bottleneck is not None else "least fragmentation"
     if is_from_end and len(choice.names) == 1:
@@ -267,7 +267,7 @@ def prefer(
     return tuple(chosen), f"{why}{tied}"
 
 
-def _spoken_for(view: NodeView, device_class: str) -> set[str]:
+def _held_by_live_owners(view: NodeView, device_class: str) -> set[str]:
     """Return the devices of live pods and claims.
 
     Devices of kubelet's own allocations are free when kubelet offers them again.
@@ -289,12 +289,12 @@ def _prefer_cpus(
 ) -> tuple[tuple[str, ...], str]:
     """Choose whole free cores first, as the static policy packs."""
     node = NodeAvailability(view)
-    spoken_for = _spoken_for(view, CPU_CLASS)
+    held_names = _held_by_live_owners(view, CPU_CLASS)
     wanted = size - len(musts)
     ids = {
         name: cpu
         for name in pool
-        if (cpu := cpu_of_name(name)) is not None and cpu in node.online and name not in spoken_for
+        if (cpu := cpu_of_name(name)) is not None and cpu in node.online and name not in held_names
     }
     free = CpuSet.of(ids.values())
     offered = CpuSet.of(cpu for name, cpu in ids.items() if name not in withheld)
@@ -308,7 +308,7 @@ def _prefer_cpus(
     taken_names = set(chosen)
     rest = sorted(
         (name for name in pool if name not in taken_names),
-        key=lambda name: (name in spoken_for, name in withheld, name),
+        key=lambda name: (name in held_names, name in withheld, name),
     )
     chosen += rest[: max(0, size - len(chosen))]
     return tuple(chosen), "whole free cores first"

@@ -241,9 +241,9 @@ def _unknown_node_reason(
         f"CPUs {CpuSet.of(map(int, without.free))}" if resource == CPU_CLASS else f"{resource} {first_of(without.free)}"
     )
     verb, which = (
-        ("does not tell its NUMA node", "it")
+        ("does not report its NUMA node", "it")
         if len(without.free) == 1 and resource != CPU_CLASS
-        else ("do not tell their NUMA node", "they")
+        else ("do not report their NUMA node", "they")
     )
     return Reason(
         code="numa-node-unknown",

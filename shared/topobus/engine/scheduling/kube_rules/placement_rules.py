@@ -47,8 +47,8 @@ PLACEMENT_CODES = frozenset(
         "volume-limit",
     }
 )
-"""Codes of what other pods stand in the way of: it ends when they go, which is no change of what
-there is to allocate."""
+"""Codes of what other pods block. It ends when they go, which does not change what can be
+allocated."""
 
 
 class _Affinity(Struct, frozen=True, kw_only=True, rename="camel"):

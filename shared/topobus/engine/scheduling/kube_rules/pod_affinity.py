@@ -53,11 +53,11 @@ class AffinityCounts:
     """Counts of the pods on nodes that matter to one pod that is to be placed."""
 
     near: Mapping[TopologyPair, int] = field(default_factory=dict)
-    """Pods in a domain that all of the pod's affinity terms speak of."""
+    """Pods in a domain that match all of the pod's affinity terms."""
     unwanted: Mapping[TopologyPair, int] = field(default_factory=dict)
-    """Pods in a domain that one of its anti-affinity terms speaks of."""
+    """Pods in a domain that match one of its anti-affinity terms."""
     unwilling: Mapping[TopologyPair, int] = field(default_factory=dict)
-    """Pods in a domain with an anti-affinity term that speaks of it."""
+    """Pods in a domain with an anti-affinity term that matches the pod."""
 
 
 def terms_of(affinity: PodAffinity | None, namespace: str) -> tuple[AffinityTerm, ...]:

@@ -63,7 +63,7 @@ def explain_choice(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]
         return condition, reasons
     groups: dict[tuple[str, ...], list[tuple[str, Sequence[Reason]]]] = {}
     for node, why in sorted(ruled, key=lambda each: nearness(each[1])):
-        groups.setdefault(tuple(_said(node, reason) for reason in why), []).append((node, why))
+        groups.setdefault(tuple(_without_node(node, reason) for reason in why), []).append((node, why))
     uncounted = [reason for reason in reasons if reason.code != "more-nodes"]
     room = max(SHOWN_NODES - len(uncounted), 1)
     shown, hidden = list(groups.items())[:room], list(groups.values())[room:]
@@ -85,7 +85,7 @@ def _is_ruled_out(miss: NodeMiss) -> bool:
     return isinstance(miss.outcome, NoFit) and bool(miss.outcome.reasons) and miss.outcome.reasons[0].code in RULE_CODES
 
 
-def _said(node: str, reason: Reason) -> str:
+def _without_node(node: str, reason: Reason) -> str:
     return reason.message.removeprefix(f"node {node}: ")
 
 

@@ -87,7 +87,7 @@ class Volume:
     name: str
     class_name: str = ""
     claim: Key | None = None
-    """Whose it is, or is to be; None while it is nobody's."""
+    """The claim that it is bound to, or will be; None without one."""
     claim_uid: str = ""
     is_available: bool = False
     is_deleting: bool = False
