@@ -397,7 +397,7 @@ class Bus:
         Shapes: such a change is UNREADABLE, with the key's revision, and the newest value before it
         that can be read, None where the bucket has kept none.
         """
-        return self._states.watch(state, parts, tells_unreadable=True)
+        return self._states.watch(state, parts, yields_unreadable=True)
 
     # events
 

@@ -104,4 +104,4 @@ class JetStreamError(Exception):
                 f"{what}: stream {stream} is full ({self})",
                 f"raise its bound (nats stream edit {stream} --max-bytes …)",
             )
-        return StoreFull(message, next_step=f"{step}; `topobus doctor` tells what is full", stream=stream)
+        return StoreFull(message, next_step=f"{step}; `topobus doctor` reports what is full", stream=stream)

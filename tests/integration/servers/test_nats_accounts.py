@@ -38,7 +38,7 @@ async def test_accounts_have_nothing_in_common_when_two_are_lent_at_once(nats_ac
 
         assert first.url.partition("@")[2] == second.url.partition("@")[2]
         assert seen == {"it does not exist"}
-        with pytest.raises(PeerUnavailable, match="nobody answers"):
+        with pytest.raises(PeerUnavailable, match="no service answers"):
             await other.ask(PODS, PodsRequest(), node="n1")
 
 

@@ -26,9 +26,9 @@ class _Feed:
 
     def __init__(self, heartbeats: SharedHeartbeats, server: str = "") -> None:
         self.told: list[tuple[float, str]] = []
-        self.seat: Seat = heartbeats.enter(server, self._begin_anew)
+        self.seat: Seat = heartbeats.enter(server, self._restart)
 
-    def _begin_anew(self, reason: str) -> None:
+    def _restart(self, reason: str) -> None:
         self.told.append((asyncio.get_running_loop().time(), reason))
 
     def pull(self) -> bool:

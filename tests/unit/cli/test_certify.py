@@ -57,7 +57,7 @@ def test_certify_changes_the_authority_in_three_steps(tmp_path: Path, capsys: py
         (["certify", "FOLDER"], 78, "--name"),
         (["certify", "FOLDER", "--name", "nats://nats:4222"], 78, "wanted a host name or an address"),
         (["certify", "FOLDER", "--name", "nats", "--renew", "--new-authority"], 2, "exclude each other"),
-        (["certify", "FOLDER", "--new-authority"], 78, "nobody here can make it anew"),
+        (["certify", "FOLDER", "--new-authority"], 78, "it cannot be renewed here"),
         (["show", "FOLDER"], 2, "has no tls.crt"),
     ],
     ids=["no-name", "a-url", "two-steps", "no-authority", "nothing-to-show"],

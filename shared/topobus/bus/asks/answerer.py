@@ -42,7 +42,7 @@ from topobus.process.logging import get_logger
 from topobus.process.tracing import continued, injected
 from topobus.values.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
 
-__all__ = ["Answerer", "tell_twin"]
+__all__ = ["Answerer", "report_twin"]
 
 # Clocks of two nodes may differ by as much without a fresh request being taken for a stale one.
 _SKEW_MS = 2000
@@ -109,7 +109,7 @@ class Answerer:
                 why=why,
                 subject=message.subject[:200],
                 reply=message.reply[:200],
-                next_step="whoever asks must connect under its own name, and with a right to this subject; see "
+                next_step="the asker must connect under its own name and have a right to this subject; see "
                 "docs/how-to/secure-nats.md",
             )
             return
@@ -118,7 +118,7 @@ class Answerer:
                 message, b"", {PING: self._connection.instance, CLOCK: str(now_ms(self._connection.clock))}
             )
         elif twin is not None:
-            tell_twin(self._ask, twin)
+            report_twin(self._ask, twin)
             await self._reply(message, b"", {TWIN: self._connection.instance})
         elif self._places_taken < self._concurrency:
             self._connection.retirement.owe(message)
@@ -282,7 +282,7 @@ class Answerer:
             # an error, the log the reason.
             outcome = "internal"
             headers = error_headers(
-                outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why")
+                outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log has the reason")
             )
             get_logger().exception("ask.failed", noun=self._ask.name, subject=message.subject)
         elapsed_s = self._connection.clock.monotonic() - started
@@ -308,8 +308,8 @@ class Answerer:
         if received_ms - sent_ms <= deadline_ms + _SKEW_MS:
             return None
         return (
-            f"it was sent at {moment_text(sent_ms)} by the asker's clock and ours says "
-            f"{moment_text(received_ms)}, {(received_ms - sent_ms) / 1000:.1f} s later,"
+            f"it was sent at {moment_text(sent_ms)} by the asker's clock and arrived at "
+            f"{moment_text(received_ms)} by ours, {(received_ms - sent_ms) / 1000:.1f} s later,"
             f" and it waits {deadline_ms / 1000:g} s: the request is that old, or one of the clocks is wrong by as much"
         )
 
@@ -349,7 +349,7 @@ def _weight_of(message: Msg) -> int:
     return 1 + len(message.data) // _WEIGHT_BYTES
 
 
-def tell_twin(ask: Ask[Any, Any], instance: str) -> None:
+def report_twin(ask: Ask[Any, Any], instance: str) -> None:
     """Log that another instance serves the same subject: both stay safe, and the operator should
     know.
     """

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from topobus.bus.asks.answerer import Answerer, tell_twin
+from topobus.bus.asks.answerer import Answerer, report_twin
 from topobus.bus.asks.ask_headers import (
     ANSWER_AT,
     CLOCK,
@@ -97,7 +97,7 @@ class Asks:
             outcome = "nobody"
             service = parts.get("device_class") or ask.writer[0]
             raise NobodyThere(
-                f"nobody answers {ask.name} at {subject}", next_step=f"is {service} running there?"
+                f"no service answers {ask.name} at {subject}", next_step=f"is {service} running there?"
             ) from err
         except ConnectionLost:
             outcome = "lost"
@@ -206,7 +206,7 @@ class Asks:
         askers = askers_of(ask)
         if self._connection.name not in askers:
             raise ContractError(
-                f"{self._connection.name} may not ask {ask.name}; who may: {', '.join(askers)}",
+                f"{self._connection.name} may not ask {ask.name}; allowed: {', '.join(askers)}",
                 next_step="connect under one of these names, or add the reader to the catalogue",
             )
 
@@ -227,7 +227,7 @@ class Asks:
         except (PeerUnavailable, TimeoutError):
             return
         self._has_twin = True
-        tell_twin(ask, (answer.headers or {}).get(TWIN, "unknown"))
+        report_twin(ask, (answer.headers or {}).get(TWIN, "unknown"))
 
     async def drain(self, *, timeout_s: float, device_class: str = "") -> None:
         """Stop listening and finish what has arrived, for one class alone if it is given."""

@@ -120,8 +120,8 @@ class Connection:
             str, int
         ] = {}  # `topobus.bus.streams.jetstream` keeps it: the generation in which each was seen to be made.
         self.has_missed_stream = asyncio.Event()
-        """Set when the server said that a stream of the catalogue is gone; cleared by who looks
-        after the streams."""
+        """Set when the server answered that a stream of the catalogue is gone; cleared by the task
+        that provisions the streams."""
         self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when this process has broken its own promise and must end."""
 
@@ -295,7 +295,7 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 answer = await expected.answer
         if is_nobody(answer):
-            raise NobodyThere(f"nobody answers at {subject}", subject=subject)
+            raise NobodyThere(f"no process answers at {subject}", subject=subject)
         return answer
 
     async def barrier(self, *, timeout_s: float = 5.0) -> None:
@@ -347,7 +347,7 @@ class Connection:
                     if isinstance(err, ConfigError) and self.generation == 0:
                         raise
                     error = await self.certificates.explain(self._nats_errors.last or error_text(err))
-                    self._tell_waiting(error, attempt)
+                    self._report_waiting(error, attempt)
                     self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
                 else:
                     attempt = 0
@@ -355,7 +355,7 @@ class Connection:
                 await self.files.pause(full_jitter(attempt, most_s=5.0))
                 attempt += 1
 
-    def _tell_waiting(self, error: str, attempt: int) -> None:
+    def _report_waiting(self, error: str, attempt: int) -> None:
         """Log that there is no client: at the first try, the third, and then every tenth.
 
         A wait of hours must show, and must not fill the disk. One failed try is normal when the
@@ -363,8 +363,8 @@ class Connection:
         resolve by waiting.
         """
         log = get_logger()
-        is_told = attempt in (0, _EARNEST) or attempt % 10 == 0
-        if is_told and is_refused_login(error):
+        is_reported = attempt in (0, _EARNEST) or attempt % 10 == 0
+        if is_reported and is_refused_login(error):
             log.error(
                 "bus.waiting",
                 url=self._url,
@@ -374,7 +374,7 @@ class Connection:
                 next_step=next_step(error),
             )
         else:
-            tell = (log.warning if attempt >= _EARNEST else log.info) if is_told else log.debug
+            tell = (log.warning if attempt >= _EARNEST else log.info) if is_reported else log.debug
             tell("bus.waiting", url=self._url, error=error, attempt=attempt, next_step=next_step(error))
 
     async def _stay(self) -> None:

@@ -55,7 +55,7 @@ class Dialer:
         self._canary = canary
         self._new_client = new_client
         self.closing: set[asyncio.Task[None]] = set()
-        """Clients that end; whoever ends the connection waits for them."""
+        """Clients that are ending; closing the connection waits for them."""
 
     async def dial(
         self, login: Login, on_error: Callable[[Client, Exception], None], *, is_beside: bool = False

@@ -36,7 +36,7 @@ class Expectation:
         self.subject = subject
         self.answer = answer
         self.accepts: Callable[[Msg], bool] = _any
-        """What it says no to is as if it had not come."""
+        """Messages for which it returns False are dropped."""
 
     def take(self, message: Msg) -> None:
         """Check a message at our subject: the first that is accepted is the answer."""

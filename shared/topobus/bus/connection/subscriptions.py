@@ -64,12 +64,12 @@ Fresh = dict[Lasting, Subscription]
 
 
 class Subscriptions:
-    """The lasting subscriptions of one connection. `on_heard` is called for each message, before
+    """The lasting subscriptions of one connection. `on_message` is called for each message, before
     its callback.
     """
 
-    def __init__(self, on_heard: Callable[[], None]) -> None:
-        self._on_heard = on_heard
+    def __init__(self, on_message: Callable[[], None]) -> None:
+        self._on_message = on_message
         self._lasting: list[Lasting] = []
         self._draining: set[asyncio.Task[None]] = set()
         self._ending: asyncio.TimerHandle | None = None
@@ -99,7 +99,7 @@ class Subscriptions:
 
     async def _listen(self, client: Client, lasting: Lasting) -> Subscription:
         async def on_message(message: Msg) -> None:
-            self._on_heard()
+            self._on_message()
             if not lasting.is_second(message):
                 await lasting.callback(message)
 

@@ -184,7 +184,7 @@ class KeyFeed:
         """
         stored = await self._jetstream.last_message(self._stream, self._subject)
         if self._position and await self._is_other_history(stored, is_anchored=is_anchored):
-            yield await self._begin_anew()
+            yield await self._restart()
         if stored is not None and stored.sequence > self._position:
             self._position, self._position_ns = stored.sequence, stored.time_ns
             self._checked = max(self._checked, self._position)
@@ -206,7 +206,7 @@ class KeyFeed:
         # have replaced it. Another message in its place is.
         return at_position is not None and at_position.time_ns != self._position_ns
 
-    async def _begin_anew(self) -> Mark:
+    async def _restart(self) -> Mark:
         info = await self._jetstream.stream_info(self._stream)
         self._reset()
         if info is not None:

@@ -77,7 +77,7 @@ class PatternFeed(KeyFeed):
         Yields RESET when what was delivered is not the stream's any more.
         """
         if not is_anchored and self._position_ns and await self._is_other_history(None, is_anchored=False):
-            yield await self._begin_anew()
+            yield await self._restart()
         if self._start is From.NEW:
             # Fixed now, so that what comes while we are away later is not skipped.
             self._start, self._position, self._is_caught_up = From.ALL, self._began_at, True

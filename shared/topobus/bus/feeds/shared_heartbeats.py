@@ -15,8 +15,8 @@ from collections.abc import Callable
 __all__ = ["BEAT_S", "Seat", "SharedHeartbeats"]
 
 BEAT_S = 2
-"""How often the server says that nothing came. Below the time of silence after which the connection
-asks itself whether it lives: beats take the place of that, too."""
+"""Seconds after which the server reports that nothing came. Less than the silence after which the
+connection checks whether it is alive, so that beats also replace that check."""
 # Silence is so many missed beats, and some slack for a busy machine, after which the messages in
 # the socket have been read: 5 s in all.
 _MISSED_BEATS = 2
@@ -29,21 +29,21 @@ class SharedHeartbeats:
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
 
-    def enter(self, server: str, begin_anew: Callable[[str], None]) -> Seat:
+    def enter(self, server: str, restart: Callable[[str], None]) -> Seat:
         """Add a feed whose consumer is at a server.
 
-        `begin_anew` is called with the reason to make the consumer again: `silence`, or
+        `restart` is called with the reason to make the consumer again: `silence`, or
         `heartbeats` when this feed must ask for them from now on.
         """
-        return Seat(self._groups.setdefault(server, _Group()), begin_anew)
+        return Seat(self._groups.setdefault(server, _Group()), restart)
 
 
 class Seat:
     """One feed among those of its server, for the life of the feed's consumer."""
 
-    def __init__(self, group: _Group, begin_anew: Callable[[str], None]) -> None:
+    def __init__(self, group: _Group, restart: Callable[[str], None]) -> None:
         self._group = group
-        self.begin_anew = begin_anew
+        self.restart = restart
         self.is_waiting = False
         """Set by the feed while its reader waits for messages: only then does the server owe it
         heartbeats."""
@@ -89,7 +89,7 @@ class _Group:
         self.beating = None
         heir = next((seat for seat in self.seats if seat.is_waiting), None)
         if heir is not None:
-            heir.begin_anew("heartbeats")
+            heir.restart("heartbeats")
 
     def _give_time(self) -> None:
         self._set_timer(_BUSY_S, self._judge)
@@ -102,7 +102,7 @@ class _Group:
             return
         self.beating = None
         for seat in list(self.seats):
-            seat.begin_anew("silence")
+            seat.restart("silence")
 
     def _set_timer(self, delay_s: float | None, action: Callable[[], None] | None = None) -> None:
         if self._timer is not None:

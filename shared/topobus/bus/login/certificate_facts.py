@@ -43,7 +43,7 @@ class CertificateFacts(Struct, frozen=True, kw_only=True):
     subject: str
     """The common name; empty: none."""
     issuer: str
-    """The common name of the authority that signed it, as it says."""
+    """The common name of the authority that signed it, from the certificate."""
 
     def is_expired(self, now: datetime) -> bool:
         """Return whether its validity has ended."""

@@ -58,7 +58,7 @@ class ServerCertificate(Struct, frozen=True, kw_only=True):
     folder: Path
     facts: CertificateFacts
     is_ours: bool = True
-    """False when somebody else made it: then only they can make it anew."""
+    """False when another program made it: then only that program can renew it."""
     why_new: str = ""
     """Why it was made just now; empty: it was there."""
 
@@ -98,7 +98,7 @@ def certify(
         signer = _make_authority(authority, now)
         _write_public(folder / AUTHORITY_FILE, _bundle(authority))
         wanted = wanted or _present_names(folder)
-        why = "wanted" if is_renewal else _why_anew(folder, wanted, now)
+        why = "wanted" if is_renewal else _why_renewed(folder, wanted, now)
         if why:
             _issue(folder, wanted, authority, signer, now, is_for_group=is_for_group)
         return ServerCertificate(folder=folder, facts=read_certificates(folder / CERTIFICATE_FILE)[0], why_new=why)
@@ -196,7 +196,7 @@ def _name(text: str) -> str:
 
 def _refuse_name(text: str) -> str:
     raise ConfigError(
-        f"certificate: got the name {text!r}, wanted a host name or an address, as it stands in nats.url",
+        f"certificate: got the name {text!r}, wanted a host name or an address, as in nats.url",
         next_step="give it without port and without nats://",
     )
 
@@ -256,7 +256,7 @@ def _issue(
     write_whole(folder / CERTIFICATE_FILE, certificate, is_public=True)
 
 
-def _why_anew(folder: Path, names: tuple[str, ...], now: datetime) -> str:
+def _why_renewed(folder: Path, names: tuple[str, ...], now: datetime) -> str:
     """Name the reason to make a certificate of ours again. Empty when the present one will do."""
     file = folder / CERTIFICATE_FILE
     if not os.path.lexists(file):
@@ -330,6 +330,6 @@ def _check_secret(file: Path) -> None:
 
 def _not_ours(folder: Path, authority: Path) -> ConfigError:
     return ConfigError(
-        f"the certificate in {folder} was not made by an authority in {authority}: nobody here can make it anew",
-        next_step="have whoever made it (cert-manager?) do that, or name the authority's folder (--authority)",
+        f"the certificate in {folder} was not made by an authority in {authority}: it cannot be renewed here",
+        next_step="have its maker (cert-manager?) renew it, or name the authority's folder (--authority)",
     )

@@ -32,7 +32,8 @@ class Login(Struct, frozen=True, kw_only=True):
     """The content of the files at one moment."""
 
     user: str
-    """Empty: none. The second name of the settings' user, where that stands before the password."""
+    """Empty: none. The second name of the settings' user, where the user has one before the
+    password."""
     password: str | None
     tls: ssl.SSLContext | None
     digest: bytes

@@ -229,7 +229,7 @@ def make_folder(folder: Path, is_for_group: bool, *, is_shared: bool = False) ->
             objection = objection_to_folder(os.fstat(opened))
             if objection:
                 raise ConfigError(
-                    f"{folder} {objection}: whoever may write there could read what is secret in it",
+                    f"{folder} {objection}: a user who may write there could read the secrets in it",
                     next_step="give a folder of your own (chmod go-w)",
                 )
             if is_new or not is_shared:

@@ -25,7 +25,8 @@ __all__ = [
 ]
 
 SERVER = "nats"
-"""Who answers where the server itself does: JetStream's interface and its deliveries. No principal
+"""The name of the answerer where the server itself answers: JetStream's interface and its
+deliveries. No principal
 may publish there."""
 
 IMPORTED_REPLIES = "_R_."

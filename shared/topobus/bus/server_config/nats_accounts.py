@@ -48,14 +48,14 @@ __all__ = [
 
 IMPORTED_API = "$JS.topobus.API"
 """Where an account without JetStream asks for what another one has stored. Not at `$JS.API`: there
-the server itself says that this account has no JetStream. Any client can do so by its own option
+the server itself answers that this account has no JetStream. Any client can do so by its own option
 for JetStream domains (`topobus`)."""
 _API = "$JS.API"
 STREAMS_ACCOUNT = "NODE"
 """The account that has the streams, of a central server and of a node's own one: a folder of this
 name in their stores."""
 DEFAULT_ACCOUNT = "$G"
-"""The only account of a server to which nobody told any: a folder of this name in its store."""
+"""The only account of a server that has none configured: a folder of this name in its store."""
 
 
 class Shape(StrEnum):
@@ -96,10 +96,10 @@ class User(Struct, frozen=True, kw_only=True):
     principal: str
     """The kind of process; `leaf`: the nats-server of a node."""
     node: str
-    """The only node that it speaks for; empty: any."""
+    """The only node that it may act for; empty: any."""
     rights: Rights
     may_respond: bool = False
-    """True: may answer each request that it is given, once, where the server says; so it needs no
+    """True: may answer each request that it receives, once, at the reply subject; so it needs no
     right to `_R_.>`."""
 
     @property

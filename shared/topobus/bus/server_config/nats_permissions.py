@@ -248,13 +248,13 @@ def render_permissions(
         "from starting. Rights are for any node;",
         "# topobus.bus.server_config.nats_permissions.rights(principal, node=…) gives them for one node. "
         "`user` follows events: inbox prefix _INBOX.user.",
-        "# Rights keep honest processes apart. They do not stop a hostile one in the same account: whoever "
-        "may publish to any stream can name a",
+        "# Rights keep honest processes apart. They do not stop a hostile one in the same account: a process "
+        "that may publish to any stream can name a",
         "# bucket's key as the reply subject, and the server writes its acknowledgement there. Distrusted "
         "services need an account of their own.",
         f"# The {PROVISIONER} alone makes the streams that are missing; the others wait for it."
         if may_create
-        else "# Nobody here may make streams: provision them first, as another user.",
+        else "# No user here may make streams: provision them first, as another user.",
         "authorization {",
         "  users: [",
     ]
@@ -329,8 +329,8 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
             if version >= (2, 14)
             else ()
         ),
-        "# Without accounts whoever asks as if there were some (nats.zone, examples/health_subscriber.py) is "
-        "answered, too.",
+        "# Requests that are sent as if there were accounts (nats.zone, examples/health_subscriber.py) are answered "
+        "without them as well.",
         render_open_api().rstrip(),
     )
     return "\n".join(lines) + "\n"

@@ -18,8 +18,8 @@ __all__ = ["HUB_DOMAIN", "OLDEST_LEAF", "common_lines", "render_config_map", "re
 
 HUB_DOMAIN = "hub"
 OLDEST_LEAF = (2, 10)
-"""Servers before cannot sync each write, and a question across accounts to nobody waits its full
-timeout there."""
+"""Earlier servers cannot sync each write, and on them a request across accounts that no process
+answers waits its full timeout."""
 _OWN_LINES = ('listen: "127.0.0.1:4222"', 'http: "127.0.0.1:8222"')
 # The monitoring port is for the probes of kubelet, which come from the node.
 _POD_LINES = ('listen: "0.0.0.0:4222"', 'http: "0.0.0.0:8222"')
@@ -43,7 +43,7 @@ def render_leaf(
             (
                 _HEADER,
                 f"# A node's own server (leaf), for nats-server {version[0]}.{version[1]} and later, "
-                f"{_with(users)}. The server's environment says which node it is:",
+                f"{_with(users)}. The server's environment names its node:",
                 "# TOPOBUS_LEAF_DOMAIN (node-<the node's name, each dot as _>), TOPOBUS_LEAF_HUB_URL "
                 f"({_hub_url(users, tls)}).",
                 *((f"# {tls}/ca.crt: the authorities that may have signed the hub's certificate.",) if tls else ()),
@@ -51,7 +51,7 @@ def render_leaf(
                 *(
                     _POD_LINES
                     if is_in_pod
-                    else ("# Nobody elsewhere connects: who asks from the hub comes by the link.", *_OWN_LINES)
+                    else ("# No other machine connects: requests from the hub come by the link.", *_OWN_LINES)
                 ),
                 *common_lines(version),
                 *_jetstream_lines("$TOPOBUS_LEAF_DOMAIN", store="4GB"),
@@ -96,7 +96,7 @@ def render_hub(
                 _HEADER,
                 f"# The hub of servers on nodes (leaves), for nats-server {version[0]}.{version[1]} and "
                 f"later, {_with(users)}"
-                f"{'' if users else ': for a network that nobody else reaches'}.",
+                f"{'' if users else ': for a network that no other machine reaches'}.",
                 *((f"# {tls}: tls.crt, tls.key and ca.crt, as `topobus keys certify` makes them.",) if tls else ()),
                 "server_name: $TOPOBUS_HUB_NAME",
                 *(_POD_LINES if is_in_pod else ('listen: "0.0.0.0:4222"', 'http: "127.0.0.1:8222"')),
@@ -118,7 +118,7 @@ def render_hub(
                 ),
                 *(
                     (
-                        "  # What a node listens to is not told to the other nodes: each would hear of each, "
+                        "  # What a node subscribes to is not sent to the other nodes: each would learn of each, "
                         "a thousand times a thousand.",
                         "  isolate_leafnode_interest: true",
                     )
@@ -129,8 +129,8 @@ def render_hub(
                 *(
                     _users_lines(users)
                     or (
-                        "# What a node's relay says becomes what is stored here; the store's acknowledgement "
-                        "goes back to the relay.",
+                        "# What a node's relay sends is stored here; the store's acknowledgement goes back to "
+                        "the relay.",
                         render_mappings(),
                     )
                 ),

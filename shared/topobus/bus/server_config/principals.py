@@ -11,8 +11,8 @@ from topobus.formats.messages.device_classes import DEVICE_SERVICES
 __all__ = ["CLUSTER_WIDE", "LEAF_PRINCIPALS", "PRINCIPALS"]
 
 PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "console", "cli", "user")
-"""Each kind of process, and `user`, who follows events."""
+"""Each kind of process, and `user`, which follows events."""
 LEAF_PRINCIPALS = (*PRINCIPALS, "relay")
 """Those of an installation where nodes have servers of their own."""
 CLUSTER_WIDE = ("controller", "console", "cli", "user")
-"""These speak for the whole cluster: a node in their subjects is always any."""
+"""These act for the whole cluster: a node in their subjects is always any."""

@@ -31,15 +31,15 @@ __all__ = [
 ]
 
 ACCOUNT_INFO = "$JS.API.INFO"
-"""Where a server tells of its streams and their limits as a whole; the first thing to ask for a
+"""Where a server reports its streams and their limits as a whole. It is the first request for a
 sign of life."""
 
 STREAM_LISTS = ("$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES")
 """Where a server lists its streams, with and without their configurations."""
 
 REPUBLISH = "republish"
-"""The field by which a server says each write of a bucket at a subject that anybody with the right
-can listen to."""
+"""The field by which a server publishes each write of a bucket at a subject, where any client with
+the right can listen."""
 
 # Header bytes that the server counts into a message's size, on top of the value.
 _HEADER_ALLOWANCE = 4096

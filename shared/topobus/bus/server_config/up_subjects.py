@@ -151,19 +151,19 @@ DENIED_EXPORTS = (
     *(f"{PREFIX}.{noun.name}.>" for noun in ASKS),
     *_local_inboxes(),
 )
-"""What a leaf's server does not say to the hub, whatever interest there is."""
+"""Subjects that a leaf's server never sends to the hub, whatever subscriptions there are."""
 DENIED_IMPORTS = (*_local_subjects(), *_local_inboxes())
-"""What a leaf's server does not ask the hub for, and takes from it for nobody: questions to this
-node remain, and answers to its relay.
+"""Subjects that a leaf's server neither subscribes to at the hub nor accepts from it. Requests to
+this node remain, and answers to its relay.
 
-The up subjects are not among them, though nobody behind a leaf listens there: server 2.15.1 with
-them here takes no interest of the hub in them either, so that all that its relay says is answered
-"no responders" (tests/integration/leaf/test_simulated_leaf.py, on that version)."""
+The up subjects are not among them, although no client behind a leaf listens there: server 2.15.1
+with them here also ignores the hub's subscriptions to them, so that all that its relay sends is
+answered "no responders" (tests/integration/leaf/test_simulated_leaf.py, on that version)."""
 
 
 def _tokens(noun: State[Any] | Event[Any], parts: dict[str, str]) -> list[str]:
     if noun.parts[0] != "node":
-        raise ContractError(f"{noun.name} belongs to no node: no relay says it to the hub")
+        raise ContractError(f"{noun.name} belongs to no node: no relay sends it to the hub")
     if isinstance(noun, State):
         return noun.key(**parts).split(".")
     return noun.subject(**parts).removeprefix(f"{PREFIX}.{noun.name}.").split(".")

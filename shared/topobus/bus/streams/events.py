@@ -165,7 +165,7 @@ class Events:
         try:
             value = decode(message.data, notice.message, where=message.subject)
             if notice.subject(**{part: getattr(value, part) for part in notice.parts}) != message.subject:
-                raise ContractError(f"{message.subject}: the notice says that it belongs elsewhere")
+                raise ContractError(f"{message.subject}: the content of the notice belongs to another subject")
         except ContractError as err:
             self._connection.metrics.rejects.labels(notice.name).inc()
             self._connection.quiet.warning(

@@ -69,7 +69,7 @@ class Stored(Struct, frozen=True, kw_only=True):
     sequence: int
     is_duplicate: bool
     """True: a message of the same Nats-Msg-Id is there already, at this
-    sequence, whoever sent it."""
+    sequence, whichever client sent it."""
 
 
 class JetStream:

@@ -101,7 +101,7 @@ async def _crowded(jetstream: JetStream, name: str, info: StreamInfo) -> str:
     if state is None or not 0 < bound <= info.size_bytes + int(info.config.get("max_msg_size", 0)):
         return ""
     counts = await jetstream.subject_counts(name)
-    text = f"it is full ({bound // _MIB} MiB) and drops its oldest values, which their writers say again"
+    text = f"it is full ({bound // _MIB} MiB) and drops its oldest values, which their writers publish again"
     for place, part in enumerate(state.parts):
         by_token = Counter[str]()
         for subject, count in counts.items():

@@ -70,12 +70,12 @@ class ChangeKind(StrEnum):
     PUT = "put"
     DELETE = "delete"
     SNAPSHOT_END = "snapshot-end"
-    """All that was there has been told."""
+    """All that was there has been delivered."""
     RESET = "reset"
     """History was lost: everything known from this watch is void, a new snapshot follows."""
     UNREADABLE = "unreadable"
-    """No contract accepts what stands there: `value` is the newest one before it that can be read,
-    None where there is none. Told to who asks for it."""
+    """No contract accepts the stored value: `value` is the newest one before it that can be read,
+    None where there is none. Only delivered on request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,21 +243,21 @@ class States:
         """
         newest: dict[str, tuple[int, bool]] = {}
         for bucket in state.buckets():
-            for key, said in (await self._said_of_keys(bucket, parts)).items():
+            for key, stored in (await self._stored_keys(bucket, parts)).items():
                 # In its class's bucket and in the common one: the
                 # newest by the server's time counts.
-                newest[key] = max(newest.get(key, said), said)
+                newest[key] = max(newest.get(key, stored), stored)
         named: dict[str, dict[str, str]] = {}
         for key in sorted(key for key, (_, is_there) in newest.items() if is_there):
             with suppress(ContractError):
                 named[key] = state.parse_key(key)
         return tuple(named.values())
 
-    async def _said_of_keys(self, bucket: State[Any], parts: dict[str, str]) -> dict[str, tuple[int, bool]]:
+    async def _stored_keys(self, bucket: State[Any], parts: dict[str, str]) -> dict[str, tuple[int, bool]]:
         """Return, for each key of one bucket, when it was last written or deleted, and whether it
         exists.
         """
-        said: dict[str, tuple[int, bool]] = {}
+        stored: dict[str, tuple[int, bool]] = {}
         feed = Feed(
             self._connection,
             bucket_stream(bucket),
@@ -269,13 +269,13 @@ class States:
         async with aclosing(feed.messages()) as items:
             while (item := await patience.next(items)) is not Mark.CAUGHT_UP:
                 if item is Mark.RESET:
-                    said.clear()
+                    stored.clear()
                 elif isinstance(item, Delivery):
-                    said[item.subject.removeprefix(bucket_subject(bucket, ""))] = (
+                    stored[item.subject.removeprefix(bucket_subject(bucket, ""))] = (
                         item.time_ns,
                         _OPERATION not in item.headers,
                     )
-        return said
+        return stored
 
     async def history(
         self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False
@@ -318,14 +318,14 @@ class States:
         parts: dict[str, str],
         on_rejected: Rejected | None = None,
         *,
-        tells_unreadable: bool = False,
+        yields_unreadable: bool = False,
     ) -> AsyncGenerator[Change[M], None]:
         """Yield the snapshot, its end, then every change, without end.
 
         One key that is named wholly is read without a consumer, and of several changes at once the
         newest is yielded.
 
-        Shapes: tells_unreadable — a value that no contract accepts is yielded as UNREADABLE, with
+        Shapes: yields_unreadable — a value that no contract accepts is yielded as UNREADABLE, with
         the newest one that can be read: for writers of the keys, at their revisions.
 
         After the snapshot also the deletion of a key that was not yielded: its value may have come
@@ -355,7 +355,7 @@ class States:
                         if on_rejected is not None:
                             on_rejected(key, f"{err.message}{self._written_by(origin)}")
                         if (
-                            tells_unreadable
+                            yields_unreadable
                             and (unreadable := await self._unreadable(state, key, item, origin)) is not None
                         ):
                             keys.add(key)

@@ -91,7 +91,7 @@ class HubEntry(Struct, frozen=True, kw_only=True):
     is_there: bool = False
     """False for a key that was deleted or never written."""
     written_by: str = ""
-    """The release of who wrote it at the node; empty when it did not say."""
+    """The release of the writer at the node; empty when the writer did not give it."""
 
 
 class Uplink:
@@ -232,7 +232,7 @@ class Uplink:
             )
         except NobodyThere as err:
             raise CutOff(
-                "the hub is not there", next_step="nothing to do: what is stored here is said when it is back"
+                "the hub is not there", next_step="nothing to do: what is stored here is sent when it is back"
             ) from err
         except (TimeoutError, ConnectionLost) as err:
             raise AmbiguousWrite(
