@@ -108,7 +108,7 @@ async def _settle_clients(objects: NamespaceObjects, trusted: str) -> bool:
         return True
     if not trusted:
         raise ConfigError(
-            f"Secret {objects.namespace}/{TLS_SECRET} has no {AUTHORITY_FILE}: nobody knows whom to trust",
+            f"Secret {objects.namespace}/{TLS_SECRET} has no {AUTHORITY_FILE}: clients have no authority to trust",
             next_step=f"put the authority's certificate into a ConfigMap {AUTHORITY_MAP}, key {AUTHORITY_FILE}",
         )
     wanted = object_made("ConfigMap", AUTHORITY_MAP, {AUTHORITY_FILE: trusted})

@@ -280,7 +280,7 @@ def object_path(api_version: str, plural: str, *, namespace: str = "", name: str
     for segment in (namespace, name):
         # Characters that no object name can have (apimachinery, ValidatePathSegmentName).
         if segment in (".", "..") or "/" in segment or "%" in segment:
-            raise ContractError(f"{plural}: got {segment[:100]!r}, wanted a name that can stand in a path")
+            raise ContractError(f"{plural}: got {segment[:100]!r}, wanted a name that can be part of a path")
     root = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
     middle = f"/namespaces/{_quoted(namespace)}" if namespace else ""
     return f"{root}{middle}/{plural}" + (f"/{_quoted(name)}" if name else "") + (f"/{part}" if part else "")

@@ -46,8 +46,8 @@ class _Note(Struct, frozen=True, kw_only=True):
     login: LocalLogin
     pid: int
     started: str
-    """The process' start in clock ticks since the boot, as /proc says it: a number is given again
-    to another process, this time is not."""
+    """The process' start in clock ticks since the boot, from /proc: a pid is given again to another
+    process, this time is not."""
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ class NatsCertificate:
             raise ConfigError(
                 f"{folder / CERTIFICATE_FILE} expired on {day(made.facts.not_after)}: every client would "
                 "refuse this server",
-                next_step="have whoever made it make it anew, or remove the folder: then one is made here",
+                next_step="have its maker renew it, or remove the folder: then one is made here",
             )
         self.hosts = made.facts.names
         # Here, because a name server may be asked: this is not the event loop's thread.

@@ -23,7 +23,7 @@ __all__ = ["PORTS", "reserved_port"]
 
 PORTS = (4222, *range(4230, 4250))
 """NATS' own port, then twenty others that no well-known service has (IANA's list), so that an
-`export` or a bookmark is good for the next run, too."""
+`export` or a bookmark also works in the next run."""
 _REMEMBERED = "nats-port"
 _LOCK_FLAGS = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

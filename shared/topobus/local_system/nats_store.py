@@ -46,7 +46,7 @@ class StoreSize(Struct, frozen=True, kw_only=True):
     max_file_store: int
     """The server's own limit, in bytes."""
     store_mib: int
-    """What services are told (`nats.store_mib`); 0 when the catalogue's bounds fit."""
+    """The services' setting `nats.store_mib`; 0 when the catalogue's bounds fit."""
 
 
 def size_store(folder: Path) -> StoreSize:

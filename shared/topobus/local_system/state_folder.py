@@ -82,7 +82,7 @@ def state_folder(wanted: Path | None) -> Iterator[Path]:
             objection = objection_to_folder(os.fstat(folder))
             if objection:
                 raise ConfigError(
-                    f"--dir {path} {objection}: whoever may write there could make this run write to any file of yours",
+                    f"--dir {path} {objection}: a user who may write there could make it write to any of your files",
                     next_step="choose a folder of your own that only you may write to (chmod go-w)",
                 )
             held.enter_context(_locked(folder))

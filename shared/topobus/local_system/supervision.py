@@ -57,7 +57,7 @@ class ProgramState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     NOT_READY = "not-ready"
-    """Was ready once, and says now that it is not."""
+    """Was ready once, and now reports that it is not."""
     RESTARTING = "restarting"
     """Died; waits out its back-off."""
     STOPPED = "stopped"
@@ -75,8 +75,8 @@ class Program:
     environment: Mapping[str, str]
     probe: Callable[[], Awaitable[bool]]
     is_stuck: Callable[[], Awaitable[bool]] | None = None
-    """Asked while it runs and is not ready: whether only a restart helps. None: nobody knows such a
-    state of it."""
+    """Called while it runs and is not ready: returns whether only a restart helps. None: no such
+    state of it is known."""
     cleanup: tuple[str, ...] = ()
     """A command that removes what a killed program may leave (a
     container); its failure is no news."""
@@ -196,7 +196,7 @@ class Supervisor:
             ]
             timeout_s = time.monotonic() - started_at
             what = "".join(
-                f"\n  {program_status.name} is {program_status.state}, last said: "
+                f"\n  {program_status.name} is {program_status.state}, last line: "
                 f"{program_status.last_line[:160] or 'nothing'}"
                 for program_status in late
             )

@@ -47,12 +47,12 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     user: str = ""
     """User name; empty: none."""
     password_file: str = ""
-    """A file that holds the password; a file, so that no password stands in a process list or an
-    environment dump. Another password there is taken over while we run."""
+    """A file that holds the password, so that no password is in a process list or an environment
+    dump. A changed password is read while the service runs."""
     zone: Literal["", "core", "vendor"] = ""
     """Whether the server keeps accounts apart (docs/how-to/secure-nats.md). `core`: it does, and
-    each service knows whether its own is the one with the streams. `vendor`: our account has none,
-    whoever we are; we read what the server lets through. Empty: one account for all."""
+    each service knows whether its own is the one with the streams. `vendor`: this service's account
+    has none, and it reads what the server lets through. Empty: one account for all."""
     tls_ca_file: str = ""
     """Certificates to trust, PEM; empty: the system's own for tls:// URLs. Given, or with a tls://
     URL, a server without TLS is sent nothing."""
@@ -63,7 +63,7 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     provisioner: Literal["controller", "topology"] = "controller"
     """Which service makes the streams of this server, where each process is a NATS user of its own.
     `controller`: a central server, and the hub. `topology`: a node's own server, where no
-    controller runs; all services of the node are told the same. Stand-alone claims are not there:
+    controller runs; set the same for all services of the node. Stand-alone claims are not there:
     the gateway prepares claims of a Kubernetes API server alone then (`cluster.mode`)."""
     timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     """How long one JetStream request may take. 5 s: longer than a leader election usually takes on

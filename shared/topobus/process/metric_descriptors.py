@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 LabelValues = str | tuple[str, ...]
-"""All values that a label has; or a text that says what bounds them."""
+"""All values that a label has, or a text that names what bounds them."""
 
 _NAME = re.compile(r"topobus_[a-z]+(_[a-z]+)*")
 _LABEL = re.compile(r"[a-z][a-z_]*")

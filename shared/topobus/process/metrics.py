@@ -23,7 +23,7 @@ _STREAM = "a stream of the catalogue"
 
 BUILD_INFO = GaugeDescriptor(
     name="topobus_build_info",
-    meaning="Always 1; the labels say which service this is and of which release.",
+    meaning="Always 1; the labels have the service and its release.",
     labels={"service": "the service's name", "version": "its release"},
 )
 CONNECTED = GaugeDescriptor(name="topobus_bus_connected", meaning="1 while the canary comes back.")
@@ -67,12 +67,12 @@ ANSWER_SECONDS = HistogramDescriptor(
 )
 WRITES = CounterDescriptor(
     name="topobus_bus_writes_total",
-    meaning="Writes to buckets and streams, and notices, which nobody acknowledges.",
+    meaning="Writes to buckets and streams, and notices, which are not acknowledged.",
     labels={"noun": _NOUN, "outcome": ("written", "conflict", "failed", "sent")},
 )
 RESYNCS = CounterDescriptor(
     name="topobus_bus_resyncs_total",
-    meaning="Feeds that were opened anew.",
+    meaning="Feeds that were opened again.",
     labels={"stream": _STREAM, "reason": "a constant of the code"},
 )
 FEED_PENDING = GaugeDescriptor(

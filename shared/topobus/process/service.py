@@ -77,7 +77,7 @@ class Runtime:
     readiness: Readiness
     registry: CollectorRegistry
     beats: Heartbeats = field(default_factory=Heartbeats)
-    """The loops of the process say here that they turn; /healthz fails when one does not."""
+    """The loops of the process report here that they run; /healthz fails when one does not."""
 
 
 def run(
@@ -158,7 +158,7 @@ def _parse(name: str, argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, TOML; the environment overrides it")
     parser.add_argument(
-        "--check-config", action="store_true", help="read the settings, say whether they are good, and exit"
+        "--check-config", action="store_true", help="read the settings, report whether they are valid, and exit"
     )
     parser.add_argument("--probe", action="store_true", help="ask the running service whether it is ready: exit 0 or 1")
     parser.add_argument("--version", action="version", version=f"%(prog)s {importlib.metadata.version('topobus')}")
@@ -233,7 +233,7 @@ async def _work(
         if bus.is_connected and not bus.wants_login:
             get_logger().warning(
                 "bus.open",
-                why="NATS has no users: whoever reaches it may write everything, and answer in the place of "
+                why="NATS has no users: any client that reaches it may write everything and answer in place of "
                 "every service",
                 next_step="give each process a user of its own: docs/how-to/secure-nats.md",
             )

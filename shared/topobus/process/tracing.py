@@ -56,8 +56,8 @@ class TracingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     path). Empty: no traces. Needs the extra `otlp`. Headers and certificates for it are read from
     OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_HEADERS."""
     ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """Which part of the calls is traced, where nobody has decided it before. 1: all of them; a node
-    has some calls a minute."""
+    """Which part of the calls is traced, where the caller has not decided it. 1: all of them; a
+    node has some calls a minute."""
 
 
 _NOTHING: AbstractContextManager[None] = nullcontext()

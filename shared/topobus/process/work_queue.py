@@ -64,7 +64,7 @@ class Again:
     """None: after the queue's `retry_s`."""
     version: Hashable = None
     """Until then the work is repeated only when the version of the object's inputs is another;
-    None: with each round of the loop, too."""
+    None: also with each round of the loop."""
 
 
 @dataclass(frozen=True)

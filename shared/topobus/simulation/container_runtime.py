@@ -87,8 +87,7 @@ class SimulatedRuntime:
     limit_s: float = 2.0
     containers: dict[str, MadeContainer] = field(default_factory=dict)
     refuses_updates: set[str] = field(default_factory=set)
-    """Containers that it cannot change, and says so: each by name, in an answer that is none of an
-    error."""
+    """Containers that it cannot change. It reports each by name, in an answer without an error."""
     hung: set[str] = field(default_factory=set)
     """Containers whose shim does not answer, or whose process waits in the kernel: an update that
     names one of them changes the others and then fails as a whole, without a name. No signal ends
@@ -102,7 +101,7 @@ class SimulatedRuntime:
     seconds after a deletion by force."""
     unlisted: set[str] = field(default_factory=set)
     """Containers whose state a runtime that was started again could not read: they run, and no
-    plugin is told of them."""
+    plugin hears of them."""
     sandboxes: dict[str, nri.PodSandbox] = field(default_factory=dict)
     """Those that are there, stopped ones too, by id."""
     synchronized: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,8 +110,8 @@ class SimulatedRuntime:
     cdi_dir: Path | None = None
     """Where CDI files are; None: names bring nothing."""
     while_making: Callable[[], Awaitable[None]] | None = None
-    """Awaited when the plugin has said what a container gets, and the
-    container is not there yet."""
+    """Awaited when the plugin has answered what a container gets, and
+    the container does not exist yet."""
     while_starting: Callable[[], Awaitable[None]] | None = None
     """Awaited when a container is there and its start has read what was stored of it, and it does
     not run yet."""
@@ -121,7 +120,7 @@ class SimulatedRuntime:
     None: they have none that anybody could read."""
     cgroup_version: int = 1
     when_applied: Callable[[MadeContainer], None] | None = None
-    """Called when a container's cgroup has changed: a real process may stand for it."""
+    """Called when a container's cgroup has changed: a real process may act as the container."""
     _writer: asyncio.StreamWriter | None = None
     _mask: int = 0
     _count: int = 0

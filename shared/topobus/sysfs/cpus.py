@@ -107,7 +107,7 @@ def read_cpu_facts(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int
     try:
         kinds = _read_kinds(tree) or _kinds_by_capacity(tree, seen)
     except HardwareError as err:
-        warnings.append(f"{err.message}; kinds of cores taken as not told")
+        warnings.append(f"{err.message}; kinds of cores taken as unknown")
         kinds = {}
     cpus = tuple(_make_cpu(cpu, cpu in seen, usable, sharing, sockets, ids, node_of, kinds) for cpu in present)
     # Named as `Cpu.l3` names them: by the lowest usable CPU.
@@ -315,12 +315,12 @@ def _from_cpuinfo(tree: Tree, allowed: CpuSet | None, node_of: Mapping[int, int]
     for block in sorted(blocks, key=lambda block: int(block["processor"])):
         cpu = int(block["processor"])
         socket, core = block.get("physical id", ""), block.get("core id", "")
-        is_told = socket.isdecimal() and core.isdecimal()
+        is_known = socket.isdecimal() and core.isdecimal()
         cpus.append(
             Cpu(
                 id=cpu,
                 online=cpu in usable,
-                core=cores.setdefault((socket, core), cpu) if is_told else None,
+                core=cores.setdefault((socket, core), cpu) if is_known else None,
                 socket=int(socket) if socket.isdecimal() else None,
                 numa_node=node_of.get(cpu),
                 is_allowed=cpu in usable,

@@ -20,7 +20,7 @@ class DriverFilesSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     bring: Literal["auto", "always", "never"] = "auto"
     """Whether containers get the driver's files from us. `never`: NVIDIA's container runtime brings
-    them, and is told which GPUs. `always`: a claim is refused where they are incomplete. `auto`:
+    them, and is given the GPUs. `always`: a claim is refused where they are incomplete. `auto`:
     where they are complete; else as `never`, with a warning in the inventory. Of a recorded machine
     only with `root`."""
     root: str = ""
@@ -43,6 +43,6 @@ class DriverFilesSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 LIBRARY_PATH = "/usr/local/nvidia/lib64:/usr/local/nvidia/lib:/usr/local/cuda/lib64"
 """`LD_LIBRARY_PATH` where a variable leads to the libraries. The image's own value is lost with it,
-so the folder of CUDA's images that such a value usually names is there, too."""
+so this has the folder of CUDA's images that such a value usually names."""
 HOOK_PROGRAM = "topobus-gpu-hook"
 """The console script that a container runtime starts on the host."""

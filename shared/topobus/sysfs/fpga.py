@@ -39,8 +39,8 @@ class DflPort(Struct, frozen=True, kw_only=True):
     """`dfl-port.0`, also its character device."""
     path: str
     number: int = 0
-    """Which port of its FPGA it is, by the hardware; where the kernel does not tell, its place
-    among them."""
+    """Which port of its FPGA it is, by the hardware; where the kernel does not show it, its
+    place among them."""
     afu_id: str = ""
     """UUID of the loaded function, 32 hexadecimal digits; all ones when the function does not
     answer."""

@@ -34,15 +34,15 @@ class KfdNode(Struct, frozen=True, kw_only=True):
     """Bus, device and function as PCI packs them into 16 bits; of a partition the last 3 bits may
     be its number instead of the function."""
     render_minor: int = 0
-    """The number of its DRM render node; 0: the kernel does not tell."""
+    """The number of its DRM render node; 0: the kernel does not show it."""
     unique_id: int = 0
     gfx_version: int = 0
     simd_count: int = 0
     simd_per_cu: int = 0
     xcc_count: int = 0
-    """Accelerator complex dies that it computes on; 0: the kernel does not tell."""
+    """Accelerator complex dies that it computes on; 0: the kernel does not show it."""
     memory_bytes: int = 0
-    """Local memory by its memory banks; 0: the kernel does not tell."""
+    """Local memory by its memory banks; 0: the kernel does not show it."""
 
     @property
     def slot(self) -> tuple[int, int, int]:
@@ -60,7 +60,7 @@ class KfdLink(Struct, frozen=True, kw_only=True):
 
     to: int
     bandwidth_gbps: float = 0.0
-    """0: the kernel does not tell."""
+    """0: the kernel does not show it."""
 
 
 def read_kfd_nodes(tree: Tree) -> tuple[KfdNode, ...]:

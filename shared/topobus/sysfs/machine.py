@@ -50,7 +50,7 @@ def read_machine(tree: Tree, node: str) -> Machine:
         with_functions=with_functions,
         architecture=architecture,
     )
-    if not numa.is_told:
+    if not numa.is_known:
         # Without NUMA in the kernel, all CPUs belong to the one node of the machine.
         cpus = read_cpu_facts(scan, limits.cpus, dict.fromkeys(cpus.present, 0))
     shared = {cpu: (cache & cpus.usable or cache).lowest for cache in numa.caches for cpu in cache}

@@ -53,7 +53,7 @@ class NetInterface(Struct, frozen=True, kw_only=True):
     mac: str = ""
     operstate: str = ""
     is_up: bool = False
-    """Switched on by the administrator; says nothing about the cable."""
+    """Switched on by the administrator, whether or not there is a cable."""
     carrier: bool | None = None
     """Whether the link partner is there; None while the interface is switched off."""
     speed_mbps: int | None = None
@@ -67,14 +67,14 @@ class FunctionPorts(Struct, frozen=True, kw_only=True):
     """
 
     interfaces: tuple[NetInterface, ...] = ()
-    """By port number where the kernel tells it, else by name."""
+    """By port number where the kernel shows it, else by name."""
     first: NetInterface | None = None
     """The one that the function is known by: its only one, or that of its first port; None where
     there is none, and where it is unclear."""
     unclear: str = ""
-    """Why nobody can say which one it is, for people: a sentence's end."""
+    """Why it is not known which one it is, for people: the end of a sentence."""
     others: tuple[str, ...] = ()
-    """Names of interfaces in its folder that stand for other functions."""
+    """Names of interfaces in its folder that belong to other functions."""
 
 
 class Sriov(Struct, frozen=True, kw_only=True):
@@ -140,7 +140,7 @@ def function_ports(tree: Tree, address: PciAddress, *, only_link: bool = False) 
     return FunctionPorts(
         interfaces=tuple(ports),
         others=others,
-        unclear=f"it has {listed}, and neither phys_port_name nor dev_port tells them apart",
+        unclear=f"it has {listed}, and neither phys_port_name nor dev_port distinguishes them",
     )
 
 

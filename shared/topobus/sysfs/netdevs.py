@@ -36,9 +36,9 @@ class NetDevice(Struct, frozen=True, kw_only=True):
 
     interface: NetInterface
     kind: str
-    """`pci` (a PCI function's own, virtio included), `scalable-function`, the kernel's word
+    """`pci` (a PCI function's own, virtio included), `scalable-function`, the kernel's name
     (`bridge`, `bond`, `vlan`, `vxlan`, `ipvlan` …), `tun`, `tap`, `veth`, `stacked` (above another
-    interface, of a kind that the kernel does not tell here, such as macvlan), `virtual` (without
+    interface, of a kind that the kernel does not show here, such as macvlan), `virtual` (without
     hardware, none of these), or `other`."""
     driver: str = ""
     """The kernel driver of the device below; empty for an interface without one."""

@@ -30,13 +30,13 @@ NODE_FOLDER = "sys/devices/system/node"
 class NumaFacts(Struct, frozen=True, kw_only=True):
     """Nodes and distances.
 
-    `is_told` is False when the kernel has no NUMA and node 0 is the whole machine. `caches` are the
-    CPUs behind each memory-side cache that works as a level-3 cache.
+    `is_known` is False when the kernel has no NUMA and node 0 is the whole machine. `caches` are
+    the CPUs behind each memory-side cache that works as a level-3 cache.
     """
 
     nodes: tuple[NumaNode, ...]
     distances: tuple[tuple[int, ...], ...] = ()
-    is_told: bool = True
+    is_known: bool = True
     caches: tuple[CpuSet, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -111,7 +111,7 @@ def read_numa_facts(
         memory = read_memory(tree, "proc/meminfo", warnings)
         pages = read_hugepages(tree, "sys/kernel/mm/hugepages", warnings)
         only = NumaNode(id=0, cpus=usable, memory_bytes=memory, hugepages=pages, near_cpus=usable)
-        return NumaFacts(nodes=(only,), distances=(), is_told=False, warnings=tuple(warnings))
+        return NumaFacts(nodes=(only,), distances=(), is_known=False, warnings=tuple(warnings))
     cpus = dict(node_cpus.cpus)
     gpu_nodes = _read_gpu_nodes(tree, cpus)
     if architecture.startswith(("ppc", "power")):

@@ -104,9 +104,9 @@ def _number(tree: Tree, folder: str, file: str, spare: bytes, warnings: list[str
         value = tree.read_int(f"{folder}/{file}", 0)
     except HardwareError as err:
         # A function that does not answer reads as bytes of all ones.
-        is_told = bool(spare) and set(spare) != {0xFF}
-        value = int.from_bytes(spare, "little") if is_told else None
-        instead = f"taken from configuration space as {value:#x}" if value is not None else "taken as not told"
+        is_readable = bool(spare) and set(spare) != {0xFF}
+        value = int.from_bytes(spare, "little") if is_readable else None
+        instead = f"taken from configuration space as {value:#x}" if value is not None else "taken as unknown"
         warnings.append(f"{err.message}; {instead}")
     return missing if value is None else value
 

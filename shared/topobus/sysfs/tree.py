@@ -60,8 +60,8 @@ class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     is read in milliseconds; see `full_rescan_s` of discovery."""
     honours_cpuset: bool = True
     """Whether CPUs and memory outside this process's own cpuset are left out of the machine. True:
-    what we may not use must not be handed out. Set it to false where discovery runs in a container
-    whose cpuset says nothing about the node (kubelet's static CPU manager shrinks it)."""
+    what this process may not use must not be allocated. Set it to false where discovery runs in a
+    container whose cpuset differs from the node's (kubelet's static CPU manager shrinks it)."""
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:

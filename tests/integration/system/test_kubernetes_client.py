@@ -336,7 +336,7 @@ async def test_name_that_leads_somewhere_else_is_never_asked_for(
     """
     async with recording("{}") as (url, heads):
         read, close = open_it(kubeconfig(tmp_path, url, {"token": "t"}))
-        with pytest.raises(ContractError, match="wanted a name that can stand in a path"):
+        with pytest.raises(ContractError, match="wanted a name that can be part of a path"):
             await read(name)
         await close()
 

@@ -262,7 +262,7 @@ def test_virtual_interface_of_another_boot_is_lost_and_no_other_one_is_touched(h
     taken = take_back(host.places, POD, read_again(record))
 
     assert (taken.outcome, host.namespaces) == ("lost", others)
-    assert "started anew" in taken.reasons[0].message
+    assert "restarted" in taken.reasons[0].message
 
 
 def test_child_of_another_boot_is_lost_and_no_other_one_is_deleted(host: SimulatedHost) -> None:

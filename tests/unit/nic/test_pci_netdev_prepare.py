@@ -136,7 +136,7 @@ def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Pa
             ["net/eth7", "net/eth8"],
             "mlx5_core",
             {},
-            "it has eth7, eth8, and neither phys_port_name nor dev_port tells them apart",
+            "it has eth7, eth8, and neither phys_port_name nor dev_port distinguishes them",
         ),
         ([], "mlx5_core", {"mode": "host"}, ""),
         (["infiniband/mlx5_0"], "mlx5_core", {}, ""),

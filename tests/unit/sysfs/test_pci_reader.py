@@ -143,7 +143,7 @@ def test_pci_numbers_come_from_configuration_space_when_their_files_are_garbage(
 
 
 def test_pci_device_stays_when_its_class_is_garbage_and_configuration_space_is_closed(tmp_path: Path) -> None:
-    """Without either source the class is not told; the function stays in the machine."""
+    """Without either source the class is unknown; the function stays in the machine."""
     machine = build("dgx", tmp_path)
     machine.write(f"{FOLDER}/0000:1a:00.0/class", "garbage")
     for config in tmp_path.glob("sys/devices/pci*/**/0000:1a:00.0/config"):
@@ -152,7 +152,7 @@ def test_pci_device_stays_when_its_class_is_garbage_and_configuration_space_is_c
     read = read_machine(Tree(HardwareSettings(root=str(machine.root))), "n")
 
     assert at(read, "0000:1a:00.0").class_code == 0
-    assert [warning for warning in read.warnings if "0000:1a:00.0/class" in warning and "not told" in warning]
+    assert [warning for warning in read.warnings if "0000:1a:00.0/class" in warning and "taken as unknown" in warning]
 
 
 def test_pci_link_is_zero_when_the_kernel_says_unknown(tmp_path: Path) -> None:

@@ -219,14 +219,14 @@ class DeviceStore:
             self._held[key] = holding.ids
             if holding.response:
                 self._answers[key] = holding.response
-        self._count_anew()
+        self._recount()
         return frozenset(holding.pod_uid for holding in remembered.holdings)
 
     def drop(self, pod_uid: str, container: str, resource: str) -> None:
         """Forget one container's devices of one resource."""
         self._held.pop((pod_uid, container, resource), None)
         self._answers.pop((pod_uid, container, resource), None)
-        self._count_anew()
+        self._recount()
 
     def keep_only(self, pod_uids: Iterable[str]) -> None:
         """Free the devices of pods that are no longer active: kubelet does this lazily, before an
@@ -240,9 +240,9 @@ class DeviceStore:
             return
         self._held = {key: ids for key, ids in self._held.items() if key[0] in active}
         self._answers = {key: answer for key, answer in self._answers.items() if key in self._held}
-        self._count_anew()
+        self._recount()
 
-    def _count_anew(self) -> None:
+    def _recount(self) -> None:
         self._taken = {}
         for (_, _, resource), ids in self._held.items():
             self._taken.setdefault(resource, set()).update(ids)

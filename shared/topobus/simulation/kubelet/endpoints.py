@@ -280,7 +280,7 @@ def list_doubts(message: pb.ListAndWatchResponse) -> list[str]:
     seen: set[str] = set()
     for device in message.devices:
         if device.ID in seen:
-            doubts.append(f"{device.ID}: stands twice in the list; the last entry counts")
+            doubts.append(f"{device.ID}: is in the list twice; the last entry counts")
         seen.add(device.ID)
         if not 1 <= len(device.ID) <= _ID_LIMIT:
             doubts.append(f"{device.ID!r}: {len(device.ID)} characters; the API promises 1 to {_ID_LIMIT}")

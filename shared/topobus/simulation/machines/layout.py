@@ -53,7 +53,7 @@ class PlacedFunction:
     physfn: PciAddress | None = None
     vf_index: int = 0
     group: PciAddress
-    """The address that stands for the IOMMU group: functions of one card share one."""
+    """The address that identifies the IOMMU group: functions of one card share one."""
 
 
 # Ids of ports and host bridges, by processor vendor (pci.ids): vendor, root port, host bridge.

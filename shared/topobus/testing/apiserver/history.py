@@ -38,7 +38,7 @@ class History:
     def __init__(self) -> None:
         self._changes: list[Change] = []
         self._grown: dict[tuple[str, str], asyncio.Event] = {}
-        """Group and plural to what tells its watchers that there is a change."""
+        """Group and plural to the event that wakes its watchers at a change."""
 
     def __len__(self) -> int:
         return len(self._changes)

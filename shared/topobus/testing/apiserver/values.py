@@ -157,7 +157,7 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
     query: dict[str, str] = {}
     body: Any = None
     user: str = ""
-    """Who asked; empty where no users were made."""
+    """The user of the request; empty where no users were made."""
     code: int = 0
     """The HTTP status of the answer; 0 while it is being answered."""
 

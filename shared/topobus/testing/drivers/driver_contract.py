@@ -68,7 +68,7 @@ class DriverContract:
         elif device.cpu is not None:
             recorded.set_cpu_online(device.cpu, False)  # noqa: FBT003 - the machine's own verb
         else:
-            raise NotImplementedError("vanish: say how a device of this driver disappears")
+            raise NotImplementedError("vanish: implement how a device of this driver disappears")
 
     @pytest.fixture
     def driver(self) -> DeviceDriver:
@@ -120,7 +120,7 @@ class DriverContract:
 
         assert names, "the recorded machine holds no device of this driver"
         assert [name for name in names if not is_dns_label(name)] == [], "names that are no DNS labels"
-        assert len(set(names)) == len(names), f"names that stand twice: {sorted(names)}"
+        assert len(set(names)) == len(names), f"names that occur twice: {sorted(names)}"
         assert {device.device_class for device in devices} == {driver.device_class}
 
     def test_discover_answers_the_same_when_asked_again(
@@ -275,7 +275,7 @@ class DriverContract:
         nothing in the record to undo.
         """
         if not driver.capabilities.only_reads:
-            pytest.skip("the driver does not say that it only reads (only_reads)")
+            pytest.skip("the driver does not declare that it only reads (only_reads)")
         tree = Tree(HardwareSettings(root=str(doomed.root)))
         devices = [
             device for device in driver.discover(tree, read_machine(tree, _NODE)).devices if driver.only_reads([device])
@@ -287,9 +287,7 @@ class DriverContract:
         answer = driver.prepare(tree, devices, PrepareContext(owner=kubelet, records=records))
 
         assert not isinstance(answer, LongWork), "what changes nothing takes no long work"
-        assert [name for name, record in records.items() if record.steps] == [], (
-            "devices whose record says that something changed"
-        )
+        assert [name for name, record in records.items() if record.steps] == [], "devices whose record has a change"
         assert _writes(doomed.root) == before, "prepare has written a file"
 
     def test_unprepare_is_fine_when_repeated_or_never_prepared(
@@ -319,7 +317,7 @@ class DriverContract:
         driver.unprepare(tree, [gone], _context([gone]))
 
         assert any(observation.state is HealthState.UNHEALTHY for observation in seen.get(gone.name, ())), (
-            "observe does not tell that the device is gone"
+            "observe does not report that the device is gone"
         )
         assert _refuses(driver, tree, gone), "prepare must refuse a device that is gone"
 

@@ -105,7 +105,7 @@ class HandsContract(DriverContract):
         refusal = driver.check(bench.tree, [bench.device], bench.context(self.bad_config))
 
         assert isinstance(refusal, Refusal), "bad_config is not refused"
-        assert all(reason.message for reason in refusal.reasons), "a refusal says why"
+        assert all(reason.message for reason in refusal.reasons), "a refusal must give a reason"
         assert driver.check(bench.tree, [bench.device], bench.context(self.config)) is None, "config is refused"
         assert self.look(bench.recorded) == before, "check has changed something"
 
@@ -121,7 +121,7 @@ class HandsContract(DriverContract):
 
         answers = [driver.adjust(bench.tree, bench.device, context, container) for _ in range(2)]
 
-        assert answers[0] == answers[1], "adjust says two different things"
+        assert answers[0] == answers[1], "adjust gives two different answers"
         assert isinstance(answers[0], ContainerEdits), f"adjust refuses: {answers[0]}"
         rest = msgspec.structs.replace(answers[0], env={}, mounts=(), annotations={})
         assert rest == ContainerEdits(), (

@@ -37,7 +37,7 @@ __all__ = ["main"]
 
 _EXIT_DIFFERENT = 1
 _EXIT_USAGE = 64
-_HELP = """words on standard input, one command a line:
+_HELP = """commands on standard input, one on each line:
   admit POD RESOURCE=COUNT ...           a pod with one container
   admit POD claim=NAME:UID:DRIVER ...    a pod with claims; both may be mixed
   remove POD | restart-container POD     its claims are unprepared | PreStartContainer again
@@ -54,13 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="A kubelet for tests of device plugins and DRA drivers, without a cluster.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    serving = commands.add_parser("serve", help="serve the sockets and do what standard input says", epilog=_HELP)
+    serving = commands.add_parser(
+        "serve", help="serve the sockets and run the commands from standard input", epilog=_HELP
+    )
     serving.formatter_class = argparse.RawDescriptionHelpFormatter
     serving.add_argument(
         "--root",
         type=Path,
         required=True,
-        help="stands for /var/lib/kubelet; short, for a socket's path ends at 107 bytes",
+        help="used as /var/lib/kubelet; keep it short, since a socket's path has at most 107 bytes",
     )
     serving.add_argument("--numa", default="0", help="the machine's NUMA nodes, as 0-1")
     serving.add_argument("--policy", choices=[policy.value for policy in Policy], default=Policy.BEST_EFFORT.value)

@@ -120,15 +120,15 @@ class MemoryClient:
 
     async def close(self) -> None:
         """Disconnect in order."""
-        await self.lose(is_told=False)
+        await self.lose(is_failure=False)
 
-    async def lose(self, *, is_told: bool = True) -> None:
-        """Disconnect. `is_told`: the server or the network did it."""
+    async def lose(self, *, is_failure: bool = True) -> None:
+        """Disconnect. `is_failure`: the server or the network caused it."""
         self.server.disconnect(self)
         was_closed, self.is_connected, self.is_closed = self.is_closed, False, True
         if not was_closed and self._on_closed is not None:
             await self._on_closed()
-        if is_told:
+        if is_failure:
             self.last_error = nats.errors.UnexpectedEOF()
 
     async def report_error(self, err: Exception) -> None:

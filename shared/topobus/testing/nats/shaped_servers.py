@@ -25,7 +25,7 @@ def version_of(binary: Path) -> tuple[int, int]:
     text = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout
     match = re.search(r"v(\d+)\.(\d+)", text)
     if match is None:
-        raise ValueError(f"{binary} --version says {text!r}")
+        raise ValueError(f"{binary} --version printed {text!r}")
     return int(match[1]), int(match[2])
 
 
