@@ -86,7 +86,7 @@ def test_target_is_read_as_kubectl_reads_it(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say what to get"),
+        ((), "wanted what to get"),
         (("resourceclams",), 'did you mean "resourceclaims"'),
         (("pods,claims", "a"), "a name needs one kind"),
         (("pod/a", "claim/b"), "one kind"),

@@ -35,7 +35,7 @@ def test_status_line_tells_how_it_died_when_a_program_restarts() -> None:
     status = ProgramStatus(name="gpu", state=ProgramState.RESTARTING, exit_code=-9)
     status.tail.append("last words")
 
-    assert status_line(status) == "gpu: restarting: killed by signal 9, last said: last words"
+    assert status_line(status) == "gpu: restarting: killed by signal 9, last line: last words"
 
 
 def test_status_table_shows_every_program_when_drawn_without_colour() -> None:

@@ -61,7 +61,7 @@ def test_class_of_resource_is_the_newest_then_the_first_by_name() -> None:
         pytest.param(made("1 +"), {"gpu-0": OURS}, [], "does not select gpu-0", id="no-expression"),
         pytest.param(made(selectors=[{}]), {"gpu-0": OURS}, [], "does not select gpu-0", id="unknown-selector"),
         pytest.param(made(selectors="x"), {"gpu-0": OURS}, [], "does not select gpu-0", id="no-list"),
-        pytest.param(made(), {"gpu-0": OURS}, [POOLED], "selects gpu-1, too", id="more"),
+        pytest.param(made(), {"gpu-0": OURS}, [POOLED], "also selects gpu-1", id="more"),
         pytest.param(made(), {"gpu-0": None}, [], "not offered to claims", id="not-shown"),
         pytest.param(
             made(), {"gpu-0": structs.replace(OURS, sharing=DeviceSharing(replicas=2))}, [], "is shared", id="shared"

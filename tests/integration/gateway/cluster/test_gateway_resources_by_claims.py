@@ -109,7 +109,7 @@ async def test_device_plugin_serves_when_the_class_selects_a_pools_devices_too(
     warnings = [line for line in lines if line["event"] == "resource.served" and line["log_level"] == "warning"]
     assert (own.allocatable, pool.allocatable) == (1, 1)
     assert [(line["resource"], line["by"]) for line in warnings] == [(GPU, "device-plugin")]
-    assert "selects gpu-1, too" in warnings[0]["why"]
+    assert "also selects gpu-1" in warnings[0]["why"]
 
 
 @pytest.mark.parametrize("setting", ["device-plugin", "claims"])
