@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec
@@ -27,7 +28,9 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device, Inventory
 from topobus.values.edits import ContainerEdits, Cpuset
 from topobus.values.idset import CpuSet
+from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.names import ClaimUid
+from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import Sandbox
 
 NAME = cdi_device_name(ClaimUid("u-c"), "cpu-0")
@@ -80,13 +83,18 @@ async def no_cpus() -> CpuSet:
     return CpuSet()
 
 
-def pinning_of(root: Path, file: Path, reports: Reports) -> CpuPinning:
-    """A machine of two CPUs, of which a prepared claim has the first."""
-    devices = tuple(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu) for cpu in (0, 1))
+def state_of(*, cpus: int) -> SimpleNamespace:
+    """What a gateway knows of a node with an empty ledger."""
+    devices = tuple(Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu) for cpu in range(cpus))
     inventory = Inventory(node="n1", device_class="cpu", generation=1, devices=devices)
-    state = SimpleNamespace(
+    return SimpleNamespace(
         inventories=lambda: {"cpu": inventory}, ledger=None, changed=Broadcast(), ledger_changed=Broadcast()
     )
+
+
+def pinning_of(root: Path, file: Path, reports: Reports, state: SimpleNamespace | None = None) -> CpuPinning:
+    """A machine, by default of two CPUs, of which a prepared claim has the first."""
+    state = state or state_of(cpus=2)
     kernel = KernelCpusets(Tree(HardwareSettings(root=str(root))))
     told = CpusetReports(reports, CpusetMetrics(CollectorRegistry()), lambda _: None)
     return CpuPinning(
@@ -153,3 +161,25 @@ async def test_same_are_named_when_a_container_was_started_while_the_gateway_was
         "",
     )
     assert (tmp_path / "cpus").read_text() == "1\n"
+
+
+def test_container_that_kubelet_pinned_while_no_gateway_was_there_has_its_cpus_when_the_ledger_knows(
+    tmp_path: Path,
+) -> None:
+    """The ledger hears of what kubelet gave after the runtime has shown the container: then it has
+    these CPUs again, alone.
+    """
+    state = state_of(cpus=4)
+    pinning = pinning_of(tmp_path, tmp_path / "cpus", Reports(), state)
+    pinned = RunningContainer(id="pinned", sandbox_id="s-p", name="main", cpus=CpuSet(3))
+    other = RunningContainer(id="other", sandbox_id="s-x", name="main", cpus=CpuSet(0, 1, 2))
+    pinning.synchronize([INTRUDER, OWNER], [pinned, other])
+
+    owner = Owner(kind=OwnerKind.CONTAINER, namespace="default", name="p/main", uid="p")
+    allocation = Allocation(owner=owner, holdings=(Holding(cpus=CpuSet(3)),))
+    state.ledger = Ledger(node="n1", allocations={owner.key: allocation})
+    # What the first look at them made of both.
+    changed = [structs.replace(container, cpus=CpuSet(1, 2, 3)) for container in (pinned, other)]
+    updates = pinning.synchronize([INTRUDER, OWNER], changed)
+
+    assert {update.container_id: update.cpus for update in updates} == {"pinned": CpuSet(3), "other": CpuSet(1, 2)}

@@ -84,7 +84,9 @@ def simulate(
     align_memory: Annotated[bool, Parameter(negative="", help="kubelet's memory manager policy Static.")] = False,
     reserved_memory: Annotated[
         tuple[str, ...],
-        Parameter(help="Memory of a NUMA node that is never given out, as NODE=AMOUNT (0=1Gi), or several.", negative=""),
+        Parameter(
+            help="Memory of a NUMA node that is never given out, as NODE=AMOUNT (0=1Gi), or several.", negative=""
+        ),
     ] = (),
     decisions: Annotated[
         Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")

@@ -78,6 +78,8 @@ class _Pinned(Struct, kw_only=True):
     sandbox: Sandbox
     given: CpuSet | None
     """The CPUs that kubelet requested. None: it requested none, or they are no longer known."""
+    found: CpuSet | None = None
+    """The CPUs of a container that was there before this gateway."""
     applied: CpuSet | None
     """The CPUs that it was created with or that were confirmed last. None: it has those of its
     parent, which are all."""
@@ -348,7 +350,7 @@ class CpuPinning:
         ownership = self._ownership()
         others: list[_Pinned] = []
         for _, pinned in sorted(self._containers.items()):
-            wanted = cpuset_of(pinned.container.cdi_devices, pinned.given, ownership)
+            wanted = cpuset_of(pinned.container.cdi_devices, _given(pinned, ownership), ownership)
             is_its_own = wanted is not None and not wanted.cpus.isdisjoint(cpus)
             if not is_its_own and not pinned.may_have(ownership.online).isdisjoint(cpus):
                 others.append(pinned)
@@ -364,12 +366,12 @@ class CpuPinning:
         self._containers = {}
         for container in containers:
             former = former_containers.get(container.id)
-            given = former.given if former is not None else self._of_kubelet(container)
             sandbox = by_id.get(container.sandbox_id, _nobodys(container.sandbox_id))
             pinned = _Pinned(
                 container=container,
                 sandbox=sandbox,
-                given=given,
+                given=former.given if former is not None else None,
+                found=former.found if former is not None else container.cpus,
                 applied=container.cpus,
                 made_s=self._clock.monotonic(),
             )
@@ -444,7 +446,8 @@ class CpuPinning:
             return None
         if asked is not None:
             pinned.given = asked
-        cpuset = cpuset_of(container.cdi_devices, pinned.given, self._ownership())
+        ownership = self._ownership()
+        cpuset = cpuset_of(container.cdi_devices, _given(pinned, ownership), ownership)
         if cpuset is not None:
             # The runtime does not report whether this worked, so it is sent again.
             pinned.doubt(cpuset.cpus)
@@ -493,22 +496,12 @@ class CpuPinning:
             online=online, owned=self._owned, claims=claims, running=running, kubelet=CpuSet.of(kubelet)
         )
 
-    def _of_kubelet(self, container: RunningContainer) -> CpuSet | None:
-        """Return the CPUs that kubelet's CPU manager gave to a container that existed before the
-        gateway.
-
-        None when it had its CPUs from the shared pool.
-        """
-        if container.cpus is not None and container.cpus <= self._ownership().kubelet:
-            return container.cpus
-        return None
-
     def _updates(self) -> tuple[CpusetUpdate, ...]:
         """Return updates for the containers that have other CPUs than they should, or may have."""
         ownership = self._ownership()
         updates: list[CpusetUpdate] = []
         for container_id, pinned in sorted(self._containers.items()):
-            wanted = cpuset_of(pinned.container.cdi_devices, pinned.given, ownership)
+            wanted = cpuset_of(pinned.container.cdi_devices, _given(pinned, ownership), ownership)
             if not pinned.is_started or wanted is None:
                 continue
             if not pinned.is_confirmed or pinned.may_have(ownership.online) != wanted.cpus:
@@ -669,7 +662,7 @@ class CpuPinning:
     def _note_difference(self, pinned: _Pinned, has: CpuSet, *, only_shared: bool = False) -> None:
         """Remember that a container has other CPUs than it should, until a correction was tried."""
         ownership = self._ownership()
-        wanted = cpuset_of(pinned.container.cdi_devices, pinned.given, ownership)
+        wanted = cpuset_of(pinned.container.cdi_devices, _given(pinned, ownership), ownership)
         if wanted is None:
             return
         claims: list[ClaimEntry] = []
@@ -725,6 +718,19 @@ class CpuPinning:
 def _nobodys(sandbox_id: str) -> Sandbox:
     """Return a stand-in for a sandbox that the runtime did not list."""
     return Sandbox(id=sandbox_id, uid="", namespace="?", name=sandbox_id[:12])
+
+
+def _given(pinned: _Pinned, ownership: CpuOwnership) -> CpuSet | None:
+    """Return the CPUs that kubelet gave to a container. None when it has its CPUs from the shared
+    pool.
+
+    A container that was there before this gateway has what kubelet's CPU manager gave it as soon as
+    the ledger shows these CPUs as kubelet's. For one that kubelet started while no gateway ran, that
+    is after the next look at kubelet's list.
+    """
+    if pinned.given is None and pinned.found is not None and pinned.found <= ownership.kubelet:
+        pinned.given = pinned.found
+    return pinned.given
 
 
 def _brought(entry: ClaimEntry) -> Mapping[str, Cpuset]:
