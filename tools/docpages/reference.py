@@ -159,7 +159,7 @@ def _notices() -> Iterable[str]:
     yield "## Notices: said once, to whoever listens"
     yield ""
     yield (
-        "CloudEvents in binary mode, as events are, but in no stream: what nobody hears is gone, and what cannot "
+        "CloudEvents in binary mode, as events are, but in no stream: one without a listener is lost, and what cannot "
         "be sent at once is dropped (and counted in"
     )
     yield "`topobus_bus_writes_total`). A node's own server keeps them to itself: the hub hears none."
@@ -189,7 +189,7 @@ def _asks() -> Iterable[str]:
         "Whatever is sent says its sender's release (`Topobus-Release`) and, where it is stored or asked, the "
         "moment of sending (`Topobus-Sent-Ms`, milliseconds"
     )
-    yield "since 1970). The release is the sender's word, shown to people, and nothing is decided by it."
+    yield "since 1970). The release is what the sender states. People see it, and no decision depends on it."
     yield ""
     yield (
         "The asker says in headers how long it waits (`Topobus-Deadline-Ms`, `Topobus-Sent-Ms`) and carries W3C "

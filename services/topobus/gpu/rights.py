@@ -37,7 +37,7 @@ RIGHTS = (
     *kit_rights("gpu"),
     _of_nvml(
         RightKind.PRIVILEGED,
-        "Kubernetes has no narrower right for opening /dev/nvidia*, which NVML does; as user nobody the process "
+        "Kubernetes has no narrower right for opening /dev/nvidia*, which NVML does; as user `nobody` the process "
         "has no capability and opens only what all users may open",
     ),
     _of_nvml(
