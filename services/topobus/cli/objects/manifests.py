@@ -58,7 +58,7 @@ def read_objects(path: Path) -> tuple[ApiObject, ...]:
 
 
 def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False) -> list[ApiObject]:
-    """Read our objects of manifests, and say once what else stands in them.
+    """Read our objects of manifests, and print one note on the others.
 
     Shapes: has_nodes — take Nodes for their names and labels.
     Errors: as `read_objects`; InputError when nothing in them is of use.

@@ -1,5 +1,6 @@
-"""Reports to pods whether their claims are allocated: in the condition topobus.dev/Allocated, and in
-events on the pod and on its claims that wait. Opens the gate of a pod whose claims are all allocated.
+"""Reports to pods whether their claims are allocated: in the condition topobus.dev/Allocated, and
+in events on the pod and on its claims that wait. Opens the gate of a pod whose claims are all
+allocated.
 
 The status is written only when it changes. An event has at most 300 characters, and names the
 condition that has the rest.

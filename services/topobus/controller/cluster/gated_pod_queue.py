@@ -59,7 +59,7 @@ class _Waiting:
     since_s: dict[str, float] = field(default_factory=dict)
     told_s: float = 0.0
     pause_s: float = 0.0
-    """For so long the reason is not written again, even when the state changes."""
+    """Seconds for which the reason is not written again, even when the state changes."""
 
 
 class GatedPodQueue:

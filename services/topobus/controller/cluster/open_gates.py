@@ -193,7 +193,7 @@ class GatedPodReconciler:
     async def _wait_for_objects(
         self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
     ) -> Result:
-        """Wait until an object is there, or is as it has to be, and report the wait after a while."""
+        """Wait until an object is there and as it has to be. Report the wait after a while."""
         if self._queue.waits_briefly(key, reason):
             # Claims, volumes and pods come by different watches, and claims made from templates
             # come later, so a missing one is no fault yet.

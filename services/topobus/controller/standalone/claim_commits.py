@@ -1,8 +1,8 @@
 """Commits decisions on claims, concurrently with the rounds that make them: writes their attempts,
 has the nodes hold the devices, and writes the allocations.
 
-The devices of a decision count as taken as soon as its commit begins. Every step may be repeated, by
-this replica after a crash or by another one.
+The devices of a decision count as taken as soon as its commit begins. Every step may be repeated,
+by this replica after a crash or by another one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ClaimCommits:
         self._queue = queue
 
     def leave_s(self, stored: Stored) -> float:
-        """Return the seconds for which a claim is left to another replica. 0 when none works on it."""
+        """Return the seconds for which a claim is left to another replica, 0 for none."""
         return self._turns.wait_s(stored.uid, Stage.PLAN if stored.claim.attempt is None else Stage.FINISH)
 
     async def begin(self, stored: Stored, drafts: Sequence[Draft]) -> Busy:
@@ -75,7 +75,7 @@ class ClaimCommits:
         return Busy()
 
     async def go_on(self, key: ObjectKey, stored: Stored, attempt: Attempt, *, ends_with_round: bool) -> Busy:
-        """Commit an attempt that is written already, concurrently with the round or as a part of it."""
+        """Commit a written attempt, concurrently with the round or as a part of it."""
         attempted = Attempted(key, stored, attempt)
         await self.tasks.begin((key,), partial(self._commit_bounded, attempted), ends_with_round=ends_with_round)
         return Busy()
@@ -112,8 +112,8 @@ class ClaimCommits:
         return {}
 
     async def revalidate(self, group: Sequence[Attempted]) -> Sequence[AllocationResult]:
-        """Accept the attempts as they are. No other program allocates, so the node's ledger decides,
-        and the claim's revision guards the write.
+        """Accept the attempts as they are. No other program allocates, so the node's ledger
+        decides, and the claim's revision guards the write.
         """
         return [attempted.attempt.allocation for attempted in group]
 

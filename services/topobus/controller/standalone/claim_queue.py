@@ -66,8 +66,8 @@ class ClaimQueue:
         )
 
     def world(self) -> Hashable:
-        """Return the version of what a claim's next step depends on besides the claim: what is free,
-        and the objects that it refers to.
+        """Return the version of what a claim's next step depends on besides the claim: what is
+        free, and the objects that it refers to.
         """
         return self._state.supply, self._state.shared_epoch
 

@@ -174,7 +174,7 @@ class PodScheduler:
             if all(reason.code == "claim-taken-back" for reason in plan.reasons) and not self._queue.has_waited(
                 key, version
             ):
-                return Again(version=version)  # the node releases in a moment, so nothing is reported
+                return Again(version=version)  # the node releases soon: nothing is reported
             reported = await self._pods.report(key, stored, "Unschedulable", plan.reasons)
             return Done((reported.revision, world))
         wanted = with_claims(

@@ -160,7 +160,7 @@ class ClaimSteps:
         return allocation
 
     async def _begun(self, device_class: str, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
-        """Ensure "begun" in the checkpoint, by this try or by an earlier one with the same devices."""
+        """Ensure "begun" in the checkpoint, by this or an earlier try with the same devices."""
         entry = self._checkpoint.get(claim.uid, device_class)
         if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
             # The claim was allocated again between two tries, or is partly undone. The earlier

@@ -81,7 +81,7 @@ class RuntimeDoor:
         *,
         reports: CpusetReports,
     ) -> RuntimeDoor:
-        """Make the interface to the runtime from the settings, with pinned CPUs where they name some."""
+        """Make the interface to the runtime, with pinned CPUs where the settings name some."""
         door = cls(settings.runtime.socket, checkpoint.ready, state.containers, clock, report)
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:

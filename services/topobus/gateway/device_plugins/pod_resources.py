@@ -139,7 +139,7 @@ class PodResourcesReader:
             request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
             answer = await connection.lister.Get(request, timeout=_CALL_LIMIT_S)
         except grpc.aio.AioRpcError as err:
-            # kubelet answers UNKNOWN for a pod that it does not have, and where Get is switched off.
+            # kubelet answers UNKNOWN for a pod that it does not have, and where Get is disabled.
             if err.code() is not grpc.StatusCode.UNKNOWN:
                 self._connection = None
                 get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())

@@ -180,8 +180,8 @@ def remove_stale(folder: Path, pattern: str) -> None:
 
 
 class FolderWatch:
-    """Wakes its waiters when a socket in a folder comes or goes, and every `watchdog_s`, because not
-    every file system reports changes.
+    """Wakes its waiters when a socket in a folder comes or goes, and every `watchdog_s`, because
+    not every file system reports changes.
     """
 
     def __init__(self, folder: Path, watchdog_s: float) -> None:

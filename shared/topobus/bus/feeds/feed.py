@@ -340,8 +340,8 @@ class Feed:
         return _EXPIRES_S + _BUSY_S
 
     def _is_stray(self, message: Msg, name: str) -> bool:
-        """Return whether a message is another consumer's delivery, sent here by a consumer whose
-        deliver subject is this inbox: it is not of this stream, or not of this filter.
+        """Return whether a message is another consumer's delivery, which another client had the
+        server send to this inbox: it is not of this stream, or not of this filter.
         """
         if f".{self._stream}.{name}." in message.reply or not message.reply.startswith("$JS.ACK."):
             return False

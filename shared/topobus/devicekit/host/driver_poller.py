@@ -68,13 +68,13 @@ class DriverPoller:
         """
         self.view = DriverView()
         self._looks: deque[Mapping[str, Sequence[Observation]]] = deque(maxlen=_LOOKS)
-        """What looks saw that differed from the look before, written in the driver's thread: the
-        answer of a look that was interrupted, or took too long, comes no other way."""
+        """Observations of looks that differed from the look before, written in the driver's thread.
+        The result of a look that was interrupted, or took too long, arrives only here."""
         self._last_look: Mapping[str, Sequence[Observation]] = {}
         self._earlier: dict[str, dict[_Kind, Observation]] = {}
         """By device: observations of earlier looks that were not read yet."""
         self.generation = 0
-        """Of the machine that the driver looked for devices on last."""
+        """Generation of the machine on which the driver last looked for devices."""
         self._isolated = isolated
         self._tree = tree
         self._poll_s = settings.health.poll_s

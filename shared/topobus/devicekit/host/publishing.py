@@ -80,9 +80,9 @@ class DevicePublisher:
         self._holders = DeviceHolders(runtime.bus, node=runtime.node, device_class=self._class)
         self._announcer = HealthAnnouncer(runtime.bus, node=runtime.node, device_class=self._class)
         self.devices: tuple[Device, ...] = ()
-        """What this class has: from the life before, then from each step."""
+        """What this class has: first from the earlier run, then from each step."""
         self.inventory_before: Inventory | None = None
-        """What the life before published last: its warnings and kept functions count until their
+        """What the earlier run published last. Its warnings and kept functions count until their
         driver has looked."""
         self.counter_sets: tuple[CounterSet, ...] = ()
         """What these devices take from."""
@@ -93,8 +93,8 @@ class DevicePublisher:
         self._waiting: list[asyncio.Future[bool]] = []
         """Callers that wait for the end of the next step."""
         self._settled: tuple[Machine, Mapping[str, DriverView]] | None = None
-        """What the last step was made of, when it changed nothing and time alone changes nothing
-        either; None while a step runs."""
+        """Inputs of the last step, if it changed nothing and time alone would change nothing. None
+        while a step runs."""
 
     async def run(self) -> None:
         """Publish changes after polls."""

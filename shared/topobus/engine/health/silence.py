@@ -39,13 +39,12 @@ SERVICE_SILENT = "service-silent"
 placements on them are refused."""
 
 TOPOLOGY = "topology"
-"""The name of a node's topology among those who are silent; the others are device classes."""
+"""The name of a node's topology among the silent services. The others are device classes."""
 SAID_EVERY_S = 30.0
 """Seconds after which topology announces a node's alignment again. A reader that misses some
 announcements takes the service as silent. A thousand nodes announce 33 times a second at the hub.
 Nothing is decided by it, so it may take minutes."""
-# This many announcements may be missed: a store that is busy or unreachable for a moment is no
-# silence.
+# This many announcements may be missed: a store may be busy or unreachable for a moment.
 _MISSED_ANNOUNCEMENTS = 3
 _SLACK_S = 10.0
 
@@ -89,8 +88,8 @@ class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     every_s: Seconds = 1.0
-    """Pause between two looks while somebody does not answer, in seconds; three times as long while
-    all do. A look costs two small messages a class."""
+    """Pause between two looks while a service does not answer, in seconds; three times as long
+    while all do. A look costs two small messages a class."""
     timeout_s: Seconds = 1.0
     """How long one look waits for the answer, in seconds; a busy
     service answers in milliseconds."""
@@ -98,15 +97,13 @@ class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Seconds without a listener until a service that has answered before is silent. 5 s: a restart
     takes two, and must not be seen."""
     hung_s: Seconds = 15.0
-    """Seconds without an answer until a service is silent that still listens, or has not been heard
-    since NATS came (back): it may be starting. 15 s: longer than a busy machine makes anybody wait,
-    and than the bus takes to find that NATS itself is gone."""
+    """Seconds without an answer after which a service counts as silent that still listens, or has
+    not answered since NATS came (back): it may be starting. 15 s: longer than the delays of a busy
+    machine, and longer than the bus takes to find that NATS itself is gone."""
 
     @property
     def longest_gap_s(self) -> float:
-        """Polls farther apart do not count as consecutive: it was this process that stopped
-        polling.
-        """
+        """Polls farther apart do not count as consecutive: this process had stopped polling."""
         return 3 * (self.every_s + self.timeout_s)
 
 
@@ -115,8 +112,8 @@ class Silence(Struct, frozen=True, kw_only=True):
 
     is_silent: bool = False
     since: float | None = None
-    """The first look of the row without an answer; None: the last look was answered, or there was
-    none."""
+    """The first of consecutive looks without an answer. None: the last look was answered, or there
+    was none."""
     nobody_since: float | None = None
     """The first look in a row that found no listener."""
     looked_at: float = 0.0
