@@ -5,7 +5,8 @@ holding.
 from topobus.engine.ledger import transitions
 from topobus.engine.ledger.holdings import names_of
 from topobus.engine.ledger.transitions import Step, unannounced
-from topobus.values.ledger import Adoption, Allocation, Ledger
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Adoption, Allocation, Holding, Ledger
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
 
@@ -103,3 +104,12 @@ def test_name_pods_gives_a_claim_its_pods_when_the_holding_is_the_one_meant() ->
     assert named.allocations[claim.key].pods == (first, second)
     assert named.allocations[claim.key].is_prepared
     assert late.is_repeat
+
+
+def test_names_of_a_holding_are_ordered_as_people_count() -> None:
+    """CPU 10 comes after CPU 2 and CPU 0 first; other devices are ordered by name."""
+    holding = Holding(devices={"nic": ("nic-1", "nic-0")}, cpus=CpuSet(10, 2, 0))
+
+    names = names_of(Allocation(owner=PLUGIN, holdings=(holding,)))
+
+    assert names == {"cpu": ("cpu-0", "cpu-2", "cpu-10"), "nic": ("nic-0", "nic-1")}

@@ -186,3 +186,15 @@ def test_ledger_with_one_cpu_given_twice_breaks_the_invariant() -> None:
 
     with pytest.raises(InvariantError, match=r"CPUs 1 are held by .* and by another owner"):
         check_holders(Ledger(node="n", sequence=1, allocations=allocations))
+
+
+def test_replica_of_one_owner_meets_no_claim_by_share() -> None:
+    """Only the same replica is a clash: a claim's share has none."""
+    claim = Owner(kind=OwnerKind.CLAIM, name="c", uid="c")
+    replica = take(Ledger(node="n"), plugin("0"), replica_share(GPU, [0]))
+    assert isinstance(replica, Step)
+
+    both = take(replica.ledger, claim, HeldShare(amounts={"memory": 20, "shares": 1}))
+
+    assert isinstance(both, Step), both
+    assert both.ledger.allocations.keys() == {plugin("0").key, claim.key}
