@@ -12,7 +12,8 @@ import socket
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from vm.node import JOB, NAME
 
 PODS = object_path("v1", "pods", namespace="default")
 STATE = Path("/var/lib/kubelet/cpu_manager_state")
+MEMORY_STATE = Path("/var/lib/kubelet/memory_manager_state")
 _IMAGE = "docker.io/library/busybox:local"
 _ADDRESS = "10.0.2.15"
 _GROUPS = Path("/sys/fs/cgroup/kubepods")
@@ -56,6 +58,8 @@ GATEWAY = {
     "TOPOBUS_GATEWAY__CPUS__OWNED": "4-7",
 }
 """Settings of a gateway that has the CPUs which kubelet reserves."""
+EVICTION_MIB = 50
+"""Memory that kubelet keeps off its pods in any case."""
 # An emulated kubelet starts a pod in half a minute on two busy cores, and is itself ready after
 # five where forty others want them.
 PATIENCE_S = 600.0
@@ -87,7 +91,8 @@ class Kubelet:
     def __init__(self, client: KubernetesClient) -> None:
         self.client = client
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._settings: Mapping[str, Any] = {}
+        self.settings: Mapping[str, Any] = {}
+        """What kubelet was started with, beside what all tests want."""
 
     async def begin(self) -> None:
         """Set the guest up as a node, and start containerd."""
@@ -118,8 +123,10 @@ class Kubelet:
         await until("containerd", lambda: _answers(socket.AF_UNIX, "/run/containerd/containerd.sock"))
 
     async def start(self, *, is_new: bool = False, **settings: Any) -> None:
-        """Start kubelet (again), `is_new` without what its managers remember."""
-        self._settings = settings
+        """Start kubelet (again), `is_new` without what its CPU and memory managers remember, which
+        they want when their settings change.
+        """
+        self.settings = settings
         configuration = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -128,7 +135,11 @@ class Kubelet:
             "cgroupDriver": "cgroupfs",
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
             "cpuManagerPolicy": "static",
-            "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            "evictionHard": {
+                "memory.available": f"{EVICTION_MIB}Mi",
+                "nodefs.available": "1%",
+                "imagefs.available": "1%",
+            },
             "nodeLeaseDurationSeconds": 240,
             "runtimeRequestTimeout": "15m",
             **settings,
@@ -136,8 +147,8 @@ class Kubelet:
         Path("/etc/kubelet.json").write_text(json.dumps(configuration))
         self.kill("kubelet")
         if is_new:
-            for file in STATE.parent.glob("*_manager_state"):
-                file.unlink()
+            for file in (STATE, MEMORY_STATE):
+                file.unlink(missing_ok=True)
         words = (
             f"--config /etc/kubelet.json --kubeconfig {JOB}/kubelet.conf --hostname-override {NAME} --node-ip "
             f"{_ADDRESS} --housekeeping-interval=60s"
@@ -145,8 +156,8 @@ class Kubelet:
         self._start("kubelet", *words.split())
 
     async def ready(self) -> None:
-        """Wait until kubelet is ready and has published its resources."""
-        reserved = len(CpuSet.parse(self._settings["reservedSystemCPUs"]))
+        """Wait until kubelet is ready and has told what it has to give."""
+        reserved = len(CpuSet.parse(self.settings["reservedSystemCPUs"]))
         online = len(CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text()))
 
         async def is_ready() -> bool:
@@ -162,7 +173,7 @@ class Kubelet:
 
     async def restart(self) -> None:
         """Kill kubelet, and start it as it was."""
-        await self.start(**self._settings)
+        await self.start(**self.settings)
         await self.ready()
 
     def kill(self, name: str) -> None:
@@ -243,6 +254,32 @@ class Kubelet:
         read = {name: cpus_of(container_id) for name, container_id in (await self.containers()).items()}
         return {name: cpus for name, cpus in read.items() if cpus is not None}
 
+    @asynccontextmanager
+    async def unchanged(self, *names: str) -> AsyncIterator[None]:
+        """Look all the time whether CPUs and memory nodes of containers (`POD/CONTAINER`) change.
+
+        An AssertionError at the end when they have.
+        """
+        containers = {name: container_id for name, container_id in (await self.containers()).items() if name in names}
+        before = {name: cpus_of(container_id) for name, container_id in containers.items()}
+        assert set(before) == set(names)
+        changes: list[tuple[str, Cpus | None]] = []
+
+        async def look() -> None:
+            while True:
+                seen = {name: cpus_of(container_id) for name, container_id in containers.items()}
+                changes.extend((name, cpus) for name, cpus in seen.items() if cpus != before[name])
+                await asyncio.sleep(0.1)
+
+        looking = asyncio.create_task(look())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await looking
+        assert changes == []
+
     async def become(self, what: str, wanted: Callable[[dict[str, Cpus]], bool]) -> dict[str, Cpus]:
         """Wait until the kernel shows the wanted CPUs of all containers."""
         seen: dict[str, Cpus] = {}
@@ -291,10 +328,16 @@ async def until(what: str, holds: Callable[[], Any], said: Callable[[], Any] | N
         await asyncio.sleep(0.3)
 
 
-def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` a
-    node that is set without a scheduler.
+def pod(
+    name: str, *, template: str = "", node: str = "", starts: bool = True, **containers: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` what
+    nobody schedules it to.
+
+    One that is not to start waits for a volume that is not there: kubelet admits it, and gives it
+    CPUs and memory, but runs nothing.
     """
+    volume = {"name": "absent", "configMap": {"name": "absent"}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -302,6 +345,7 @@ def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[
         "spec": {
             **({"resourceClaims": [{"name": "cpus", "resourceClaimTemplateName": template}]} if template else {}),
             **({"nodeName": node} if node else {}),
+            **({} if starts else {"volumes": [volume]}),
             "hostNetwork": True,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -313,6 +357,7 @@ def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[
                     "imagePullPolicy": "Never",
                     "command": ["sleep", "1000000"],
                     "resources": resources,
+                    **({} if starts else {"volumeMounts": [{"name": "absent", "mountPath": "/absent"}]}),
                 }
                 for container, resources in containers.items()
             ],
@@ -320,9 +365,9 @@ def pod(name: str, *, template: str = "", node: str = "", **containers: Mapping[
     }
 
 
-def guaranteed(cpus: int) -> dict[str, Any]:
-    """Resources for which kubelet's static policy gives CPUs."""
-    return {"limits": {"cpu": str(cpus), "memory": "20Mi"}}
+def guaranteed(cpus: int, memory: str = "20Mi") -> dict[str, Any]:
+    """Resources for which kubelet's static policies give CPUs and memory of NUMA nodes."""
+    return {"limits": {"cpu": str(cpus), "memory": memory}}
 
 
 CLAIM = {"claims": [{"name": "cpus"}]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 
 from topobus.kubernetes.client import object_path
@@ -23,6 +24,11 @@ _TEMPLATES = {
     "share-1": {"capacity": {"requests": {"cpus": "1"}}},
     "share-2": {"capacity": {"requests": {"cpus": "2"}}},
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let whoever has the time compare more pods: `make vm VM="node -- --pods 100"`."""
+    parser.addoption("--pods", type=int, default=25, help="pods of each configuration of kubelet's managers")
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -4,16 +4,14 @@ container's control group has, and what its processes may use.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 
 import pytest
 import pytest_asyncio
 
 from topobus.values.idset import CpuSet
-from vm.kubelet import CLAIM, GATEWAY, PODS, STATE, Cpus, Kubelet, cpus_of, guaranteed, pod, until
+from vm.kubelet import CLAIM, GATEWAY, PODS, STATE, Cpus, Kubelet, guaranteed, pod, until
 from vm.node import NAME, Node
 
 pytestmark = pytest.mark.timeout(1800)
@@ -33,33 +31,6 @@ def _kubelets_word() -> dict[str, CpuSet]:
 
 def _shared(seen: dict[str, Cpus], name: str = "other/main") -> CpuSet:
     return seen[name].are
-
-
-@asynccontextmanager
-async def _unchanged(cluster: Kubelet, *names: str) -> AsyncIterator[None]:
-    """Look all the time whether a container's CPUs change.
-
-    An AssertionError at the end when they have.
-    """
-    containers = {name: container_id for name, container_id in (await cluster.containers()).items() if name in names}
-    before = {name: cpus_of(container_id) for name, container_id in containers.items()}
-    assert set(before) == set(names)
-    changes: list[tuple[str, Cpus | None]] = []
-
-    async def look() -> None:
-        while True:
-            seen = {name: cpus_of(container_id) for name, container_id in containers.items()}
-            changes.extend((name, cpus) for name, cpus in seen.items() if cpus != before[name])
-            await asyncio.sleep(0.1)
-
-    looking = asyncio.create_task(look())
-    try:
-        yield
-    finally:
-        looking.cancel()
-        with suppress(asyncio.CancelledError):
-            await looking
-    assert changes == []
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -100,7 +71,7 @@ async def test_cpus_stay_and_are_given_once_when_a_program_ends_and_is_started_a
     other CPUs in a container with its own, and a new pod gets what is free.
     """
     taken = (await running.cpus())["worker/main"].are
-    async with _unchanged(running, "worker/main", "guaranteed/main"):
+    async with running.unchanged("worker/main", "guaranteed/main"):
         await {"containerd": running.start_containerd, "kubelet": running.restart}[program]()
         await running.run(pod("late", template="pair", main=CLAIM))
         seen = await running.become("the rest for others", lambda seen: _shared(seen) == _ALL - _OWNED - _KUBELETS)
@@ -123,6 +94,40 @@ async def test_containers_of_a_pod_are_told_apart_when_only_some_have_a_claim(ru
     assert seen["mixed/main"].are == _OWNED - taken
     assert seen["worker/main"].are == taken
     await running.become("the pool as before", lambda seen: _shared(seen) == _ALL - taken - _KUBELETS)
+
+
+async def test_claims_cpus_are_its_own_again_when_another_gateway_comes_after_one_was_killed(
+    node: Node, running: Kubelet
+) -> None:
+    """Without a gateway kubelet writes its pool also into the containers of claims, and a pod that
+    starts has it.
+
+    The next gateway takes these CPUs away from all others, and each claim has what it had. So has
+    the container that kubelet gave a CPU meanwhile.
+    """
+
+    async def is_told() -> bool:
+        return any(said.startswith("CpusShared") for said in await running.events("young"))
+
+    await running.run(pod("young", template="pair", main=CLAIM))
+    own = {name: cpus for name, cpus in (await running.cpus()).items() if name in ("worker/main", "young/main")}
+    node.kill("gateway")
+    # It takes a CPU out of kubelet's pool, so that kubelet writes the pool into all others.
+    await running.run(pod("exclusive", node=NAME, main=guaranteed(1)), pod("meanwhile", main={}))
+    without = await running.become(
+        "kubelet's pool in claims", lambda seen: seen["young/main"].are == seen["meanwhile/main"].are
+    )
+    own["exclusive/main"] = without["exclusive/main"]
+    await node.start("gateway", **GATEWAY)
+    rest = _ALL - _OWNED - _KUBELETS - own["exclusive/main"].are
+    await running.become(
+        "their own for all that have some, the rest for others",
+        lambda seen: own.items() <= seen.items() and _shared(seen) == _shared(seen, "meanwhile/main") == rest,
+    )
+
+    assert without["young/main"].are != own["young/main"].are
+    await until("an event", is_told, said=lambda: running.events("young"))
+    await running.delete("young", "exclusive", "meanwhile")
 
 
 async def test_cpus_are_given_back_when_their_pods_are_gone(running: Kubelet) -> None:

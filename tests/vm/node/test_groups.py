@@ -27,6 +27,7 @@ async def groups(node: Node, cluster: Kubelet) -> AsyncIterator[Kubelet]:
     await cluster.run(pod("other", main={}))
     yield cluster
     await cluster.delete("other")
+    await node.start("cpu")
 
 
 async def _devices(cluster: Kubelet) -> dict[str, str]:
