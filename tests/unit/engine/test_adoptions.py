@@ -137,17 +137,19 @@ def test_adoption_is_told_released_when_its_cpus_are_gone() -> None:
     released = transitions.release(ledger, op_id="op-2", owner=asked.owner, decision_id="d-2").ledger
     changed = adopted(ledger, request(op_id="op-3", near=4))
     admin = structs.replace(asked, devices={"gpu": ("gpu-0",)}, group_cpus={}, is_shared=True)
+    of_none = structs.replace(admin, group_cpus={"gone": 0})
 
     assert codes(adopted_cpus(asked, released, record)) == ["released-since"]
     assert codes(adopted_cpus(asked, changed, record)) == ["released-since"]
     assert adopted_cpus(admin, released, record) == {}
+    assert codes(adopted_cpus(of_none, released, record)) == ["released-since"]
 
 
 def test_adoption_without_groups_is_checked_against_the_inventories() -> None:
     """A device that no service lists is refused, one that is there is taken as it was asked."""
     owner = request().owner
-    known = AdoptRequest(op_id="op", owner=owner, devices={"gpu": ("gpu-7",)})
-    unknown = AdoptRequest(op_id="op", owner=owner, devices={"gpu": ("gpu-9",)})
+    listed = AdoptRequest(op_id="op", owner=owner, devices={"gpu": ("gpu-7",)})
+    unlisted = AdoptRequest(op_id="op", owner=owner, devices={"gpu": ("gpu-9",)})
 
-    assert read_adoption(known, EMPTY, SMALL, GROUPS) == Taken(adoption=known)
-    assert codes(read_adoption(unknown, EMPTY, SMALL, GROUPS)) == ["unknown-device"]
+    assert read_adoption(listed, EMPTY, SMALL, GROUPS) == Taken(adoption=listed)
+    assert codes(read_adoption(unlisted, EMPTY, SMALL, GROUPS)) == ["unknown-device"]

@@ -109,7 +109,7 @@ def adopted_cpus(asked: AdoptRequest, ledger: Ledger, record: OperationRecord) -
     if refusal is not None:
         return refusal
     chosen = _groups_of(ledger, asked.owner.key)
-    lost = sorted(name for name, count in asked.group_cpus.items() if len(chosen.get(name, CpuSet())) != count)
+    lost = sorted(name for name, count in asked.group_cpus.items() if name not in chosen or len(chosen[name]) != count)
     if lost:
         message = (
             f"decision {record.decision_id} chose CPUs of {', '.join(lost)} for {record.owner_key}, which does "
