@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 from topobus.process.packages import needing_extra
@@ -34,6 +33,9 @@ def main() -> None:
 
 async def _serve(settings: ControllerSettings, runtime: Runtime) -> None:
     """Serve in the home that the settings name."""
+    # A probe imports this module and nothing that it can do without.
+    import gc
+
     gc.set_threshold(_OBJECTS_A_ROUND)
     if settings.home == "cluster":
         # Before anything is loaded: a replica that has no copy yet must not

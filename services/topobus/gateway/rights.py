@@ -24,19 +24,19 @@ RIGHTS = (
     _mount("/var/lib/kubelet/device-plugins", "the sockets of device plugins, ours and kubelet's"),
     _mount("/var/lib/kubelet/plugins_registry", "the sockets by which kubelet finds DRA drivers"),
     _mount("/var/lib/kubelet/plugins", "the sockets of DRA drivers"),
-    _mount("/var/lib/kubelet/pod-resources", "kubelet reports there which pod has what", is_writable=False),
+    _mount("/var/lib/kubelet/pod-resources", "kubelet lists there which pod has which devices", is_writable=False),
     _mount("/var/run/cdi", "the gateway writes there what a claim's containers get, for the container runtime"),
     _mount("/etc/cdi", "CDI files of other programs that a claim's devices refer to", is_writable=False),
     _mount("/var/lib/topobus/gateway", "the checkpoint must survive the pod and a reboot"),
     _mount("/var/lib/topobus/device-plugins", "device plugins of other vendors register there"),
     _mount(
         "/var/run/nri",
-        "the container runtime's plugin socket: it reports when a container has ended, and only then are its "
-        "devices given to another owner",
+        "the container runtime's plugin socket: it reports when a container has ended, and only then may "
+        "another one get its devices",
     ),
     _mount(
         "/sys/fs/cgroup",
-        "the containers' CPUs in the kernel are compared with what was promised",
+        "the CPUs that the kernel shows of containers are compared with those that were promised",
         EXCLUSIVE_CPUS,
         is_writable=False,
     ),

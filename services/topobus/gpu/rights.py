@@ -42,7 +42,7 @@ RIGHTS = (
     ),
     _of_nvml(
         RightKind.HOST_PIDS,
-        "NVML gives the host's pids of processes, and a process that is left on a GPU is reported with its pod",
+        "NVML names processes by their pids on the host, and what is left on a GPU is reported with its pod",
     ),
     _of_nvml(
         RightKind.MOUNT,

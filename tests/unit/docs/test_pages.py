@@ -12,10 +12,10 @@ from urllib.parse import unquote
 import pytest
 from cyclopts import CycloptsError
 
+from support.written_pages import PAGES, ROOT
 from topobus.cli.application import application
 from topobus.cli.command_words import with_options_behind
 
-ROOT = Path(__file__).resolve().parents[3]
 _DOCS = ROOT / "docs"
 # `[text](target)`, `![text](target)`, with an optional title; not in code spans.
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
@@ -23,25 +23,6 @@ _FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTA
 _PROMPT = re.compile(r"^\$ (?:[A-Z][A-Z0-9_]*=\S+ )*(topobus(?: .*)?)$")
 # A file of the project on a command line; `kubectl` says deploy/NAME for a Deployment.
 _FILE = re.compile(r"(?<=[\s=])(?:deploy|docs|examples|proto|requirements|services|shared|tests|tools)/[\w./-]+")
-
-
-# What tools and set-up put beside the project's own files; names that
-# begin with a dot are left out, too.
-_NOT_OURS = frozenset({"build", "dist", "run", "node_modules"})
-
-
-def _pages(folder: Path) -> list[Path]:
-    """Give the written pages below a folder; a tarball has no git to ask."""
-    paths = [path for path in folder.iterdir() if path.suffix == ".md"]
-    inner = [
-        path
-        for path in folder.iterdir()
-        if path.is_dir() and path.name not in _NOT_OURS and not path.name.startswith(".")
-    ]
-    return sorted(paths + [page for path in inner for page in _pages(path)])
-
-
-PAGES = _pages(ROOT)
 
 
 def _links(page: Path) -> list[str]:

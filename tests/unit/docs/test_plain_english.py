@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from unit.docs.test_pages import PAGES
+from support.written_pages import PAGES, ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 _ROOMS = ("shared/topobus", "services/topobus", "tools/lab", "tests/support", "examples")
 _CONSTRUCTIONS = re.compile(
     r"\b(?:[Nn]obody|anew|of before|for ever|has spoken|lets? go|letting go|keeps? back|kept back|puts? right|mended"

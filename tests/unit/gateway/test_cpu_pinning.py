@@ -96,9 +96,9 @@ def pinning_of(root: Path, file: Path, reports: Reports, state: SimpleNamespace 
     """A machine, by default of two CPUs, of which a prepared claim has the first."""
     state = state or state_of(cpus=2)
     kernel = KernelCpusets(Tree(HardwareSettings(root=str(root))))
-    told = CpusetReports(reports, CpusetMetrics(CollectorRegistry()), lambda _: None)
+    cpuset_reports = CpusetReports(reports, CpusetMetrics(CollectorRegistry()), lambda _: None)
     return CpuPinning(
-        Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, told
+        Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, cpuset_reports
     )
 
 

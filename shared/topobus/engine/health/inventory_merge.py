@@ -102,18 +102,18 @@ def advance_inventory(
     Order: independent of the order of drivers and devices. Of two drivers that claim one name the
             one that sorts first gets it.
     """
-    known = {device.name: device for device in before.devices}
+    devices_before = {device.name: device for device in before.devices}
     found_devices, away, warnings = _read_views(
         views, inventory_before=inventory_before, device_class=device_class, machine=machine
     )
-    present = {**away, **known}
+    present = {**away, **devices_before}
     cut = _cut_cards(present, found_devices, views, held, away)
     present.update({name: msgspec.structs.replace(present[name], consumes=()) for name in cut})
     counter_sets = _count(present, found_devices, views, before.counter_sets, warnings, uncounted=cut)
     listed: list[Device] = []
     removed: list[Device] = []
     for name in sorted({*present, *found_devices}):
-        was = known.get(name)
+        was = devices_before.get(name)
         device = found_devices.get(name) or present[name]
         view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
         if _has_not_looked(view) and name not in found_devices:

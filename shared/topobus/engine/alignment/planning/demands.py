@@ -8,7 +8,7 @@ in k8s.io/component-helpers/resource PodLimits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -161,11 +161,9 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
     names: dict[str, list[str]] = {}
     shared: dict[str, list[str]] = {}
     for device in container.devices:
-        misfit = _misfit(device)
-        if misfit is not None:
-            code, message, facts = misfit
-            fault(code, message, **facts)
-        elif device.device_class == CPU_CLASS:
+        if _is_misfit(device, fault):
+            continue
+        if device.device_class == CPU_CLASS:
             cpu_ids = [cpu_of_name(name) for name in device.names]
             for name, cpu in zip(device.names, cpu_ids, strict=True):
                 if cpu is None:
@@ -224,20 +222,22 @@ def _named_twice(
             yield device_class, name
 
 
-def _misfit(device: DeviceRequest) -> tuple[str, str, dict[str, str | int]] | None:
-    """Say what is wrong with the count and the names of what is asked of a class: code, message,
-    facts; None: nothing.
+def _is_misfit(device: DeviceRequest, fault: Callable[..., None]) -> bool:
+    """Report what is wrong with the count and the names of a device request, and return whether
+    anything is.
     """
     wanted: dict[str, str | int] = {"resource": device.device_class, "wanted": device.count}
     if device.count <= 0:
         message = f"asks for {device.count} devices of class {device.device_class}, wanted 1 or more"
-        return "count-zero", message, wanted
-    if device.names and len(device.names) != device.count:
+        fault("count-zero", message, **wanted)
+    elif device.names and len(device.names) != device.count:
         message = f"asks for {device.count} {device.device_class} but names {len(device.names)}"
-        return "count-mismatch", message, {**wanted, "named": len(device.names)}
-    if (device.is_shared or device.by_share) and not device.names:
-        return "shared-needs-names", f"asks to share {device.device_class} without naming devices", wanted
-    return None
+        fault("count-mismatch", message, **wanted, named=len(device.names))
+    elif (device.is_shared or device.by_share) and not device.names:
+        fault("shared-needs-names", f"asks to share {device.device_class} without naming devices", **wanted)
+    else:
+        return False
+    return True
 
 
 def _memory(container: ContainerRequest) -> dict[str, int]:
