@@ -4,6 +4,7 @@ what happened.
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
@@ -109,7 +110,12 @@ def test_bench_prints_all_tables_when_run(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(allocate, "_PARTITIONED", 10)
     monkeypatch.setattr(allocate, "_PUZZLES", (8,))
 
-    assert groups.main(["allocate", "--json", "--quick"]) == 0
+    # Each case collects garbage first: without this, of all that the tests before have left.
+    gc.freeze()
+    try:
+        assert groups.main(["allocate", "--json", "--quick"]) == 0
+    finally:
+        gc.unfreeze()
 
     tables = json.loads(capsys.readouterr().out)
     assert {"latency", "fill", "partitions", "growth_nodes", "growth_taken", "equal", "puzzles"} <= tables.keys()
