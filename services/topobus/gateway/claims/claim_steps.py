@@ -84,13 +84,33 @@ class ClaimSteps:
             raise refused(forbidden)
         await self._files.mend(entry)
 
-    async def prepare(self, device_class: str, claim: ClaimKey) -> ClaimEntry:
-        """Prepare a claim, or continue where an earlier try ended.
+    async def read(self, device_class: str, claim: ClaimKey) -> ClaimAllocation:
+        """Read which devices of a class a claim is allocated on this node.
+
+        Errors: raises ClaimFailed when it is none that can be prepared, PeerUnavailable while it
+        cannot be read.
+        """
+        with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
+            api_object = await self._reader.read(claim.namespace, claim.name)
+        allocation = allocation_of(
+            api_object,
+            namespace=claim.namespace,
+            name=claim.name,
+            uid=claim.uid,
+            driver=driver_name(device_class),
+            node=self._state.node,
+        )
+        if isinstance(allocation, Refusal):
+            raise refused(allocation)
+        return allocation
+
+    async def prepare(self, device_class: str, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
+        """Prepare a claim as it is allocated, or continue where an earlier try with the same devices
+        ended.
 
         Errors: raises ClaimFailed when it is refused, PeerUnavailable while a service does not
         answer, OSError when a file cannot be written.
         """
-        allocation = await self._allocation(device_class, claim)
         entry = await self._begun(device_class, claim, allocation)
         entry = await self._ledger.adopt(entry, claim, allocation)
         if entry.attachment is not None:
@@ -144,29 +164,9 @@ class ClaimSteps:
         await self._pinning.released()
         return names
 
-    async def _allocation(self, device_class: str, claim: ClaimKey) -> ClaimAllocation:
-        with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
-            api_object = await self._reader.read(claim.namespace, claim.name)
-        allocation = allocation_of(
-            api_object,
-            namespace=claim.namespace,
-            name=claim.name,
-            uid=claim.uid,
-            driver=driver_name(device_class),
-            node=self._state.node,
-        )
-        if isinstance(allocation, Refusal):
-            raise refused(allocation)
-        return allocation
-
     async def _begun(self, device_class: str, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
-        """Ensure "begun" in the checkpoint, by this or an earlier try with the same devices."""
+        """Ensure "begun" in the checkpoint, by this or an earlier try."""
         entry = self._checkpoint.get(claim.uid, device_class)
-        if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
-            # The claim was allocated again between two tries, or is partly undone. The earlier
-            # operation is undone completely, and a new one begins.
-            await self.undo(entry, claim)
-            entry = None
         self._devices.check_rivals(claim, device_class, allocation)
         if entry is None:
             entry = ClaimEntry(

@@ -292,7 +292,12 @@ class ClaimPreparer:
         if entry is not None and self._checkpoint.is_ready(entry):
             await self._steps.mend(entry)
             return answer_of(entry)
-        entry = await self._steps.prepare(device_class, claim)
+        allocation = await self._steps.read(device_class, claim)
+        if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
+            # The claim was allocated again between two tries, or is partly undone. The earlier
+            # operation is undone completely, and a new one begins.
+            await self._unprepare(device_class, claim)
+        entry = await self._steps.prepare(device_class, claim, allocation)
         self._count_prepared()
         self._reports.prepared(entry)
         where = f"{claim.namespace}/{claim.name}"
