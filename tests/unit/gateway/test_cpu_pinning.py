@@ -20,6 +20,7 @@ from topobus.gateway.containers.cpu_pinning import CpuPinning
 from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
 from topobus.gateway.containers.rules.cpusets import CpuDifference
+from topobus.gateway.containers.rules.exclusive import ExclusiveUse
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
 from topobus.gateway.metrics import CpusetMetrics
 from topobus.gateway.node_state import Broadcast, NodeState
@@ -30,7 +31,6 @@ from topobus.values.edits import ContainerEdits, Cpuset
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.names import ClaimUid
-from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import Sandbox
 
 NAME = cdi_device_name(ClaimUid("u-c"), "cpu-0")
@@ -163,6 +163,12 @@ async def test_same_are_named_when_a_container_was_started_while_the_gateway_was
     assert (tmp_path / "cpus").read_text() == "1\n"
 
 
+def ledger_of(*uses: ExclusiveUse) -> Ledger:
+    """A ledger with what kubelet's CPU manager gave."""
+    allocations = (Allocation(owner=use.owner, holdings=(Holding(cpus=use.cpus),)) for use in uses)
+    return Ledger(node="n1", allocations={allocation.owner.key: allocation for allocation in allocations})
+
+
 def test_container_that_kubelet_pinned_while_no_gateway_was_there_has_its_cpus_when_the_ledger_knows(
     tmp_path: Path,
 ) -> None:
@@ -175,11 +181,26 @@ def test_container_that_kubelet_pinned_while_no_gateway_was_there_has_its_cpus_w
     other = RunningContainer(id="other", sandbox_id="s-x", name="main", cpus=CpuSet(0, 1, 2))
     pinning.synchronize([INTRUDER, OWNER], [pinned, other])
 
-    owner = Owner(kind=OwnerKind.CONTAINER, namespace="default", name="p/main", uid="p")
-    allocation = Allocation(owner=owner, holdings=(Holding(cpus=CpuSet(3)),))
-    state.ledger = Ledger(node="n1", allocations={owner.key: allocation})
+    state.ledger = ledger_of(ExclusiveUse(namespace="default", pod="p", container="main", cpus=CpuSet(3)))
     # What the first look at them made of both.
     changed = [structs.replace(container, cpus=CpuSet(1, 2, 3)) for container in (pinned, other)]
     updates = pinning.synchronize([INTRUDER, OWNER], changed)
 
     assert {update.container_id: update.cpus for update in updates} == {"pinned": CpuSet(3), "other": CpuSet(1, 2)}
+
+
+def test_container_of_the_pool_stays_in_it_when_kubelet_gives_its_former_cpus_to_others(tmp_path: Path) -> None:
+    """The pool was CPUs 1 and 2 when the gateway came. Both are exclusive to other pods by now, so
+    the container has the rest, although these CPUs are kubelet's.
+    """
+    state = state_of(cpus=4)
+    pinning = pinning_of(tmp_path, tmp_path / "cpus", Reports(), state)
+    pooled = RunningContainer(id="pooled", sandbox_id="s-p", name="main", cpus=CpuSet(1, 2))
+    pinning.synchronize([INTRUDER], [pooled])
+
+    state.ledger = ledger_of(
+        *(ExclusiveUse(namespace="default", pod=f"e-{cpu}", container="main", cpus=CpuSet(cpu)) for cpu in (1, 2))
+    )
+    updates = pinning.synchronize([INTRUDER], [pooled])
+
+    assert {update.container_id: update.cpus for update in updates} == {"pooled": CpuSet(3)}

@@ -34,7 +34,7 @@ from topobus.gateway.containers.rules.cpusets import (
     cpuset_of,
     refuse_demand,
 )
-from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE
+from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
 from topobus.gateway.node_state import Broadcast, NodeState
 from topobus.process.clock import Clock
@@ -350,7 +350,7 @@ class CpuPinning:
         ownership = self._ownership()
         others: list[_Pinned] = []
         for _, pinned in sorted(self._containers.items()):
-            wanted = cpuset_of(pinned.container.cdi_devices, _given(pinned, ownership), ownership)
+            wanted = cpuset_of(pinned.container.cdi_devices, self._given(pinned), ownership)
             is_its_own = wanted is not None and not wanted.cpus.isdisjoint(cpus)
             if not is_its_own and not pinned.may_have(ownership.online).isdisjoint(cpus):
                 others.append(pinned)
@@ -446,8 +446,7 @@ class CpuPinning:
             return None
         if asked is not None:
             pinned.given = asked
-        ownership = self._ownership()
-        cpuset = cpuset_of(container.cdi_devices, _given(pinned, ownership), ownership)
+        cpuset = cpuset_of(container.cdi_devices, self._given(pinned), self._ownership())
         if cpuset is not None:
             # The runtime does not report whether this worked, so it is sent again.
             pinned.doubt(cpuset.cpus)
@@ -496,12 +495,35 @@ class CpuPinning:
             online=online, owned=self._owned, claims=claims, running=running, kubelet=CpuSet.of(kubelet)
         )
 
+    def _given(self, pinned: _Pinned) -> CpuSet | None:
+        """Return the CPUs that kubelet gave to a container. None when it has its CPUs from the
+        shared pool.
+
+        A container that was there before this gateway has what kubelet's CPU manager gave it as
+        soon as the ledger shows that. For one that kubelet started while no gateway ran, that is
+        after the next look at kubelet's list.
+        """
+        if pinned.given is None and pinned.found and pinned.found <= self._kubelet_gave(pinned):
+            pinned.given = pinned.found
+        return pinned.given
+
+    def _kubelet_gave(self, pinned: _Pinned) -> CpuSet:
+        """Return the exclusive CPUs of a container, or of its pod as a whole, by the ledger."""
+        allocations = self._state.ledger.allocations if self._state.ledger is not None else {}
+        sandbox, gave = pinned.sandbox, CpuSet()
+        for name in (pinned.container.name, ""):
+            owner = ExclusiveUse(namespace=sandbox.namespace, pod=sandbox.name, container=name).owner
+            allocation = allocations.get(owner.key)
+            for holding in allocation.holdings if allocation is not None else ():
+                gave |= holding.cpus
+        return gave
+
     def _updates(self) -> tuple[CpusetUpdate, ...]:
         """Return updates for the containers that have other CPUs than they should, or may have."""
         ownership = self._ownership()
         updates: list[CpusetUpdate] = []
         for container_id, pinned in sorted(self._containers.items()):
-            wanted = cpuset_of(pinned.container.cdi_devices, _given(pinned, ownership), ownership)
+            wanted = cpuset_of(pinned.container.cdi_devices, self._given(pinned), ownership)
             if not pinned.is_started or wanted is None:
                 continue
             if not pinned.is_confirmed or pinned.may_have(ownership.online) != wanted.cpus:
@@ -662,7 +684,7 @@ class CpuPinning:
     def _note_difference(self, pinned: _Pinned, has: CpuSet, *, only_shared: bool = False) -> None:
         """Remember that a container has other CPUs than it should, until a correction was tried."""
         ownership = self._ownership()
-        wanted = cpuset_of(pinned.container.cdi_devices, _given(pinned, ownership), ownership)
+        wanted = cpuset_of(pinned.container.cdi_devices, self._given(pinned), ownership)
         if wanted is None:
             return
         claims: list[ClaimEntry] = []
@@ -718,19 +740,6 @@ class CpuPinning:
 def _nobodys(sandbox_id: str) -> Sandbox:
     """Return a stand-in for a sandbox that the runtime did not list."""
     return Sandbox(id=sandbox_id, uid="", namespace="?", name=sandbox_id[:12])
-
-
-def _given(pinned: _Pinned, ownership: CpuOwnership) -> CpuSet | None:
-    """Return the CPUs that kubelet gave to a container. None when it has its CPUs from the shared
-    pool.
-
-    A container that was there before this gateway has what kubelet's CPU manager gave it as soon as
-    the ledger shows these CPUs as kubelet's. For one that kubelet started while no gateway ran, that
-    is after the next look at kubelet's list.
-    """
-    if pinned.given is None and pinned.found is not None and pinned.found <= ownership.kubelet:
-        pinned.given = pinned.found
-    return pinned.given
 
 
 def _brought(entry: ClaimEntry) -> Mapping[str, Cpuset]:
