@@ -35,6 +35,7 @@ __all__ = [
     "BUS_DEFAULTS",
     "OUTPUT_DEFAULTS",
     "BusOptions",
+    "MachineSource",
     "NamesSystem",
     "OutputOptions",
     "check_known",
@@ -45,6 +46,17 @@ __all__ = [
     "system_text",
     "the_node",
 ]
+
+
+MachineSource = Annotated[
+    str,
+    Parameter(
+        name=("--machine", "--root"),
+        help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or JSON "
+        "saved by `simulate --save`.",
+    ),
+]
+"""A recorded machine, as `open_machine` reads it."""
 
 
 @Parameter(name="*")

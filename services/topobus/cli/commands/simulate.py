@@ -12,7 +12,7 @@ from rich.text import Text
 from topobus.cli.commands.place import is_by_claims, reply_view
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.objects.manifests import read_wanted, request_of
-from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.options import OUTPUT_DEFAULTS, MachineSource, OutputOptions
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import DRAWING_WIDTH, Output
@@ -42,14 +42,7 @@ _CpuOption = Literal[
 
 def simulate(
     *,
-    machine: Annotated[
-        str,
-        Parameter(
-            name=("--machine", "--root"),
-            help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or "
-            "JSON saved by --save.",
-        ),
-    ],
+    machine: MachineSource,
     pods: Annotated[
         tuple[Path, ...],
         Parameter(

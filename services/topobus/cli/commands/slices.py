@@ -13,7 +13,7 @@ import yaml
 from cyclopts import Parameter
 
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.options import one_of_classes
+from topobus.cli.options import MachineSource, one_of_classes
 from topobus.cli.render.output import Output
 from topobus.cli.simulation.node import open_machine
 from topobus.formats.kubernetes.pool_slices import name_prefix, pool_slices, publishable
@@ -31,14 +31,7 @@ _TEMPLATE_FIELDS = ("name", "attributes", "capacity", "consumesCounters", "allow
 
 def slices(
     *,
-    machine: Annotated[
-        str,
-        Parameter(
-            name=("--machine", "--root"),
-            help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or "
-            "JSON saved by `simulate --save`.",
-        ),
-    ],
+    machine: MachineSource,
     device_class: Annotated[
         tuple[str, ...],
         Parameter(name="--class", help="Only this class: those that the gateway's `exposure` offers by DRA."),
