@@ -184,6 +184,20 @@ def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: p
             "such as 0=1Gi",
             id="reserved-memory",
         ),
+        *(
+            pytest.param(
+                ["--machine", "dgx", "--pods", "p.yaml", *words],
+                ExitCode.USAGE,
+                text,
+                id=f"reserved-memory-{name}",
+            )
+            for name, text, words in (
+                ("negative", "'0=-1Gi'", ["--reserved-memory", "0=-1Gi"]),
+                ("no-number", "'x=1Gi'", ["--reserved-memory", "x=1Gi"]),
+                ("twice", "each node once", ["--reserved-memory", "0=1Gi", "--reserved-memory", "0=2Gi"]),
+                ("unknown-node", "dgx has 0-1", ["--reserved-memory", "9=1Gi"]),
+            )
+        ),
         pytest.param(
             [
                 *("--machine", "dgx", "--pods", "p.yaml"),

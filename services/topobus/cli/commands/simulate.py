@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -22,6 +22,7 @@ from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import PlaceReply
 from topobus.values.idset import CpuSet
+from topobus.values.machine import Machine
 from topobus.values.outcome import Placement
 from topobus.values.quantity import Quantity
 from topobus.values.request import Policy, Scope
@@ -121,6 +122,7 @@ def simulate(
             output.note(warning)
         if save is not None:
             _write(save, encode(node.snapshot))
+        _check_nodes(kept_memory, node.snapshot.machine)
         simulation = Simulation(node, settings, reserved, profiles, reserved_memory=kept_memory)
         claims = ClaimSimulation(simulation, objects)
         for api_object in claims.left_out:
@@ -162,15 +164,30 @@ def simulate(
 
 def _by_node(amounts: Sequence[str]) -> dict[int, int]:
     """Read bytes by NUMA node."""
-    try:
-        return {
-            int(node): Quantity.parse(amount).units for node, _, amount in (text.partition("=") for text in amounts)
-        }
-    except ValueError as err:
+    by_node: dict[int, int] = {}
+    for text in amounts:
+        node, _, amount = text.partition("=")
+        try:
+            size_bytes = Quantity.parse(amount).units
+        except ValueError:
+            size_bytes = -1
+        if size_bytes < 0 or not (node.isascii() and node.isdecimal()) or int(node) in by_node:
+            raise UsageError(
+                f"--reserved-memory is {text!r}, wanted a NUMA node and an amount, each node once",
+                next_step="write NODE=AMOUNT, such as 0=1Gi",
+            )
+        by_node[int(node)] = size_bytes
+    return by_node
+
+
+def _check_nodes(reserved: Mapping[int, int], machine: Machine) -> None:
+    """Refuse memory of NUMA nodes that the machine does not have."""
+    unknown = sorted(reserved.keys() - set(machine.node_set))
+    if unknown:
         raise UsageError(
-            f"--reserved-memory is {' '.join(amounts)}: {err}",
-            next_step="write a NUMA node and an amount, such as 0=1Gi",
-        ) from err
+            f"--reserved-memory names NUMA node {unknown[0]}, and {machine.node} has {machine.node_set}",
+            next_step="name one of these",
+        )
 
 
 def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Output) -> int:
