@@ -302,7 +302,7 @@ class Processes(Installation):
 
     def log(self, name: str) -> str:
         """What a service wrote, for whoever reads a failure."""
-        path = self._folder / f"{name}.log"
+        path = self._folder / f"{name.removeprefix('old ')}.log"
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
     async def _stop(self, name: str) -> None:
