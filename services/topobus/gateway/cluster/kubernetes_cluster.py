@@ -95,9 +95,11 @@ class KubernetesCluster:
             raise PeerUnavailable(f"API server: {kind.kind} {name}: {answer.message}", next_step=_RIGHTS)
         return _object(kind, version, answer)
 
-    async def create(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
-        """Create an object."""
-        return await self._write("POST", kind, "", api_object)
+    async def create(
+        self, kind: ResourceKind, api_object: ApiObject, *, is_dry_run: bool = False
+    ) -> ApiObject | Rejected:
+        """Create an object, or ask what the server would store."""
+        return await self._write("POST", kind, "", api_object, {"dryRun": "All"} if is_dry_run else None)
 
     async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
         """Replace an object."""
@@ -333,11 +335,14 @@ class KubernetesCluster:
                 kind_of_change = ClusterChangeKind.DELETE if change == "DELETED" else ClusterChangeKind.PUT
                 yield ClusterChange(kind=kind_of_change, objects=(_object(kind, served, plain),)), newest
 
-    async def _write(self, method: str, kind: ResourceKind, name: str, api_object: ApiObject) -> ApiObject | Rejected:
+    async def _write(
+        self, method: str, kind: ResourceKind, name: str, api_object: ApiObject, params: Mapping[str, str] | None = None
+    ) -> ApiObject | Rejected:
         version = await self._version_of(kind)
         body = {key: value for key, value in msgspec.to_builtins(api_object).items() if key != "status"}
         path = _path(kind, version, str(api_object.metadata.get("namespace", "")), name)
-        answer = await self._ask(method, path, body=to_served(kind.kind, body, version) if version else body)
+        body = to_served(kind.kind, body, version) if version else body
+        answer = await self._ask(method, path, params=params, body=body)
         return answer if isinstance(answer, Rejected) else _object(kind, version, answer)
 
     async def _version_of(self, kind: ResourceKind) -> str:

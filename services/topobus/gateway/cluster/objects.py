@@ -85,8 +85,10 @@ class Cluster(Protocol):
         """Read an object. None: it does not exist."""
         ...
 
-    async def create(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
-        """Create an object. Returns what the server stored."""
+    async def create(
+        self, kind: ResourceKind, api_object: ApiObject, *, is_dry_run: bool = False
+    ) -> ApiObject | Rejected:
+        """Create an object. Returns what the server stored, or would store (`is_dry_run`)."""
         ...
 
     async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:

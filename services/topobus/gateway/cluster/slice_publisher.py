@@ -33,6 +33,7 @@ from topobus.gateway.cluster.rules.slices import (
     SlicePool,
     class_of_slice,
     dropped_fields,
+    has_gated_fields,
     has_lists,
     pool_devices,
     read_slice,
@@ -86,6 +87,7 @@ class SlicePublisher:
         self._metrics = SliceMetrics(registry)
         self._wake = Broadcast()
         self._present: dict[str, ApiObject] | None = None
+        self._is_asked = False
         self._generations: dict[str, int] = {}
         self._node_uid = ""
         self._dropped: set[str] = set()
@@ -120,6 +122,7 @@ class SlicePublisher:
                 # After a pause it may be another server, with another Node object as well.
                 self._node_uid = ""
                 self._dropped.clear()
+                self._is_asked = False
             elif change.kind is ClusterChangeKind.DELETE:
                 self._take(change.object, is_gone=True)
                 # The garbage collector may have deleted it because the Node was replaced. With the
@@ -158,6 +161,13 @@ class SlicePublisher:
 
         A failure of one class does not affect the others.
         """
+        if not self._is_asked:
+            self._is_asked = True
+            try:
+                await self._ask_what_is_kept()
+            except PeerUnavailable:
+                self._is_asked = False
+                return False
         inventories = self._state.inventories()
         classes = {name for name in inventories if self._offers(name)} | {
             class_of_slice(api_object, self._state.node) for api_object in self._all()
@@ -301,6 +311,22 @@ class SlicePublisher:
                     # offered as if they used nothing in common.
                     return _UNCOUNTED
         return ""
+
+    async def _ask_what_is_kept(self) -> None:
+        """Find out which fields of its stored slices the server would not store again.
+
+        Where a feature was switched off it keeps the fields of stored slices, in updates as well,
+        and kube-scheduler does not use them: it gives no device that consumes counters.
+        """
+        for api_object in self._all():
+            if not class_of_slice(api_object, self._state.node) or not has_gated_fields(api_object):
+                continue
+            new = structs.replace(api_object, metadata={"generateName": "topobus-"})
+            answer = await self._cluster.create(SLICES, new, is_dry_run=True)
+            if not isinstance(answer, Rejected):
+                self._notice_dropped(dropped_fields(new, answer))
+            elif answer.code == _INVALID and has_lists(new):
+                self._notice_dropped(LIST_FIELDS)
 
     def _refused(self, api_object: ApiObject, answer: Rejected) -> str:
         if answer.code == _GONE and self._present is not None:

@@ -82,6 +82,35 @@ async def test_partitions_come_when_the_server_learns_counters(rig: Rig, server:
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
 
+async def test_slices_are_written_again_when_features_are_switched_off_under_stored_ones(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """The server keeps the fields of slices that it has stored, and its scheduler does not use
+    them: the next server is asked, so the card is offered without counters, and what is dropped is
+    told.
+    """
+    shares = ["spec.devices.*.allowMultipleAllocations", "spec.devices.*.capacity.*.requestPolicy"]
+    await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
+    await rig.plane.show("nic", SHARED_NIC)
+    async with rig.gateway():
+        await rig.readiness.until(lambda report: report.get("slices") == "ready")
+        server.set_drops({"ResourceSlice": [*COUNTERS, *shares]})
+        server.put({"kind": "Node", "metadata": {"name": "other"}})
+        server.compact()
+        server.close_watches()
+        await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 1, what="the card alone")
+        await rig.readiness.until(lambda report: "stores no counters" in report.get("slices", ""))
+        await server.until(
+            lambda: "allowMultipleAllocations" not in shown(server)["nic.topobus.dev"][0], what="no share"
+        )
+        pods = await rig.pods()
+
+    gpu = [each["spec"] for each in server.objects("ResourceSlice") if each["spec"]["driver"] == "gpu.topobus.dev"]
+    assert [[device["name"] for device in spec["devices"]] for spec in gpu] == [["gpu-0"]]
+    assert "consumesCounters" not in gpu[0]["devices"][0]
+    assert {*shares} < {*pods.dropped_slice_fields}
+
+
 async def test_partitions_are_closed_when_a_pod_holds_the_card_without_a_claim(
     rig: Rig, server: ApiServerSimulator
 ) -> None:

@@ -51,6 +51,7 @@ __all__ = [
     "SlicePool",
     "class_of_slice",
     "dropped_fields",
+    "has_gated_fields",
     "has_lists",
     "pool_devices",
     "read_slice",
@@ -65,6 +66,9 @@ OCCUPIED_TAINT = "topobus.dev/occupied"
 LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "bools", "strings", "versions"))
 """Attributes with a list as value. A server that does not support them refuses the slice instead
 of dropping the field."""
+
+# Of a device, beside what it consumes.
+_GATED = frozenset({"allowMultipleAllocations"})
 
 # Generations are signed numbers of 64 bits.
 # Where somebody else published one near their end there is none above it: it is not counted, only
@@ -287,6 +291,18 @@ def dropped_fields(sent: ApiObject, stored: ApiObject) -> tuple[str, ...]:
     ('spec.devices.*.taints',)
     """  # noqa: E501
     return tuple(sorted(set(_missing(sent.spec, stored.spec, "spec"))))
+
+
+def has_gated_fields(api_object: ApiObject) -> bool:
+    """Return whether a slice has a field that a server stores only while a feature is on.
+
+    Devices consume counters only where another slice of the pool has them.
+    """
+    return (
+        "sharedCounters" in api_object.spec
+        or has_lists(api_object)
+        or any(not _GATED.isdisjoint(device) for device in api_object.spec.get("devices", ()))
+    )
 
 
 def has_lists(api_object: ApiObject) -> bool:
