@@ -73,7 +73,7 @@ class NodeAsks:
         the CPUs that may be chosen from groups (None: all).
         """
         self._rights = rights
-        self._owned_cpus = owned_cpus
+        self.owned_cpus = owned_cpus
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
@@ -144,7 +144,7 @@ class NodeAsks:
         CPUs of groups are chosen from the request's `owned_cpus` (None: from all that may be
         given), and none from `but_cpus`.
         """
-        choosable = request.owned_cpus if request.owned_cpus is not None else self._owned_cpus
+        choosable = request.owned_cpus if request.owned_cpus is not None else self.owned_cpus
         if but_cpus:
             choosable = (choosable if choosable is not None else _ALL_CPUS) - but_cpus
         request = structs.replace(request, owned_cpus=choosable if request.group_cpus else None)

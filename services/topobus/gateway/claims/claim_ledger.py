@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.formats.messages.messages import AdoptRequest
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
@@ -20,6 +21,7 @@ from topobus.gateway.claims.claim_key import ClaimKey, refused
 from topobus.gateway.claims.claim_reading import ClaimReader
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, is_allocated_here
 from topobus.gateway.node_state import NodeState
+from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device_sharing import HeldShare
 from topobus.values.errors import ConfigError
 from topobus.values.idset import CpuSet
@@ -103,7 +105,7 @@ class ClaimLedger:
             shares=claim_allocation.shares,
             is_prepared=True,
             pods=claim_allocation.users,
-            group_cpus=claim_allocation.group_cpus,
+            group_cpus={**self._whole_groups(claim_allocation), **claim_allocation.group_cpus},
         )
         adopted = await self._asks.adopt(request, but_cpus=self._cpus_of_others(entry))
         if isinstance(adopted, Refusal):
@@ -113,6 +115,17 @@ class ClaimLedger:
             parts |= claim_allocation.shares.get(device_class, {})
             self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence, parts)
         return msgspec.structs.replace(entry, cpus=adopted.cpus)
+
+    def _whole_groups(self, claim_allocation: ClaimAllocation) -> dict[str, int]:
+        """Count the CPUs of groups that a claim has as a whole: where the cluster has no consumable
+        capacity, a group is a device like others.
+        """
+        counts = {}
+        for name in claim_allocation.held.get(CPU_CLASS, ()):
+            device = self._state.device(CPU_CLASS, name)
+            if device is not None and is_cpu_group(device):
+                counts[name] = len(device.near_cpus & (self._asks.owned_cpus or device.near_cpus))
+        return counts
 
     def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:
         """Return the CPUs that containers of other claims may run on. A ledger that was lost does

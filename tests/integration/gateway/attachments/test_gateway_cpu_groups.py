@@ -231,6 +231,30 @@ async def test_choice_keeps_to_the_cpus_that_are_topobus_to_give(rig: Rig, runti
     assert "wants 1 exclusive CPUs, of which 0 can be had together" in second
 
 
+async def test_claim_has_all_cpus_of_a_group_when_the_cluster_shares_no_devices(
+    rig: Rig, runtime: SimulatedRuntime
+) -> None:
+    """Without consumable capacity a group is allocated as a whole: the claim has those of its CPUs
+    that are Topobus' to give, and the next claim none of them.
+    """
+    whole = claim("whole", numa_0=1)
+    del whole.status["allocation"]["devices"]["results"][0]["shareID"]
+    del whole.status["allocation"]["devices"]["results"][0]["consumedCapacity"]
+    await rig.plane.store(whole)
+    await rig.plane.store(claim("two", numa_0=1))
+    async with runtime.serving(), rig.kubelet, rig.gateway(cpus=CpuSettings(owned="1-7")):
+        await runtime.synchronized.wait()
+        first = await prepare(rig, "whole")
+        pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-whole-cpus-numa-0",))
+        chosen = held(rig, "whole")
+        again = await prepare(rig, "whole")
+        second = await prepare(rig, "two")
+        await rig.kubelet.unprepare_claims([reference("whole")])
+
+    assert (first, chosen, pinned.cpus, again) == ("", CpuSet(1, 2, 3), CpuSet(1, 2, 3), "")
+    assert "claim default/whole holds cpus-numa-0" in second
+
+
 async def test_container_runs_on_the_pool_too_when_its_claim_says_so(rig: Rig, runtime: SimulatedRuntime) -> None:
     """Its own CPUs and everybody's, as the pool is now: it shrinks and grows with the others', and
     nobody else has its own.
