@@ -28,8 +28,19 @@ from vm.kernel import sh
 from vm.node import JOB, NAME
 
 PODS = object_path("v1", "pods", namespace="default")
+CLASSES = object_path("resource.k8s.io/v1", "deviceclasses")
+TEMPLATES = object_path("resource.k8s.io/v1", "resourceclaimtemplates", namespace="default")
+DEVICES = {
+    "card": "nic-0000-21-00-0",
+    "function": "nic-0000-21-10-0",
+    "second": "nic-0000-21-10-2",
+    "plain": "nic-0000-22-00-0",
+}
+"""The guest's cards; `card` is whole what the two functions are parts of."""
 STATE = Path("/var/lib/kubelet/cpu_manager_state")
 MEMORY_STATE = Path("/var/lib/kubelet/memory_manager_state")
+_CLAIMS = object_path("resource.k8s.io/v1", "resourceclaims", namespace="default")
+_BY_RESOURCE = "resource.kubernetes.io/extended-resource-claim"
 _IMAGE = "docker.io/library/busybox:local"
 _ADDRESS = "10.0.2.15"
 _GROUPS = Path("/sys/fs/cgroup/kubepods")
@@ -40,12 +51,20 @@ version = 3
 [plugins."io.containerd.cri.v1.runtime"]
   enable_cdi = true
   cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+[plugins."io.containerd.cri.v1.runtime".cni]
+  use_internal_loopback = true
 [plugins."io.containerd.nri.v1.nri"]
   disable = false
   socket_path = "/var/run/nri/nri.sock"
   plugin_registration_timeout = "60s"
   # An emulated plugin needs longer than NRI's two seconds.
   plugin_request_timeout = "30s"
+"""
+# The network of pods that are not in the host's: no interface, and an address that nobody uses.
+_NETWORK = """#!/bin/sh
+[ "$CNI_COMMAND" != ADD ] ||
+  echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "'"$CNI_NETNS"'"}],
+    "ips": [{"address": "10.9.9.9/24", "interface": 0}]}'
 """
 GATEWAY = {
     "TOPOBUS_GATEWAY__CLUSTER__MODE": "kubeconfig",
@@ -97,14 +116,16 @@ class Kubelet:
     async def begin(self) -> None:
         """Set the guest up as a node, and start containerd."""
         sh(
-            "mkdir -p /kubernetes /etc/cni/net.d /etc/cdi /var/run/cdi /var/run/nri /var/lib/kubelet && "
+            "mkdir -p /kubernetes /etc/cni/net.d /opt/cni/bin /etc/cdi /var/run/cdi /var/run/nri /var/lib/kubelet && "
             "mount --make-rshared / && modprobe -a overlay"
         )
         sh("mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,ro,cache=loose kubernetes /kubernetes")
-        card = sh("ls /sys/class/net | grep -v lo").strip()
+        card = sh("ls /sys/bus/virtio/drivers/virtio_net/virtio*/net").strip()
         sh(f"ip link set {card} up && ip addr add {_ADDRESS}/24 dev {card} && ip route add default via 10.0.2.2")
-        # Pods have the host's network, so no plugin is ever called.
-        network = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}
+        network = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}
+        plugin = Path("/opt/cni/bin/none")
+        plugin.write_text(_NETWORK)
+        plugin.chmod(0o755)
         Path("/etc/cni/net.d/none.conflist").write_text(json.dumps(network))
         Path("/etc/containerd.toml").write_text(_CONTAINERD)
         await self.start_containerd()
@@ -197,6 +218,13 @@ class Kubelet:
         """Give a pod as the API server has it; nothing when there is none."""
         answer = await self.client.ask("GET", f"{PODS}/{name}")
         return {} if isinstance(answer, Rejected) else answer
+
+    async def claims(self, name: str) -> list[dict[str, Any]]:
+        """Give the claims that were made for a pod, first those that it names itself."""
+        answer = await self.client.ask("GET", _CLAIMS)
+        assert not isinstance(answer, Rejected), answer
+        made = [each for each in answer["items"] if each["metadata"]["ownerReferences"][0]["name"] == name]
+        return sorted(made, key=lambda claim: _BY_RESOURCE in claim["metadata"].get("annotations", {}))
 
     async def names(self) -> set[str]:
         """Name all pods."""
@@ -329,10 +357,16 @@ async def until(what: str, holds: Callable[[], Any], said: Callable[[], Any] | N
 
 
 def pod(
-    name: str, *, template: str = "", node: str = "", starts: bool = True, **containers: Mapping[str, Any]
+    name: str,
+    *,
+    template: str = "",
+    node: str = "",
+    starts: bool = True,
+    on_host: bool = True,
+    **containers: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Make a pod of containers with these resources; `template` is of the claim `cpus`, `node` what
-    nobody schedules it to.
+    nobody schedules it to, `on_host` that it has the host's network.
 
     One that is not to start waits for a volume that is not there: kubelet admits it, and gives it
     CPUs and memory, but runs nothing.
@@ -346,7 +380,7 @@ def pod(
             **({"resourceClaims": [{"name": "cpus", "resourceClaimTemplateName": template}]} if template else {}),
             **({"nodeName": node} if node else {}),
             **({} if starts else {"volumes": [volume]}),
-            "hostNetwork": True,
+            "hostNetwork": on_host,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 1,
@@ -387,6 +421,14 @@ def cpus_of(container_id: str) -> Cpus | None:
     except (OSError, ValueError):
         return None
     return Cpus(own=CpuSet.parse(own), effective=CpuSet.parse(effective), mems=mems, running=CpuSet.parse(running))
+
+
+def network_of(container_id: str) -> str:
+    """Name a container's network namespace, as `ip netns` does."""
+    (group,) = (each for each in _GROUPS.rglob(container_id) if each.is_dir())
+    inode = Path(f"/proc/{(group / 'cgroup.procs').read_text().split()[0]}/ns/net").stat().st_ino
+    (name,) = (each.name for each in Path("/run/netns").iterdir() if each.stat().st_ino == inode)
+    return name
 
 
 def _answers(family: socket.AddressFamily, address: Any) -> bool:

@@ -11,11 +11,18 @@ import pytest
 import pytest_asyncio
 
 from topobus.kubernetes.client import object_path
-from vm.kubelet import GATEWAY, Kubelet, connect
+from vm.kernel import sh
+from vm.kubelet import CLASSES, DEVICES, GATEWAY, Kubelet, connect
 from vm.node import Node
 
 _RESOURCES = "resource.k8s.io/v1"
 _DRIVER = "cpu.topobus.dev"
+_CARDS = {
+    "TOPOBUS_NIC__VIRTUAL_FUNCTIONS": '[{"address":"0000:21:00.0","count":2}]',
+    "TOPOBUS_NIC__PARTITIONS__PARENTS": "counted",
+    "TOPOBUS_NIC__POOLS": '[{"name":"nic-plain","where":[{"field":"pci","equals":"0000:22:00.0"}]}]',
+    "TOPOBUS_NIC__HEALTH__HOLD_S": "5",
+}
 # What a claim asks for, by the name of its template; CPUs are of one NUMA
 # node, and a group is one by itself.
 _TEMPLATES = {
@@ -37,13 +44,12 @@ async def kubelet(nats: None) -> AsyncIterator[Kubelet]:
 
     It gets ready while other programs start.
     """
-    client = connect()
-    made = Kubelet(client)
+    made = Kubelet(connect())
     await made.begin()
     await made.start(is_new=True, topologyManagerPolicy="restricted", reservedSystemCPUs="0,4-7")
     yield made
     made.end()
-    await client.close()
+    await made.client.close()
 
 
 @pytest_asyncio.fixture(scope="session")
@@ -52,9 +58,7 @@ async def cluster(kubelet: Kubelet, node: Node) -> Kubelet:
     await asyncio.gather(kubelet.ready(), node.start("cpu"), node.start("topology"))
     await node.start("gateway", **GATEWAY)
     selector = {"cel": {"expression": f'device.driver == "{_DRIVER}"'}}
-    await kubelet.make(
-        object_path(_RESOURCES, "deviceclasses"), {"metadata": {"name": _DRIVER}, "spec": {"selectors": [selector]}}
-    )
+    await kubelet.make(CLASSES, {"metadata": {"name": _DRIVER}, "spec": {"selectors": [selector]}})
     for name, asked in _TEMPLATES.items():
         devices = {
             "requests": [{"name": "cpu", "exactly": {"deviceClassName": _DRIVER, **asked}}],
@@ -63,6 +67,23 @@ async def cluster(kubelet: Kubelet, node: Node) -> Kubelet:
         body = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
         await kubelet.make(object_path(_RESOURCES, "resourceclaimtemplates", namespace="default"), body)
     return kubelet
+
+
+@pytest_asyncio.fixture(scope="session")
+async def cards(node: Node, cluster: Kubelet) -> Kubelet:
+    """Offer the guest's cards: one beside its two virtual functions, and a plain one, which is also
+    the resource `topobus.dev/nic-plain`.
+    """
+    await node.start("nic", **_CARDS)
+    # Each has an address, to answer pings at.
+    sh("for pci in 21 22; do ip link set $(ls /sys/bus/pci/devices/0000:$pci:00.0/net) up; done")
+    sh("ip addr add 10.1.1.9/24 dev $(ls /sys/bus/pci/devices/0000:21:00.0/net)")
+    sh("ip addr add 10.2.2.1/24 dev $(ls /sys/bus/pci/devices/0000:22:00.0/net)")
+    for device in DEVICES.values():
+        await node.device(device)
+    selector = {"cel": {"expression": 'device.driver == "nic.topobus.dev"'}}
+    await cluster.make(CLASSES, {"metadata": {"name": "nic.topobus.dev"}, "spec": {"selectors": [selector]}})
+    return cluster
 
 
 @pytest_asyncio.fixture(autouse=True)
