@@ -69,6 +69,12 @@ class Node:
             process.kill()
             process.wait()
 
+    def check(self) -> None:
+        """All that were started still run."""
+        assert {name: process.poll() for name, (process, _) in self._processes.items()} == dict.fromkeys(
+            self._processes
+        )
+
     def end(self) -> None:
         """End all."""
         for name in [*self._processes]:

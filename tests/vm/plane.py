@@ -1,6 +1,9 @@
 """The control plane of machine `node`, on this host: etcd, API server, scheduler and the
 controllers that claims need; and a nats-server, which is slow when emulated.
 
+A test in the guest writes into the file `gates` which feature gates it wants: all that have gates
+are started again with them, and `gates-set` says so.
+
 All listen on free ports of the loopback address, keep what they have in one folder, and end with
 the block. The certificate is the API server's own, and clients are configured not to check it,
 because all clients are on this machine.
@@ -18,7 +21,7 @@ import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +31,11 @@ _PROGRAMS = (
 )  # fmt: skip
 # Nothing else is needed: no service account, and no controller that
 # takes a slow node for a lost one.
-_CONTROLLERS = "resourceclaim-controller,garbage-collector-controller"
+_CONTROLLERS = (
+    "resourceclaim-controller,garbage-collector-controller,device-taint-eviction-controller,"
+    "resourcepoolstatusrequest-controller"
+)
+_GATED = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # What QEMU's network calls the loopback address of this host.
 _HOST = "10.0.2.2"
 _READY_S = 120
@@ -47,15 +54,19 @@ def missing() -> str:
 
 
 @contextmanager
-def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
+def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[Callable[[], None]]:
     """Run one; `root` is the guest's own Debian, `job` gets the kubeconfigs of kubelet and of an
     administrator and the address of NATS.
+
+    The value is to be called now and then: it sets the gates that a test in the guest wants.
 
     Errors: raises RuntimeError with the output of a program of it that does not come up.
     """
     home = job / "plane"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
+    for name in ("gates", "gates-set"):
+        (job / name).write_text("")
     api, store, peer, nats = _free_ports(4)
     fetch = [checkout / "tools/fetch-debian-package", "etcd-server", "own", checkout / ".cache/debian"]
     etcd = Path(subprocess.run(fetch, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()) / "usr/bin/etcd"
@@ -89,6 +100,8 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={home}/accounts.key",  # noqa: E501
             f"--service-account-signing-key-file={home}/accounts.key", "--service-cluster-ip-range=10.96.0.0/16",
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+            # Kinds of gates that are off.
+            "--runtime-config=resource.k8s.io/v1beta2=true,resource.k8s.io/v1alpha3=true",
         ),
         "kube-controller-manager": (
             kubernetes() / "kube-controller-manager", f"--kubeconfig={home}/admin.conf", "--leader-elect=false", "--secure-port=0",  # noqa: E501
@@ -96,19 +109,39 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[None]:
         ),
         "kube-scheduler": (kubernetes() / "kube-scheduler", f"--kubeconfig={home}/admin.conf", "--leader-elect=false", "--secure-port=0"),  # noqa: E501
     }  # fmt: skip
-    running: list[subprocess.Popen[bytes]] = []
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    gates = ""
+
+    def start(name: str) -> None:
+        more = [f"--feature-gates={gates}"] if gates and name in _GATED else []
+        with (home / f"{name}.log").open("ab") as out:
+            words = [*commands[name], *more]
+            running[name] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=home)
+        atexit.register(running[name].kill)
+        if name == "kube-apiserver":
+            _wait(running[name], f"https://127.0.0.1:{api}/readyz", home / f"{name}.log")
+
+    def end(*names: str) -> None:
+        for name in names:
+            running[name].kill()
+            running[name].wait()
+
+    def set_gates() -> None:
+        nonlocal gates
+        wanted = (job / "gates").read_text()
+        if wanted != gates:
+            gates = wanted
+            end(*_GATED)
+            for name in _GATED:
+                start(name)
+            (job / "gates-set").write_text(gates)
+
     try:
-        for name, command in commands.items():
-            with (home / f"{name}.log").open("wb") as out:
-                running.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=home))
-            atexit.register(running[-1].kill)
-            if name == "kube-apiserver":
-                _wait(running[-1], f"https://127.0.0.1:{api}/readyz", home / f"{name}.log")
-        yield
+        for name in commands:
+            start(name)
+        yield set_gates
     finally:
-        for process in reversed(running):
-            process.kill()
-            process.wait()
+        end(*reversed(running))
 
 
 def _free_ports(count: int) -> list[int]:
