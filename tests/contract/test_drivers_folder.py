@@ -30,7 +30,7 @@ class TestFolderDriver(HandsContract):
         """Put two cards into a machine."""
         recorded = build(_PROFILE, into)
         for number in range(2):
-            make_card(recorded.root, f"card-{number}", f"02:00:00:00:00:0{number}")
+            make_card(recorded.root, f"nic-card-{number}", f"02:00:00:00:00:0{number}")
         return recorded
 
     def vanish(self, recorded: RecordedMachine, device: Device) -> None:

@@ -375,7 +375,7 @@ def test_dry_run_equals_the_controller_on_a_running_system(seed: int) -> None:
             {"locality": "hard:numa", "policy": "restricted"},
         ]
     )
-    rule = {"deviceSelector": {"driver": "gpu.topobus.dev", "device": f"gpu-{random.randrange(8)}"}}
+    rule = {"deviceSelector": {"driver": "topobus.dev", "device": f"gpu-{random.randrange(8)}"}}
     taint = {"taint": {"key": "k", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}}
     claim = _gpu_claim(random.randint(1, 5), **wishes)
     situation = Situation(

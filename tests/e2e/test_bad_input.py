@@ -29,6 +29,7 @@ from support.alignment_nodes import container, pod
 from support.malformed import GARBAGE, ODD_NAMES, spoilt
 from support.running import LIMIT_S, NODE, Service, all_services, until_all_ready
 from topobus.bus.bus import Bus, ChangeKind
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.formats.messages.catalogue import ASKS, EVENTS, INVENTORY, OBJECT, PLACE, PLAN, RELEASE, STATES
 from topobus.formats.messages.codec import decode, encode, to_builtins
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
@@ -341,7 +342,7 @@ CLAIM: dict[str, Any] = {
                     "exactly": {
                         "deviceClassName": "spoilt",
                         "count": 1,
-                        "selectors": [{"cel": {"expression": 'device.driver == "gpu.topobus.dev"'}}],
+                        "selectors": [{"cel": {"expression": class_selector("gpu")}}],
                     },
                 }
             ],
@@ -353,7 +354,7 @@ CLASS: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "DeviceClass",
     "metadata": {"name": "spoilt", "uid": "u-2"},
-    "spec": {"selectors": [{"cel": {"expression": 'device.driver == "gpu.topobus.dev"'}}]},
+    "spec": {"selectors": [{"cel": {"expression": class_selector("gpu")}}]},
 }
 POD: dict[str, Any] = {
     "apiVersion": "v1",
@@ -402,7 +403,7 @@ async def until_allocated(bus: Bus, name: str) -> None:
         "metadata": {**CLAIM["metadata"], "name": name, "uid": f"uid-{name}"},
         "spec": {"devices": {"requests": [{"name": "cpu", "exactly": exactly}]}},
     }
-    whole_class["spec"] = {"selectors": [{"cel": {"expression": 'device.driver == "cpu.topobus.dev"'}}]}
+    whole_class["spec"] = {"selectors": [{"cel": {"expression": class_selector("cpu")}}]}
     for whole in (whole_class, whole_claim):
         await bus.put(OBJECT, decode(encode(whole), ApiObject), **parts_of(whole, name))
     async with asyncio.timeout(LIMIT_S), aclosing(bus.watch(OBJECT, kind="resourceclaim", name=name)) as changes:

@@ -31,13 +31,13 @@ from topobus.testing.kubelet import (
     KubeletSimulator,
     Pod,
 )
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import NodeSet
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-DRIVERS = ("gpu.topobus.dev", "nic.topobus.dev")
 UID = "0c7d6a52-7d9a-4e0c-9a39-3f0a4f1d8a11"
-CLAIM = ClaimReference(name="pair", uid=UID, drivers=DRIVERS)
+CLAIM = ClaimReference(name="pair", uid=UID, drivers=(DRIVER,))
 DEVICES = {"gpu": "gpu-0000-18-00-0", "nic": "nic-0000-19-00-0"}
 # At the device plugins' door devices are given from the other end (ADR 21): the last of NUMA node
 # 0, which are the fourth of their kind.
@@ -74,9 +74,7 @@ async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
     allocated claim, and a kubelet.
     """
     build("dgx", folder / "machine", has_device_nodes=True)
-    results = [
-        {"request": key, "driver": f"{key}.topobus.dev", "pool": NODE, "device": name} for key, name in DEVICES.items()
-    ]
+    results = [{"request": key, "driver": DRIVER, "pool": NODE, "device": name} for key, name in DEVICES.items()]
     claim = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -107,8 +105,7 @@ async def test_container_has_the_claims_devices_when_containerd_reads_our_cdi_fi
 
     The container can open its own devices and has no others.
     """
-    for driver in DRIVERS:
-        await kubelet.wait_for_driver(driver)
+    await kubelet.wait_for_driver(DRIVER)
     (prepared,) = await kubelet.prepare_claims([CLAIM])
     names = sorted({name for device in prepared.devices for name in device.cdi_devices})
     ended = containerd.run(script(0, 1), cdi_devices=names)

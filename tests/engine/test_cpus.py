@@ -29,11 +29,11 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference, KubeletSimulator
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.idset import CpuSet, NodeSet
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-DRIVER = "cpu.topobus.dev"
 ONLINE = CpuSet.of(os.sched_getaffinity(0))
 OWN = max(ONLINE)
 REST = str(ONLINE - CpuSet(OWN))
@@ -54,7 +54,7 @@ class Running:
 @pytest_asyncio.fixture
 async def running(folder: Path, containerd: Containerd) -> AsyncIterator[Running]:
     """The services on this machine, a claim that was given its last CPU, and a kubelet."""
-    result = {"request": "cpu", "driver": DRIVER, "pool": NODE, "device": f"cpu-{OWN}"}
+    result = {"request": "cpu", "driver": DRIVER, "pool": pool_of_class(NODE, "cpu"), "device": f"cpu-{OWN}"}
     claim = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",

@@ -24,12 +24,12 @@ from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.values.dra_names import DRIVER
 from topobus.values.edits import ContainerEdits, Mount
 from topobus.values.idset import NodeSet
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-DRIVER = "gpu.topobus.dev"
 UID = "5f0c1d0e-6f6a-4d06-9a0c-2d6b3a7d9e55"
 CLAIM = ClaimReference(name="pair", uid=UID, drivers=(DRIVER,))
 DEVICES = {"a": "gpu-0000-18-00-0", "b": "gpu-0000-1a-00-0"}

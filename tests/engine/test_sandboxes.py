@@ -25,11 +25,11 @@ from topobus.formats.messages.sandbox_messages import Attached, AttachReply, Att
 from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-DRIVER = "nic.topobus.dev"
 CLAIM = ClaimReference(name="net", uid="0d1f3c52-52a4-4be3-9a53-6f0c6d4d5a01", drivers=(DRIVER,))
 POD_UID = "uid-of-the-pod"
 CDI = [f"topobus.dev/nic=claim-{CLAIM.uid}-nic-0"]

@@ -19,13 +19,13 @@ from topobus.formats.kubernetes.resource import (
 )
 from topobus.values.outcome import Refusal
 
-SLICE = SliceSpec(driver="gpu.topobus.dev", pool=Pool(name="n1", resource_slice_count=1), node_name="n1")
+SLICE = SliceSpec(driver="topobus.dev", pool=Pool(name="n1", resource_slice_count=1), node_name="n1")
 
 
 def _device(index: int, marks: frozenset[int]) -> Candidate:
     attributes = {f"m{mark}": Attribute(bool_=True) for mark in sorted(marks)}
     return Candidate(
-        DeviceId("gpu.topobus.dev", "n1", f"gpu-{index}"),
+        DeviceId("topobus.dev", "n1", f"gpu-{index}"),
         SliceDevice(name=f"gpu-{index}", attributes=attributes),
         SLICE,
     )

@@ -15,7 +15,7 @@ from support.classic_selectors import selectors
 from support.laws import examples
 from topobus.controller.classic.rules.device_choice import Wanted, choose
 from topobus.controller.classic.rules.selection import is_wanted
-from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
 from topobus.engine.allocation.pools import gather_pools
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import (
@@ -35,6 +35,7 @@ from topobus.formats.kubernetes.manifest import parse_manifest
 from topobus.formats.kubernetes.resource import DeviceClassSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.outcome import Refusal
 
 GROUP = "gpu.resource.topobus.dev"
@@ -125,7 +126,7 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     too_long = [
         parameters
         for parameters in (old_class, old_claim)
-        if len(selector_expression(parameters.selector, "gpu.topobus.dev").encode()) > MAX_EXPRESSION_BYTES
+        if len(selector_expression(parameters.selector, DRIVER).encode()) > MAX_EXPRESSION_BYTES
     ]
     if too_long:
         assert len(
@@ -145,7 +146,7 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
         devices=tuple(_device(*numbered) for numbered in enumerate(published)),
     )
     node = Node("n1", {})
-    pools = gather_pools(slices_from_inventory(inventory), node, ALL_GATES)
+    pools = gather_pools(slices_of_pool("n1", [devices_of_class(inventory)]), node, ALL_GATES)
     candidates = [candidate for pool in pools for candidate in pool.candidates]
 
     classic = choose("n1", [Wanted("c", count, old_class.selector, old_claim.selector)], candidates, {})

@@ -22,9 +22,9 @@ from topobus.formats.kubernetes.classic.classic_parameters import (
     check_claim_parameters,
 )
 from topobus.formats.kubernetes.limits import MAX_EXPRESSION_BYTES
+from topobus.values.dra_names import DRIVER
 from topobus.values.quantity import Quantity
 
-DRIVER = "gpu.topobus.dev"
 COMPILER = CelCompiler()
 
 PUBLISHED_VERSIONS = (*VERSIONS, "535.104.05.01", "garbage", "", "1.2.3-rc.1")

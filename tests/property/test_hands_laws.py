@@ -51,12 +51,12 @@ class _History:
                 self.check_somewhere()
         finally:
             await self._life.aclose()
-        assert self.bench.card("card-0") == new_card(0)
-        assert self.bench.journal_of("card-0") is None
+        assert self.bench.card("nic-card-0") == new_card(0)
+        assert self.bench.journal_of("nic-card-0") is None
 
     def check_somewhere(self) -> None:
         """The card is where the model has it, and nowhere else."""
-        assert (self.bench.inside(self.sandbox), self.bench.card("card-0") == {}) == (
+        assert (self.bench.inside(self.sandbox), self.bench.card("nic-card-0") == {}) == (
             ["net1"] if self.is_inside else [],
             self.is_inside,
         )
@@ -66,30 +66,32 @@ class _History:
         # The ledger gives a card to one owner at a time.
         if self.holder not in (None, owner):
             return
-        while isinstance((reply := await self.bench.prepare("card-0", owner=owner, image="fast")).result, Accepted):
+        while isinstance((reply := await self.bench.prepare("nic-card-0", owner=owner, image="fast")).result, Accepted):
             await other_threads()
         if self.is_stuck and self.holder is None:
             assert isinstance(reply.result, Refusal), "a card was given whose dirt sticks"
             return
         assert isinstance(reply.result, Prepared), reply
         if self.holder is None:
-            assert self.bench.card("card-0") == {**new_card(0), "image": "fast"}, "a card was given that is not clean"
+            assert self.bench.card("nic-card-0") == {**new_card(0), "image": "fast"}, (
+                "a card was given that is not clean"
+            )
         self.holder = owner
 
     async def _attach(self, _: str) -> None:
         if self.holder is not None:
-            reply = await self.bench.attach("card-0", sandbox=self.sandbox, owner=self.holder, mtu="9000")
+            reply = await self.bench.attach("nic-card-0", sandbox=self.sandbox, owner=self.holder, mtu="9000")
             assert isinstance(reply.result, Attached), reply
             self.is_inside = True
 
     async def _detach(self, _: str) -> None:
         if self.holder is not None:
-            assert (await self.bench.detach("card-0", sandbox=self.sandbox, owner=self.holder)).refusal is None
+            assert (await self.bench.detach("nic-card-0", sandbox=self.sandbox, owner=self.holder)).refusal is None
             self.is_inside = False
 
     async def _go(self, _: str) -> None:
         if self.holder is not None:
-            assert (await self.bench.unprepare("card-0", owner=self.holder)).refusal is None
+            assert (await self.bench.unprepare("nic-card-0", owner=self.holder)).refusal is None
             self.holder, self.is_inside = None, False
 
     async def _soil(self, _: str) -> None:
@@ -123,7 +125,9 @@ class _History:
         return True
 
     def _card(self) -> Path:
-        return Path(self.sandbox.network_namespace) / "net1" if self.is_inside else self.bench.root / CARDS / "card-0"
+        return (
+            Path(self.sandbox.network_namespace) / "net1" if self.is_inside else self.bench.root / CARDS / "nic-card-0"
+        )
 
 
 @settings(max_examples=examples(100))

@@ -20,7 +20,7 @@ from support.fake_mig import MODELS, as_somebody
 from support.fake_nvml import needs_gcc
 from support.laws import examples
 from support.mig_node import OWNER, MigNode, mig_node
-from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import HostServices, LongWork, PrepareContext
 from topobus.devicekit.settings import PartitionSettings
@@ -58,7 +58,7 @@ class _Claims:
         good, sets, faults = partitioned(devices, node.discovery.counter_sets)
         assert faults == {}
         inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=good, counter_sets=sets)
-        self.slices = slices_from_inventory(inventory)
+        self.slices = slices_of_pool("n1", [devices_of_class(inventory)])
         assert [problem for published in self.slices for problem in check_slice(published.spec)] == []
         self.devices = {device.name: device for device in good}
         self.held: dict[str, DeviceRecord] = {}
@@ -114,17 +114,17 @@ class _Claims:
         return pynvml.nvmlDeviceGetHandleByPciBusId(self.node.first)
 
     def _allocate(self, profile: MigProfile, start: int | None) -> object:
-        attributes = 'device.attributes["gpu.topobus.dev"]'
+        attributes = 'device.attributes["topobus.dev"]'
         text = f'{attributes}.profile == "{profile.name}"' + (
             "" if start is None else f" && {attributes}.placement == {start}"
         )
         exactly = {"deviceClassName": "gpu", "count": 1, "selectors": [{"cel": {"expression": text}}]}
         spec = read_as({"devices": {"requests": [{"name": "r", "exactly": exactly}]}}, ClaimSpec, where="claim")
-        usage = Usage({DeviceId("gpu.topobus.dev", "n1", name): "claim a/b" for name in self.held})
+        usage = Usage({DeviceId("topobus.dev", "n1", name): "claim a/b" for name in self.held})
         asked = AllocationInput(
             node=Node("n1"),
             claims=(ClaimToAllocate("d/c", spec),),
-            classes={"gpu": built_in_class("gpu.topobus.dev")},
+            classes={"gpu": built_in_class("gpu")},
             slices=self.slices,
             usage=usage,
         )

@@ -18,7 +18,7 @@ from msgspec import structs
 from support.laws import examples
 from support.partitioned_cards import SHARED_NIC, SLICES, card, counters_of
 from topobus.controller.classic.rules.device_choice import Wanted, choose
-from topobus.controller.state.inventory_slices import holders_from_ledger, slices_from_inventory
+from topobus.controller.state.inventory_slices import devices_of_class, holders_from_ledger, slices_of_pool
 from topobus.engine.alignment.planning.node_view import node_view, with_devices, with_ledger
 from topobus.engine.alignment.planning.placement import place
 from topobus.engine.allocation.capacity import rivals
@@ -122,7 +122,7 @@ class Plane:
         consumed: dict[DeviceId, dict[str, Quantity]] = {}
         for owner, shares in self.consumed.items():
             for device, amount in shares.items() if owner in self.ledger.allocations else ():
-                used = consumed.setdefault(DeviceId("nic.topobus.dev", NODE, device), {"bandwidth": Quantity(0)})
+                used = consumed.setdefault(DeviceId("topobus.dev", NODE, device), {"bandwidth": Quantity(0)})
                 used["bandwidth"] = used["bandwidth"] + Quantity.of(amount)
         return Usage({device: str(owner) for device, owner in holders_from_ledger(self.ledger).items()}, consumed)
 
@@ -164,7 +164,7 @@ class Plane:
         """Allocate a claim as the controller does, then hold it."""
         exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
         if device_class == "gpu" and slices:
-            attributes = 'device.attributes["gpu.topobus.dev"]'
+            attributes = 'device.attributes["topobus.dev"]'
             exactly["selectors"] = [
                 {"cel": {"expression": f'"slices" in {attributes} && {attributes}.slices == {slices}'}}
             ]
@@ -174,8 +174,8 @@ class Plane:
         given_input = AllocationInput(
             node=Node(NODE),
             claims=(ClaimToAllocate("d/c", spec),),
-            classes={name: built_in_class(f"{name}.topobus.dev") for name in INVENTORIES},
-            slices=tuple(each for inventory in INVENTORIES.values() for each in slices_from_inventory(inventory)),
+            classes={name: built_in_class(name) for name in INVENTORIES},
+            slices=slices_of_pool(NODE, [devices_of_class(inventory) for inventory in INVENTORIES.values()]),
             usage=self.usage(),
         )
         outcome = allocate(given_input, COMPILER)
@@ -219,7 +219,9 @@ class Plane:
 
     def classic(self, device_class: str, count: int) -> None:
         """Choose as the built-in classic driver does."""
-        (pool,) = gather_pools(slices_from_inventory(INVENTORIES[device_class]), Node(NODE), ALL_GATES)
+        (pool,) = gather_pools(
+            slices_of_pool(NODE, [devices_of_class(INVENTORIES[device_class])]), Node(NODE), ALL_GATES
+        )
         usage = self.usage()
         taken = {**dict.fromkeys(rivals(pool), "counters"), **usage.holders}
         chosen = choose(NODE, [Wanted("d/c", count, DeviceSelector(), DeviceSelector())], pool.candidates, taken)

@@ -32,7 +32,7 @@ CLAIMS = st.builds(
         claim_resources=[pb.ClaimResource(driver_name=driver, pool_name="n", device_name=device)],
     ),
     NAMES,
-    st.sampled_from(["gpu.topobus.dev", "gpu.example.com"]),
+    st.sampled_from(["topobus.dev", "gpu.example.com"]),
     NAMES,
 )
 CONTAINERS = st.builds(

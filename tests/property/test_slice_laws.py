@@ -13,7 +13,7 @@ from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.rules.slices import SlicePlan, SlicePool, slice_plan
 
-DRIVER, NODE = "gpu.topobus.dev", "n1"
+NODE = "n1"
 
 
 class Server:
@@ -85,15 +85,15 @@ def test_pool_is_what_is_wanted_when_the_publisher_was_killed_at_any_write(histo
         for name in [name for index, name in enumerate(sorted(server.slices)) if index in lost]:
             del server.slices[name]
         # A new process each time: nothing is remembered but what the server has.
-        server.execute(slice_plan(SlicePool(DRIVER, NODE, "u"), devices(*state), tuple(server.slices.values())), limit)
+        server.execute(slice_plan(SlicePool(NODE, "u"), devices(*state), tuple(server.slices.values())), limit)
     wanted = devices(*state)
 
-    server.execute(slice_plan(SlicePool(DRIVER, NODE, "u"), wanted, tuple(server.slices.values())))
+    server.execute(slice_plan(SlicePool(NODE, "u"), wanted, tuple(server.slices.values())))
 
     assert server.seen() == [slice_device.name for slice_device in wanted]
     assert [device for spec in server.specs() for device in spec.devices] == list(wanted)
     assert len({spec.pool.generation for spec in server.specs()}) == 1
-    assert slice_plan(SlicePool(DRIVER, NODE, "u"), wanted, tuple(server.slices.values())).is_empty
+    assert slice_plan(SlicePool(NODE, "u"), wanted, tuple(server.slices.values())).is_empty
 
 
 @given(states, states)
@@ -104,11 +104,11 @@ def test_generation_never_goes_back_when_the_pool_changes(
     slices included.
     """
     server = Server()
-    first = slice_plan(SlicePool(DRIVER, NODE, "u"), devices(*before), ())
+    first = slice_plan(SlicePool(NODE, "u"), devices(*before), ())
     server.execute(first)
 
-    second = slice_plan(SlicePool(DRIVER, NODE, "u"), devices(*after), tuple(server.slices.values()))
-    wiped = slice_plan(SlicePool(DRIVER, NODE, "u"), devices(*after), (), last_generation=first.generation)
+    second = slice_plan(SlicePool(NODE, "u"), devices(*after), tuple(server.slices.values()))
+    wiped = slice_plan(SlicePool(NODE, "u"), devices(*after), (), last_generation=first.generation)
 
     assert second.generation >= first.generation
     assert wiped.generation > first.generation

@@ -12,10 +12,10 @@ from support.gateway_rig import Rig
 from support.looks import until
 from topobus.formats.messages.messages import ApiObject
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 
-DRIVERS = ("nic.topobus.dev",)
-NIC = ClaimReference(name="net", uid="u-net", drivers=DRIVERS)
-PLAIN = ClaimReference(name="plain", uid="u-plain", drivers=DRIVERS)
+NIC = ClaimReference(name="net", uid="u-net", drivers=(DRIVER,))
+PLAIN = ClaimReference(name="plain", uid="u-plain", drivers=(DRIVER,))
 CDI = ("topobus.dev/nic=claim-u-net-nic-0",)
 # Long where a busy machine must not matter; a test that waits for its end sets a short one.
 PATIENT, IMPATIENT = 1.9, 0.1
@@ -30,14 +30,14 @@ def reserved(value: ApiObject, *pods: str) -> ApiObject:
 def configured(value: ApiObject, parameters: dict[str, Any]) -> ApiObject:
     """Give a claim opaque parameters for its driver."""
     allocation = value.status["allocation"]
-    config = [{"source": "FromClaim", "opaque": {"driver": DRIVERS[0], "parameters": parameters}}]
+    config = [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}]
     devices = {**allocation["devices"], "config": config}
     return msgspec.structs.replace(value, status={**value.status, "allocation": {**allocation, "devices": devices}})
 
 
 async def prepare(rig: Rig, reference: ClaimReference = NIC) -> str:
     """Prepare a claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver(DRIVERS[0])
+    await rig.kubelet.wait_for_driver(DRIVER)
     (prepared,) = await rig.kubelet.prepare_claims([reference])
     return prepared.error
 

@@ -22,8 +22,10 @@ from lightkube.resources.core_v1 import Event, Node, PersistentVolume, Persisten
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
 from support.looks import next_look
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pod_resources
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as pod_resources_rpc
+from topobus.values.dra_names import DRIVER, class_of_device
 
 T = TypeVar("T")
 
@@ -111,8 +113,8 @@ class Cluster:
                 pytrace=False,
             )
 
-    async def devices(self, driver: str) -> dict[str, dict[str, Any]]:
-        """Devices of one driver on the node, as the scheduler sees them."""
+    async def devices(self, device_class: str) -> dict[str, dict[str, Any]]:
+        """Our devices of one class on the node, as the scheduler sees them."""
         slices = [
             resource_slice.to_dict()
             async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})
@@ -120,12 +122,12 @@ class Cluster:
         return {
             it["name"]: it
             for resource_slice in slices
-            if resource_slice["spec"]["driver"] == driver
             for it in resource_slice["spec"].get("devices") or ()
+            if class_of_device(resource_slice["spec"]["driver"], it["name"]) == device_class
         }
 
-    async def slices(self, suffix: str) -> list[str]:
-        """Names of the node's slices of drivers that end so."""
+    async def slices(self) -> list[str]:
+        """Names of the node's slices of ours."""
         slices = [
             resource_slice.to_dict()
             async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})
@@ -133,7 +135,7 @@ class Cluster:
         return sorted(
             resource_slice["metadata"]["name"]
             for resource_slice in slices
-            if resource_slice["spec"]["driver"].endswith(suffix)
+            if resource_slice["spec"]["driver"] == DRIVER
         )
 
     async def allocatable(self, resource: str) -> int:
@@ -141,23 +143,24 @@ class Cluster:
         node = (await self.client.get(Node, self.node)).to_dict()
         return int(node.get("status", {}).get("allocatable", {}).get(resource, 0))
 
-    async def make_claim(self, *drivers: str, match: str = "", tolerates: str = "") -> str:
-        """Make a class for each driver's devices and a claim for one device of each, all alike in
-        an attribute.
+    async def make_claim(self, *kinds: str, match: str = "", tolerates: str = "") -> str:
+        """Make a DeviceClass for each kind of devices and a claim for one device of each, all alike
+        in an attribute.
 
-        The claim's name. `tolerates` is the key of a taint that it bears.
+        The claim's name. `kinds` are classes of ours or drivers of others, see `make_class`;
+        `tolerates` is the key of a taint that it bears.
         """
         claim = f"{self.run}-{uuid.uuid4().hex[:4]}"
         requests = []
-        for driver in drivers:
+        for kind in kinds:
             exactly: dict[str, Any] = {
-                "deviceClassName": await self.make_class(driver),
+                "deviceClassName": await self.make_class(kind),
                 "allocationMode": "ExactCount",
                 "count": 1,
             }
             if tolerates:
                 exactly["tolerations"] = [{"key": tolerates, "operator": "Exists"}]
-            requests.append({"name": driver.partition(".")[0], "exactly": exactly})
+            requests.append({"name": kind.partition(".")[0], "exactly": exactly})
         devices: dict[str, Any] = {"requests": requests}
         if match:
             devices["constraints"] = [{"requests": [request["name"] for request in requests], "matchAttribute": match}]
@@ -166,11 +169,14 @@ class Cluster:
         )
         return claim
 
-    async def make_class(self, driver: str) -> str:
-        """Make a class of a driver's devices, if it is not there; its name."""
-        name = f"{self.run}-{driver.partition('.')[0]}"
+    async def make_class(self, kind: str) -> str:
+        """Make a DeviceClass of our devices of one class (`gpu`), or of the devices of a driver of
+        others (`gpu.example.com`), if it is not there; its name.
+        """
+        name = f"{self.run}-{kind.partition('.')[0]}"
         if (DeviceClass, name) not in self._made:
-            selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+            expression = f'device.driver == "{kind}"' if "." in kind else class_selector(kind)
+            selector = {"cel": {"expression": expression}}
             await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
         return name
 

@@ -18,11 +18,13 @@ from topobus.controller.cluster.service import ClusterController
 from topobus.controller.config import ClusterSettings, ControllerSettings
 from topobus.controller.store.api import Api
 from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.process.clock import Clock, SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.dra_names import group_of_class
 
 GATE = "topobus.dev/allocation"
 CLASS = "gpu.example.com"
@@ -42,6 +44,12 @@ def device_class(name: str = CLASS, driver: str = CLASS) -> Object:
     """Make a class of all devices of a driver."""
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     return {"kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
+
+
+def own_class(name: str) -> Object:
+    """Make the class of all of Topobus' devices of a device class."""
+    selector = {"cel": {"expression": class_selector(name)}}
+    return {"kind": "DeviceClass", "metadata": {"name": group_of_class(name)}, "spec": {"selectors": [selector]}}
 
 
 def slice_of(node_name: str, count: int, *, driver: str = CLASS, **fields: Any) -> Object:

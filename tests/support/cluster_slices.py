@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from support.gateway_rig import Rig
 from support.node_plane import claim
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER, class_of_device
 
 SLICES = "resourceslices"
 
 
 def shown(server: ApiServerSimulator) -> dict[str, list[dict[str, Any]]]:
-    """Devices of each driver."""
-    devices: dict[str, list[dict[str, Any]]] = {}
+    """Our devices by class. A slice has those of one class."""
+    devices: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for resource_slice in server.objects("ResourceSlice"):
-        devices.setdefault(resource_slice["spec"]["driver"], []).extend(resource_slice["spec"].get("devices", []))
+        of_slice = resource_slice["spec"].get("devices", [])
+        classes = {class_of_device(resource_slice["spec"]["driver"], device["name"]) for device in of_slice}
+        assert len(classes) < 2, classes
+        for device_class in classes - {None}:
+            devices[str(device_class)].extend(of_slice)
     return devices
 
 
-def taints(server: ApiServerSimulator, driver: str = "gpu.topobus.dev") -> dict[str, list[str]]:
+def taints(server: ApiServerSimulator, device_class: str = "gpu") -> dict[str, list[str]]:
     """Taints by device."""
     return {
         shown_device["name"]: [f"{it['key']}:{it['effect']}" for it in shown_device.get("taints", ())]
-        for shown_device in shown(server).get(driver, [])
+        for shown_device in shown(server)[device_class]
     }
 
 
@@ -52,4 +58,4 @@ def allocated(server: ApiServerSimulator, name: str, *devices: str) -> ClaimRefe
     stored = server.put(
         {"kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec, "status": stand_alone.status}
     )
-    return ClaimReference(name=name, uid=stored["metadata"]["uid"], drivers=("gpu.topobus.dev",))
+    return ClaimReference(name=name, uid=stored["metadata"]["uid"], drivers=(DRIVER,))

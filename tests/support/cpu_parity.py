@@ -43,6 +43,7 @@ from topobus.engine.cel.selector import CelCompiler
 from topobus.engine.claims.lifecycle import with_allocation
 from topobus.engine.claims.objects import Claim
 from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
 from topobus.formats.kubernetes.resource import ClaimSpec, GrantedDevice
 from topobus.formats.messages.messages import ApiObject
@@ -54,6 +55,7 @@ from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
 from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER, group_of_class, pool_of_class
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine
 from topobus.values.outcome import Refusal
@@ -71,7 +73,8 @@ __all__ = [
 ]
 
 NODE = "n1"
-DRIVER = "cpu.topobus.dev"
+POOL = pool_of_class(NODE, "cpu")
+CLASS = group_of_class("cpu")
 _RECORDINGS = Path(__file__).parents[1] / "data" / "machines"
 
 MACHINES = ("64amd64-4s2n4ca2co", "epyc-8numa", "gb200", "dgx", "256ia64-64n2s2c")
@@ -177,10 +180,10 @@ class _Cluster:
         _describe(self.state, machine, alignment)
         self.state.put_inventory(inventory_of(machine))
         self.state.put("Node", "v1", {"metadata": {"name": NODE, "resourceVersion": "1", "uid": "u-node"}})
-        selector = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
-        self.state.put("DeviceClass", "v1", {"metadata": {"name": DRIVER, "resourceVersion": "2"}, "spec": selector})
+        selector = {"selectors": [{"cel": {"expression": class_selector("cpu")}}]}
+        self.state.put("DeviceClass", "v1", {"metadata": {"name": CLASS, "resourceVersion": "2"}, "spec": selector})
         for index, made in enumerate(
-            slice_plan(SlicePool(DRIVER, NODE, "u-node"), pool_devices(inventory_of(machine), {}), ()).creates
+            slice_plan(SlicePool(POOL, "u-node"), pool_devices(inventory_of(machine), {}), ()).creates
         ):
             name = f"{made.metadata['generateName']}x"
             metadata = {**made.metadata, "name": name, "uid": f"u-{index}", "resourceVersion": str(3 + index)}
@@ -220,7 +223,9 @@ class _Classic:
     async def ask(self, name: str, count: int) -> CpuSet | None:
         claim, state = _claim(name, count), self.home.state
         given = state.input_for(NODE, [(Claim(claim), ClaimSpec())])
-        devices = [candidate for pool in given.pools or () if pool.id.driver == DRIVER for candidate in pool.candidates]
+        devices = [
+            candidate for pool in given.pools or () if pool.id == (DRIVER, POOL) for candidate in pool.candidates
+        ]
         wanted = [Wanted(name, count, DeviceSelector(), DeviceSelector())]
         taken = {**given.usage.excluded, **given.usage.holders}
         chosen = choose(NODE, wanted, devices, taken)
@@ -228,7 +233,7 @@ class _Classic:
             chosen = with_policy_cpus(given.node, wanted, devices, taken, chosen)
         if isinstance(chosen, Refusal):
             return None
-        granted = tuple(GrantedDevice(request="r", driver=DRIVER, pool=NODE, device=device) for device in chosen[0])
+        granted = tuple(GrantedDevice(request="r", driver=DRIVER, pool=POOL, device=device) for device in chosen[0])
         results = {"devices": {"results": to_builtins(granted)}}
         done = structs.replace(claim, status={"allocation": results})
         state.put_object(ObjectKey("resourceclaim", "default", name), Stored(2, done))
@@ -247,7 +252,7 @@ def _describe(state: ClusterState, machine: str, alignment: NodeAlignment) -> No
 
 
 def _claim(name: str, count: int) -> ApiObject:
-    request = {"name": "r", "exactly": {"deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": count}}
+    request = {"name": "r", "exactly": {"deviceClassName": CLASS, "allocationMode": "ExactCount", "count": count}}
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",

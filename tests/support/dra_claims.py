@@ -10,9 +10,9 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference, PreparedClaim
+from topobus.values.dra_names import DRIVER
 from topobus.values.request import Owner, OwnerKind
 
-DRIVER = "gpu.topobus.dev"
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 FILE = f"topobus.dev-gpu_{UID}.json"
 TRAINING = ClaimReference(name="training", uid=UID, drivers=(DRIVER,))

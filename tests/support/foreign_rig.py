@@ -22,13 +22,13 @@ from topobus.gateway.config import ForeignSettings
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.testing.kubelet import ClaimReference, Container, Pod
 from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine, NumaNode
 
 RESOURCE = "acme.example/widget"
 CLASS = "widget-acme"
-DRIVER = f"{CLASS}.topobus.dev"
 ONE_NODE = ("Widget_0=0", "Widget_1=0")
 TRAINING = ClaimReference(name="c", uid="u1", drivers=(DRIVER,))
 

@@ -42,8 +42,8 @@ class HandsBench:
         self.root = root
         self.driver = driver or FolderDriver()
         for number in range(cards):
-            if not (root / CARDS / f"card-{number}").exists():
-                make_card(root, f"card-{number}", f"02:00:00:00:00:0{number}")
+            if not (root / CARDS / f"nic-card-{number}").exists():
+                make_card(root, f"nic-card-{number}", f"02:00:00:00:00:0{number}")
         self.tree = Tree(HardwareSettings(root=str(root)))
         self.devices: dict[str, Device] = {
             device.name: device

@@ -43,7 +43,7 @@ class HandsLives:
         self.url = url
         self.root = root
         for number in range(2):
-            make_card(root / "machine", f"card-{number}", f"02:00:00:00:00:0{number}")
+            make_card(root / "machine", f"nic-card-{number}", f"02:00:00:00:00:0{number}")
         self.journal = root / "journal"
         settings = DeviceServiceSettings(
             node=NODE,
@@ -148,7 +148,7 @@ class HandsLives:
         raise AssertionError(verb)
 
     async def _ask(
-        self, verb: str, owner: Owner = OWNER, card: str = "card-0", sandbox: str = "s1", **config: Any
+        self, verb: str, owner: Owner = OWNER, card: str = "nic-card-0", sandbox: str = "s1", **config: Any
     ) -> Any:
         at = {"node": NODE, "device_class": "nic"}
         configs = (config,) if config else ()
@@ -188,7 +188,7 @@ class HandsLives:
         folder.mkdir(parents=True, exist_ok=True)
         return Sandbox(id=sandbox_id, uid="p1", namespace="default", name="pod", network_namespace=str(folder))
 
-    def card(self, name: str = "card-0") -> dict[str, str]:
+    def card(self, name: str = "nic-card-0") -> dict[str, str]:
         """Read a card that is at home; empty when it is not."""
         return _files(self.root / "machine" / CARDS / name)
 
@@ -208,7 +208,7 @@ class HandsLives:
 
     async def health_states(self) -> set[tuple[str, str]]:
         """Return all health states that were published of the cards, with the deciding reason."""
-        events = [event.value for name in ("card-0", "card-1") for event in await self._events(name)]
+        events = [event.value for name in ("nic-card-0", "nic-card-1") for event in await self._events(name)]
         return {(str(event.health.state), event.health.worst.reason if event.health.worst else "") for event in events}
 
     async def _events(self, name: str) -> list[Any]:

@@ -89,6 +89,10 @@ class Lives:
         """Name the step at which it died."""
         return (self._log() or ["before any step"])[-1]
 
+    def taken(self) -> list[str]:
+        """Name the steps of the call, without their numbers."""
+        return [step.partition(" ")[2] for step in self._log()]
+
     async def stop(self) -> None:
         """End the present one, however."""
         if self._process is not None and self._process.returncode is None:

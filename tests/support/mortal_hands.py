@@ -6,7 +6,7 @@ n-th step of a verb, for crash tests.
 A crash can fall between any two steps. A step is each file or folder below the machine or in the
 journal that is made, renamed, written or removed (seen by an audit hook, so a new one counts by
 itself), each program from there that is started, and the answer. ORDER-FILE holds the verb and the
-step to die at, `attach 3`, or the one after which it dies, `attach @os.rename card-0`. It is read
+step to die at, `attach 3`, or the one after which it dies, `attach @os.rename nic-card-0`. It is read
 when a verb begins, and at the process's start for the verb `start`. Steps count from then on, in
 all threads: cleaning and long work continue after their answers. LOG-FILE gets a line for each
 step.

@@ -29,6 +29,7 @@ from topobus.formats.messages.messages import (
 from topobus.formats.messages.sandbox_messages import Attached, AttachReply, AttachRequest, DetachReply, DetachRequest
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.edits import ContainerEdits, DeviceNode
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.idset import CpuSet, NodeSet
@@ -72,8 +73,8 @@ def claim(name: str, uid: str, *devices: str, node: str = NODE) -> ApiObject:
     results = [
         {
             "request": f"want-{each_device.partition('-')[0]}",
-            "driver": f"{each_device.partition('-')[0]}.topobus.dev",
-            "pool": node,
+            "driver": DRIVER,
+            "pool": pool_of_class(node, each_device.partition("-")[0]),
             "device": each_device,
         }
         for each_device in devices

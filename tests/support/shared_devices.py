@@ -13,6 +13,7 @@ from topobus.devicekit.sharing.shared_devices import SharedPool, with_sharing
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.device import Device
 from topobus.values.device_sharing import SharePolicy
+from topobus.values.dra_names import DRIVER
 from topobus.values.pools import Condition
 
 __all__ = ["GIB", "RESOURCE", "share_claim", "shared_gpus"]
@@ -49,7 +50,7 @@ def share_claim(name: str, gpu: str, **amounts: str) -> ApiObject:
     consumed = {"memory": "20Gi", "shares": "1"} | amounts
     result: dict[str, Any] = {
         "request": "r",
-        "driver": "gpu.topobus.dev",
+        "driver": DRIVER,
         "pool": NODE,
         "device": gpu,
         "shareID": f"share-{name}",

@@ -33,6 +33,7 @@ from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.health import HealthState
 
 __all__ = ["Outputs", "SickNode", "sick_node"]
@@ -93,11 +94,15 @@ class SickNode:
         await self.rig.kubelet.wait_for_resource(f"topobus.dev/{self.device_class}", allocatable=count)
         await self.server.until(lambda: len(self._in_slices()) == count, what="all devices in slices")
         for device in change.value.devices:
-            await self.rig.kubelet.wait_for_health(f"{self.device_class}.topobus.dev", NODE, device.name, "Healthy")
+            await self.rig.kubelet.wait_for_health(DRIVER, self._pool, device.name, "Healthy")
         names = {device.name for device in change.value.devices}
         await self._until_heard(lambda: names <= self._events.keys())
         self._first = {name: len(self._events[name]) for name in names}
         return change.value.devices
+
+    @property
+    def _pool(self) -> str:
+        return pool_of_class(NODE, self.device_class)
 
     async def outputs(self, reasons: Mapping[str, str], kept_back: Mapping[str, str]) -> Outputs:
         """Wait until all outputs have these devices, and return what was published of all devices
@@ -109,12 +114,12 @@ class SickNode:
         await self._until_heard(
             lambda: all(any(_names(event, reason) for event in self._new(name)) for name, reason in reasons.items())
         )
-        driver, resource = f"{self.device_class}.topobus.dev", f"topobus.dev/{self.device_class}"
+        resource = f"topobus.dev/{self.device_class}"
         for name, state in kept_back.items():
-            await self.rig.kubelet.wait_for_health(driver, NODE, name, state)
+            await self.rig.kubelet.wait_for_health(DRIVER, self._pool, name, state)
         await self.rig.kubelet.wait_for_resource(resource, allocatable=len(self._first) - len(kept_back))
         await self.server.until(lambda: set(kept_back) <= self._tainted(), what="all taints")
-        health = {name: self.rig.kubelet.device_health(driver, NODE, name).state for name in self._first}
+        health = {name: self.rig.kubelet.device_health(DRIVER, self._pool, name).state for name in self._first}
         return Outputs(
             events=self._told(reasons),
             pod_status={name: state for name, state in health.items() if state != "Healthy"},
@@ -169,7 +174,7 @@ class SickNode:
             await self._has_heard.wait_for(holds)
 
     def _in_slices(self) -> dict[str, list[str]]:
-        devices = shown(self.server).get(f"{self.device_class}.topobus.dev", [])
+        devices = shown(self.server)[self.device_class]
         return {device["name"]: [taint["key"] for taint in device.get("taints", ())] for device in devices}
 
     def _tainted(self) -> set[str]:

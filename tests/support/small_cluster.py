@@ -39,6 +39,7 @@ _LOOK_S = 0.05
 # only when the pod itself changes.
 _REPEAT_S = 60.0
 _DRIVER = re.compile(r'device\.driver == "([^"]+)"')
+_CLASS = re.compile(r'\.class == "([^"]+)"')
 Value = dict[str, Any]
 
 
@@ -173,15 +174,23 @@ class SmallCluster:
         }
         options: list[list[tuple[Value, ...]]] = []
         for request in claim["spec"]["devices"]["requests"]:
-            driver = _DRIVER.search(classes.get(request["exactly"]["deviceClassName"], ""))
+            selector = classes.get(request["exactly"]["deviceClassName"], "")
+            driver, device_class = _DRIVER.search(selector), _CLASS.search(selector)
             if driver is None:
                 return None
             slices = self._server.objects("ResourceSlice", fields=f"spec.nodeName={NODE},spec.driver={driver[1]}")
             free = [
-                {"request": request["name"], "driver": driver[1], "pool": NODE, "device": device["name"], "of": device}
+                {
+                    "request": request["name"],
+                    "driver": driver[1],
+                    "pool": resource_slice["spec"]["pool"]["name"],
+                    "device": device["name"],
+                    "of": device,
+                }
                 for resource_slice in slices
                 for device in resource_slice["spec"].get("devices") or ()
-                if (driver[1], device["name"]) not in taken
+                if (device_class is None or device["attributes"]["class"] == {"string": device_class[1]})
+                and (driver[1], device["name"]) not in taken
                 and (not device.get("taints") or request["exactly"].get("tolerations"))
             ]
             options.append(list(itertools.combinations(free, request["exactly"].get("count", 1))))

@@ -66,8 +66,8 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         (
             "Prepares by outcome",
             "short",
-            "sum by (class, outcome) (increase(topobus_gateway_claim_prepares_total[5m]))",
-            "{{class}} {{outcome}}",
+            "sum by (outcome) (increase(topobus_gateway_claim_prepares_total[5m]))",
+            "{{outcome}}",
         ),
         ("Claims waiting", "short", "max(topobus_controller_claims_waiting)", "claims"),
     ),
@@ -89,7 +89,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
             "{{noun}} {{outcome}}",
         ),
         ("Ledger writes, p99", "s", _P99.format(by="node", metric="topobus_topology_ledger_write_seconds"), "{{node}}"),
-        ("CDI files, p99", "s", _P99.format(by="class", metric="topobus_gateway_cdi_write_seconds"), "{{class}}"),
+        ("CDI files, p99", "s", _P99.format(by="node", metric="topobus_gateway_cdi_write_seconds"), "{{node}}"),
     ),
 }
 

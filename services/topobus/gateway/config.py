@@ -17,7 +17,8 @@ from topobus.gateway.device_plugins.rules.multus import with_attributes
 from topobus.process.config import ServiceSettings
 from topobus.sysfs.tree import HardwareSettings
 from topobus.values.cpu_groups import cut_group
-from topobus.values.device import Device, driver_name
+from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import ConfigError
 from topobus.values.idset import CpuSet
 from topobus.values.names import is_dns_label, is_extended_resource_name
@@ -437,8 +438,7 @@ def _check_sockets(settings: GatewaySettings) -> None:
 
     Errors: raises ConfigError.
     """
-    # The longest names that we make. Sockets of device plugins have short names. Those of DRA
-    # drivers contain the class, in practice a short one.
+    # The longest names that we make.
     longest_class = "c" * SHORT_NAME
     kubelet = settings.kubelet
     if not is_instance_name(settings.instance):
@@ -450,7 +450,10 @@ def _check_sockets(settings: GatewaySettings) -> None:
         )
     # The shortest names to which a driver's sockets can fall back.
     sockets = driver_sockets(
-        kubelet.plugins_dir, kubelet.plugins_registry_dir, driver_name(longest_class), settings.instance or "00000000"
+        kubelet.plugins_dir,
+        kubelet.plugins_registry_dir,
+        DRIVER,
+        settings.instance or "00000000",
     )
     for key, path in (
         ("kubelet.device_plugin_dir", f"{kubelet.device_plugin_dir}/topobus-{longest_class}-00000000-00.sock"),

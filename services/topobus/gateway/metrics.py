@@ -20,7 +20,7 @@ __all__ = ["CallMetrics", "ClaimMetrics", "CpusetMetrics"]
 
 # In seconds: from a call that only reads memory to kubelet's longest deadline.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
-_CLASS = "a device class, or a resource of the settings"
+_CLASS = "a device class, a resource of the settings, or the DRA driver"
 _OUTCOMES = ("refused", "unavailable", "timeout", "unwritable", "failed")
 
 CALL_SECONDS = HistogramDescriptor(
@@ -40,30 +40,29 @@ DEVICES_LEFT_OUT = GaugeDescriptor(
 )
 CLAIMS_PREPARED = GaugeDescriptor(
     name="topobus_gateway_claims_prepared",
-    meaning="Claims that are prepared on this node now.",
+    meaning="Claims with devices of the class that are prepared on this node now.",
     labels={"class": _CLASS},
 )
 CLAIM_PREPARES = CounterDescriptor(
     name="topobus_gateway_claim_prepares_total",
     meaning="Claims that kubelet asked to prepare, by outcome.",
-    labels={"class": _CLASS, "outcome": ("prepared", *_OUTCOMES)},
+    labels={"outcome": ("prepared", *_OUTCOMES)},
 )
 CLAIM_UNPREPARES = CounterDescriptor(
     name="topobus_gateway_claim_unprepares_total",
     meaning="Claims that kubelet asked to unprepare, by outcome. After `unavailable` kubelet may continue, and the "
     "claim is unprepared later.",
-    labels={"class": _CLASS, "outcome": ("unprepared", *_OUTCOMES)},
+    labels={"outcome": ("unprepared", *_OUTCOMES)},
 )
 CLAIM_PREPARE_SECONDS = HistogramDescriptor(
     name="topobus_gateway_claim_prepare_seconds",
     meaning="How long one claim took to prepare, with all tries, whatever the outcome.",
-    labels={"class": _CLASS},
     buckets=_BUCKETS,
 )
 CDI_WRITE_SECONDS = HistogramDescriptor(
     name="topobus_gateway_cdi_write_seconds",
     meaning="How long a claim's CDI file took to be on disk.",
-    labels={"class": _CLASS, "outcome": ("written", "failed")},
+    labels={"outcome": ("written", "failed")},
     buckets=_BUCKETS,
 )
 
@@ -102,30 +101,30 @@ class ClaimMetrics:
         self._classes: set[str] = set()
 
     @contextmanager
-    def preparing(self, device_class: str) -> Iterator[None]:
+    def preparing(self) -> Iterator[None]:
         """Count and time the preparation of one claim. Errors are passed on."""
         began_s = monotonic()
         try:
-            with _counted(self.prepares, device_class, "prepared"):
+            with _counted(self.prepares, "prepared"):
                 yield
         finally:
-            self.prepare_s.labels(device_class).observe(monotonic() - began_s)
+            self.prepare_s.observe(monotonic() - began_s)
 
     @contextmanager
-    def unpreparing(self, device_class: str) -> Iterator[None]:
+    def unpreparing(self) -> Iterator[None]:
         """Count the undoing of one claim. Errors are passed on."""
-        with _counted(self.unprepares, device_class, "unprepared"):
+        with _counted(self.unprepares, "unprepared"):
             yield
 
     @contextmanager
-    def writing(self, device_class: str) -> Iterator[None]:
-        """Time the write of one CDI file. Errors are passed on."""
+    def writing(self) -> Iterator[None]:
+        """Time the write of a claim's CDI files. Errors are passed on."""
         began_s, outcome = monotonic(), "failed"
         try:
             yield
             outcome = "written"
         finally:
-            self.cdi_write_s.labels(device_class, outcome).observe(monotonic() - began_s)
+            self.cdi_write_s.labels(outcome).observe(monotonic() - began_s)
 
     def set_prepared(self, classes: Iterable[str]) -> None:
         """Count the prepared claims by class. `classes` has the class of each claim."""
@@ -136,24 +135,24 @@ class ClaimMetrics:
 
 
 @contextmanager
-def _counted(counter: Counter, device_class: str, done: str) -> Iterator[None]:
+def _counted(counter: Counter, done: str) -> Iterator[None]:
     """Count how a block ends. A cancelled block is not counted."""
     try:
         yield
     except ClaimFailed:
-        counter.labels(device_class, "refused").inc()
+        counter.labels("refused").inc()
         raise
     except PeerUnavailable:
-        counter.labels(device_class, "unavailable").inc()
+        counter.labels("unavailable").inc()
         raise
     except TimeoutError:
         # Before OSError, because it is a subclass of it.
-        counter.labels(device_class, "timeout").inc()
+        counter.labels("timeout").inc()
         raise
     except OSError:
-        counter.labels(device_class, "unwritable").inc()
+        counter.labels("unwritable").inc()
         raise
     except Exception:
-        counter.labels(device_class, "failed").inc()
+        counter.labels("failed").inc()
         raise
-    counter.labels(device_class, done).inc()
+    counter.labels(done).inc()

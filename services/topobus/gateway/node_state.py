@@ -256,7 +256,7 @@ class NodeState:
             self._refresh(list(self._inventories))
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
-        """Return the DRA health stream's complete list.
+        """Return the DRA health stream's list of one class.
 
         That API has the state Unknown, which is used for the devices of a silent service.
         """
@@ -267,6 +267,10 @@ class NodeState:
                 inventory = unheard(inventory, since=self._silent[device_class])
             health_entries = self._health[device_class] = health_list(inventory, self._holders.get(device_class, {}))
         return health_entries
+
+    def claims_health(self) -> tuple[HealthEntry, ...]:
+        """Return the DRA health stream's complete list: the devices of all classes, by class."""
+        return tuple(entry for device_class in sorted(self._inventories) for entry in self.health(device_class))
 
     def note_silence(self, silent: Mapping[str, str]) -> None:
         """Store which classes' services are silent, and since when."""

@@ -59,7 +59,7 @@ from topobus.process.logging import get_logger
 from topobus.process.packages import needing_extra
 from topobus.process.service import Runtime
 from topobus.sysfs.tree import Tree
-from topobus.values.device import driver_name
+from topobus.values.dra_names import DRIVER
 
 if TYPE_CHECKING:
     from topobus.gateway.cluster.served_by_claims import ServedByClaims
@@ -184,7 +184,7 @@ class _Gateway:
             is_awaited=lambda: self._is_awaited,
             claimed=self._claimed,
         )
-        self._drivers: dict[str, DraDriver] = {}
+        self._driver: DraDriver | None = None
 
     async def run(self) -> None:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
@@ -238,7 +238,7 @@ class _Gateway:
             # Not refused, because device plugins need no claims.
             err = without_claims()
             get_logger().warning("claims.unreadable", error=err.message, next_step=err.next_step)
-        metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories)
+        metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories, checkpoint.of_claim)
         hearer = reports or NoClaimReports()
         details = reports.details if reports is not None else NoPodDetails()
         attachments = SandboxAttachments(
@@ -326,9 +326,9 @@ class _Gateway:
             self._readiness.set("inventories", is_ready=True)
             group.create_task(self._plugin_watch.run())
             group.create_task(self._registry_watch.run())
-            # The drivers first, because the report must not state that none is missing before there
+            # The driver first, because the report must not state that none is missing before there
             # is any.
-            group.create_task(self._open_drivers(group))
+            group.create_task(self._open_driver(group))
             group.create_task(self._report_registration())
             group.create_task(self._liveness.run())
             if self._claimed is not None:
@@ -340,8 +340,8 @@ class _Gateway:
                 # The lists first: the gateway that held the lock keeps its own until then, and not
                 # longer than three seconds.
                 plugins = group.create_task(self._plugins.run(lists, work.record))
-                for driver in tuple(self._drivers.values()):
-                    await driver.take_over()
+                if self._driver is not None:
+                    await self._driver.take_over()
                 self._state.changed.announce()
             if work.runtime_door is not None:
                 group.create_task(work.runtime_door.run())
@@ -388,22 +388,26 @@ class _Gateway:
             PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, reports).run()
         )
 
-    async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
-        """Serve each class as a DRA driver from its first device on (or its first claim still to be
-        undone), also on standby.
+    async def _open_driver(self, group: asyncio.TaskGroup) -> None:
+        """Serve the DRA driver from the first device on that is offered by it (or the first claim
+        still to be undone), also on standby.
         """
-        while True:
-            ticket = self._state.changed.ticket()
-            with_devices = set(self._state.classes())
-            with_claims = (
-                {entry.device_class for entry in self._checkpoint.entries()} if self._checkpoint is not None else set()
-            )
-            for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
-                # A class that is no longer offered must still release what was prepared.
-                if self._offers_dra(device_class) or device_class in with_claims:
-                    self._drivers[device_class] = self._make_driver(device_class)
-                    group.create_task(self._drivers[device_class].run())
-            await ticket.wait()
+        # What is no longer offered must still release what was prepared.
+        while not any(map(self._offers_dra, self._state.classes())) and not (
+            self._checkpoint is not None and self._checkpoint.entries()
+        ):
+            await self._state.changed.ticket().wait()
+        kubelet = self._settings.kubelet
+        self._driver = DraDriver(
+            sockets=driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, DRIVER, self._lock.instance),
+            watch=self._registry_watch,
+            state=self._state,
+            forwarder=self._forwarder,
+            metrics=self._metrics,
+            deadlines=self._settings.deadlines,
+            clock=self._runtime.clock,
+        )
+        group.create_task(self._driver.run())
 
     def _own_resource(self, device_class: str) -> str:
         """Return the resource of a class.
@@ -424,26 +428,13 @@ class _Gateway:
         pools = {"", *(device.pool for device in inventory.devices)} if inventory is not None else {""}
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
 
-    def _make_driver(self, device_class: str) -> DraDriver:
-        kubelet, driver = self._settings.kubelet, driver_name(device_class)
-        return DraDriver(
-            device_class,
-            sockets=driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, driver, self._lock.instance),
-            watch=self._registry_watch,
-            state=self._state,
-            forwarder=self._forwarder,
-            metrics=self._metrics,
-            deadlines=self._settings.deadlines,
-            clock=self._runtime.clock,
-        )
-
     def _registrations(self) -> KubeletRegistrations:
         """Return what is registered with kubelet. What is not served yet counts as missing."""
         return KubeletRegistrations(
             folder=str(self._plugin_watch.folder.absolute()),
             has_kubelet=identity(self._plugin_watch.folder / KUBELET_SOCKET) is not None,
             plugins=self._plugins.statuses() if self._checkpoint is not None else {},
-            drivers={driver.driver: driver.status for driver in self._drivers.values()},
+            drivers={DRIVER: self._driver.status} if self._driver is not None else {},
         )
 
     async def _report_registration(self) -> None:
@@ -455,14 +446,17 @@ class _Gateway:
             missing = [
                 f"{resource}: {status}" for resource, status in registrations.plugins.items() if status != "registered"
             ]
-            # A kubelet without DRA is ordinary, so a driver counts only where its class is offered
-            # in no other way. A standby gateway waits for all of them at first, because once it is
-            # ready, the one that kubelet uses is ended.
+            # A kubelet without DRA is ordinary, so the driver counts only where a class is offered in
+            # no other way. A standby gateway waits for it at first, because once it is ready, the
+            # one that kubelet uses is ended.
             is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until
+            needs_driver = is_patient or any(
+                self._offers_dra(name) and not self._plugins.offers(name) for name in self._state.classes()
+            )
             missing += [
-                f"{driver.driver}: {driver.status}"
-                for name, driver in self._drivers.items()
-                if driver.status != "registered" and (is_patient or not self._plugins.offers(name))
+                f"{driver}: {status}"
+                for driver, status in registrations.drivers.items()
+                if status != "registered" and needs_driver
             ]
             remark = (
                 "device plugins are registered when it is our turn"

@@ -109,10 +109,12 @@ class Discovery(Struct, frozen=True, kw_only=True):
     """The result of one look for devices."""
 
     devices: Sequence[Device] = ()
-    """Names must be stable over reboots; none is an ordinary answer."""
+    """Names begin with the class and `-`, have no `--`, and must be stable over reboots; none is an
+    ordinary answer."""
     counter_sets: Sequence[CounterSet] = ()
     """What the `consumes` of these devices refers to: the counters of cards that are used whole or
-    in parts. A name is unique in the class, so it names the hardware: `gpu-0000-18-00-0`."""
+    in parts. A name begins with the class and `-`, has no `--` and is unique in the class, so it
+    names the hardware: `gpu-0000-18-00-0`."""
     warnings: Sequence[str] = ()
     """Sentences for people: what was left out and why, what had to be done without."""
     kept: Sequence[KeptFunction] = ()

@@ -52,6 +52,6 @@ class CounterSet(Struct, frozen=True, kw_only=True):
     """What one piece of hardware has for all of its partitions: 7 slices and 80 GiB of a card."""
 
     name: str
-    """A DNS label, unique in the inventory."""
+    """A DNS label that begins with the class, unique in the inventory."""
     counters: dict[str, Amount] = {}
     """By the counters' names, which are DNS labels; at most 32."""

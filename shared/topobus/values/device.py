@@ -2,7 +2,7 @@
 people share.
 
 A device's name is stable over reboots (it comes from where or what the device is,
-never from the order of discovery).
+never from the order of discovery). It begins with the class, by which Kubernetes knows whose it is.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ __all__ = [
     "KeptFunction",
     "Link",
     "LinkClass",
-    "class_of_driver",
-    "driver_name",
 ]
-
-_DRIVER_DOMAIN = ".topobus.dev"
 
 AttributeValue = bool | int | str
 """A DRA attribute: booleans, integers (64 bit), strings (at most 64 characters)."""
@@ -209,22 +205,3 @@ class Inventory(Struct, frozen=True, kw_only=True):
     def device(self, name: str) -> Device | None:
         """Find a device by name."""
         return next((device for device in self.devices if device.name == name), None)
-
-
-def driver_name(device_class: str) -> str:
-    """Name the DRA driver (and the attribute domain) of a class.
-
-    >>> driver_name("gpu")
-    'gpu.topobus.dev'
-    """
-    return f"{device_class}{_DRIVER_DOMAIN}"
-
-
-def class_of_driver(driver: str) -> str | None:
-    """Name the device class behind one of our drivers. Return None for a foreign driver.
-
-    >>> class_of_driver("gpu.topobus.dev"), class_of_driver("gpu.example.com")
-    ('gpu', None)
-    """
-    device_class = driver.removesuffix(_DRIVER_DOMAIN)
-    return device_class if device_class and device_class != driver else None

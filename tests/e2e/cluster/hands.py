@@ -19,6 +19,7 @@ from lightkube.resources.core_v1 import Event, Pod
 from lightkube.resources.resource_v1 import ResourceClaim
 
 from support.cluster import Cluster, until
+from topobus.values.dra_names import DRIVER, class_of_device
 
 __all__ = ["IMAGE", "Hands", "HandsPod", "Started", "hands_of_cluster", "refusals_of"]
 
@@ -61,9 +62,9 @@ class Hands:
         self._made: list[tuple[Any, str]] = []
 
     async def make_classes(self) -> None:
-        """Make a class of each driver's devices."""
+        """Make a DeviceClass of each class of devices."""
         for name in ("nic", "cpu"):
-            await self._cluster.make_class(f"{name}.topobus.dev")
+            await self._cluster.make_class(name)
 
     async def make(
         self,
@@ -97,7 +98,7 @@ class Hands:
             requests[-1]["exactly"]["capacity"] = {"requests": {"cpus": str(cpu_count)}}
         devices: dict[str, Any] = {"requests": requests}
         if nic:
-            devices["config"] = [{"requests": ["nic"], "opaque": {"driver": "nic.topobus.dev", "parameters": nic}}]
+            devices["config"] = [{"requests": ["nic"], "opaque": {"driver": DRIVER, "parameters": nic}}]
         await self._make(
             ResourceClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": devices}}
         )
@@ -178,7 +179,9 @@ class Hands:
     async def network_data(self, pod: HandsPod) -> dict[str, Any]:
         """Network data of the claim's NIC, empty while there is none."""
         for device in (await self.claim(pod)).get("status", {}).get("devices") or ():
-            if device.get("driver") == "nic.topobus.dev" and device.get("networkData"):
+            if class_of_device(str(device.get("driver")), str(device.get("device"))) == "nic" and device.get(
+                "networkData"
+            ):
                 return dict(device["networkData"])
         return {}
 

@@ -13,9 +13,9 @@ from lightkube.generic_resource import create_global_resource
 from lightkube.resources.resource_v1 import ResourceClaim
 
 from support.cluster import Cluster, listed_by_kubelet, until
+from topobus.formats.kubernetes.built_in_classes import class_selector
 
 CLASS = os.environ.get("TOPOBUS_CLUSTER_CLASS", "gpu")
-DRIVER = f"{CLASS}.topobus.dev"
 RESOURCE = f"topobus.dev/{CLASS}"
 KUBELET = Path(os.environ.get("TOPOBUS_KUBELET_DIR", "/var/lib/kubelet"))
 _SPECIAL = "resource.kubernetes.io/extended-resource-claim"
@@ -43,12 +43,12 @@ async def test_claims_serve_a_resource_as_long_as_a_class_names_it(cluster: Clus
 
     A restart of its container is nobody's trouble; the list comes back with the class gone.
     """
-    devices = await until("slices", lambda: cluster.devices(DRIVER), lambda seen: len(seen) > 1)
+    devices = await until("slices", lambda: cluster.devices(CLASS), lambda seen: len(seen) > 1)
     await until(f"{len(devices)} devices at kubelet", listed, lambda count: count == len(devices))
     await until(f"allocatable {RESOURCE}", lambda: cluster.allocatable(RESOURCE), bool)
     before = await cluster.make_pod(resource=RESOURCE)
     await cluster.until_running(before)
-    selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+    selector = {"cel": {"expression": class_selector(CLASS)}}
     spec = {"selectors": [selector], "extendedResourceName": RESOURCE}
     stored = (await cluster.client.create(_DeviceClass({"metadata": {"name": cluster.run}, "spec": spec}))).to_dict()
     try:

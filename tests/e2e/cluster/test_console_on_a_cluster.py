@@ -16,14 +16,13 @@ from support.installation import Installation
 from support.running import service
 
 CLASS = os.environ.get("TOPOBUS_CLUSTER_CLASS", "gpu")
-DRIVER = f"{CLASS}.topobus.dev"
 PASSWORD = "correct-horse-battery"
 
 
 async def test_console_shows_a_waiting_claim_of_the_cluster_after_a_login(
     cluster: Cluster, installation: Installation, tmp_path: Path
 ) -> None:
-    """A claim for devices of a driver that nobody has waits, and its pod says why, for both.
+    """A claim for devices of a class that nobody has waits, and its pod says why, for both.
 
     Without the password nothing is told.
     """
@@ -31,8 +30,8 @@ async def test_console_shows_a_waiting_claim_of_the_cluster_after_a_login(
         pytest.skip(
             "NOT CHECKED ON A CLUSTER: this installation's NATS is not reached from here (TOPOBUS_CLUSTER_NATS_URL)"
         )
-    await until("slices", lambda: cluster.devices(DRIVER), bool)
-    claim = await cluster.make_claim("nobody.topobus.dev")
+    await until("slices", lambda: cluster.devices(CLASS), bool)
+    claim = await cluster.make_claim("nobody")
     pod = await cluster.make_pod(claim=claim)
     password = tmp_path / "password"
     password.write_text(PASSWORD, encoding="utf-8")

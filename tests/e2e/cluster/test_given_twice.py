@@ -54,7 +54,7 @@ async def test_second_pod_is_refused_when_kubelet_gives_it_a_device_of_the_first
     """It is turned away by the first one's name, nobody runs with a device of another, and the next
     pod gets all that the first one left.
     """
-    offered = len(await until("slices", lambda: cluster.devices(f"{CLASS}.topobus.dev"), bool))
+    offered = len(await until("slices", lambda: cluster.devices(CLASS), bool))
     await until(
         f"{offered} devices at kubelet", partial(listed_by_kubelet, KUBELET, RESOURCE), lambda count: count == offered
     )

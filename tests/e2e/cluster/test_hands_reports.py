@@ -131,9 +131,7 @@ async def test_interface_is_in_status_events_and_file_with_the_deployed_rights(
     (entry,) = (await hands.claim(pod))["status"]["devices"]
     pid = await container_pid(pod.uid)
     document = json.loads(
-        await asyncio.to_thread(
-            Path(f"/proc/{pid}/root{_FOLDER}/{pod.claim}/nic/nic.topobus.dev-metadata.json").read_text
-        )
+        await asyncio.to_thread(Path(f"/proc/{pid}/root{_FOLDER}/{pod.claim}/nic/topobus.dev-metadata.json").read_text)
     )
     events = await until("events", partial(_reasons, hands, pod), lambda reasons: len(reasons) == 2)
     await hands.remove(pod, _LIMIT_S)

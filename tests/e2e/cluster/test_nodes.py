@@ -39,6 +39,7 @@ from support.container_looks import ContainerLooks, Overlap
 from support.installation import setting
 from support.node_fleet import INTERFACES, NodeFleet
 from support.pod_load import PodKind, PodLoad
+from topobus.values.dra_names import DRIVER
 
 # The gateway looks each three seconds and believes a difference after half a second; a
 # start of the gateway looks at once.
@@ -47,7 +48,7 @@ _PAUSE_S = (4.0, 12.0)
 _SECONDS = (1, 2, 4, 8)
 _GATE = "topobus.dev/allocation"
 # The machine's own cards are offered, too.
-_IS_OURS = 'device.attributes["nic.topobus.dev"].?kind.orValue("") == "veth"'
+_IS_OURS = 'device.attributes["topobus.dev"].?kind.orValue("") == "veth"'
 _ROOT = "resource.kubernetes.io/pcieRoot"
 
 pytestmark = pytest.mark.skipif(
@@ -85,7 +86,7 @@ def _machines() -> dict[str, str]:
 
 
 async def _kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
-    classes = {name: await cluster.make_class(f"{name}.topobus.dev") for name in ("gpu", "nic", "cpu")}
+    classes = {name: await cluster.make_class(name) for name in ("gpu", "nic", "cpu")}
 
     def request(name: str, count: int, selector: str = "") -> dict[str, Any]:
         selectors = [{"cel": {"expression": selector}}] if selector else []
@@ -116,7 +117,7 @@ async def _kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
     if this:
         made = partial(PodKind, seconds=_SECONDS, nodes=this)
         parameters = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"name": "net1"}}
-        config = {"requests": ["nic"], "opaque": {"driver": "nic.topobus.dev", "parameters": parameters}}
+        config = {"requests": ["nic"], "opaque": {"driver": DRIVER, "parameters": parameters}}
         kinds |= {
             # One may be at a time, for a node of two CPUs has one to give and one for all others.
             "cpu": made(workers=1, requests=(request("cpu", 1),)),

@@ -19,10 +19,10 @@ import pytest
 
 from support.cluster import Cluster, attribute_names, listed_by_kubelet, until
 from support.installation import Installation, cdi_dir, command
+from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 
 CLASS = os.environ.get("TOPOBUS_CLUSTER_CLASS", "gpu")
 SECOND_CLASS = os.environ.get("TOPOBUS_CLUSTER_SECOND_CLASS", "nic")
-DRIVER = f"{CLASS}.topobus.dev"
 RESOURCE = f"topobus.dev/{CLASS}"
 # How many pods come by each door, over all bursts.
 _PODS_A_DOOR = 20
@@ -33,8 +33,8 @@ KUBELET = Path(os.environ.get("TOPOBUS_KUBELET_DIR", "/var/lib/kubelet"))
 
 def our_sockets() -> list[str]:
     """Sockets of ours in kubelet's folders."""
-    paths = [*(KUBELET / "device-plugins").glob("topobus*"), *(KUBELET / "plugins_registry").rglob("*topobus.dev*")]
-    paths += (KUBELET / "plugins").glob("*.topobus.dev/*")
+    paths = [*(KUBELET / "device-plugins").glob("topobus*"), *(KUBELET / "plugins_registry").rglob(f"*{DRIVER}*")]
+    paths += (KUBELET / "plugins").glob(f"{DRIVER}/*")
     return sorted(str(path.relative_to(KUBELET)) for path in paths if stat.S_ISSOCK(path.lstat().st_mode))
 
 
@@ -59,7 +59,7 @@ async def is_up(cluster: Cluster, *, in_claims: int = 0) -> int:
 
     How many devices the resource offers: all but those that claims have.
     """
-    devices = await until(f"slices of {DRIVER} on {cluster.node}", lambda: cluster.devices(DRIVER), bool)
+    devices = await until(f"slices of {CLASS} on {cluster.node}", lambda: cluster.devices(CLASS), bool)
     wanted = len(devices) - in_claims
     return await until(
         f"{wanted} allocatable {RESOURCE} on {cluster.node}",
@@ -72,7 +72,7 @@ async def test_scheduler_sees_devices_with_standard_attributes_when_the_node_is_
     """Slices of our node are there, and each device says its PCI address, root and NUMA node, by
     which a scheduler aligns.
     """
-    devices = await until("slices", lambda: cluster.devices(DRIVER), bool)
+    devices = await until("slices", lambda: cluster.devices(CLASS), bool)
 
     lacking = {name: {"pciBusID", "pcieRoot", "numaNode"} - attribute_names(device) for name, device in devices.items()}
     assert {name: names for name, names in lacking.items() if names} == {}
@@ -84,7 +84,7 @@ async def test_kubelet_has_the_driver_when_the_node_is_up(cluster: Cluster) -> N
     """
     offered = await is_up(cluster)
 
-    assert offered == len(await cluster.devices(DRIVER))
+    assert offered == len(await cluster.devices(CLASS))
     assert [
         our_socket
         for our_socket in our_sockets()
@@ -106,8 +106,8 @@ async def test_pod_runs_with_its_claim_when_it_asks_by_dra(cluster: Cluster) -> 
 
     Its CDI file goes with the pod.
     """
-    devices = await until("slices", lambda: cluster.devices(DRIVER), bool)
-    claim = await cluster.make_claim(DRIVER)
+    devices = await until("slices", lambda: cluster.devices(CLASS), bool)
+    claim = await cluster.make_claim(CLASS)
     pod = await cluster.make_pod(claim=claim)
     await cluster.until_running(pod)
     found_claim = await cluster.claim(claim)
@@ -118,7 +118,7 @@ async def test_pod_runs_with_its_claim_when_it_asks_by_dra(cluster: Cluster) -> 
         return our_cdi_files()
 
     (result,) = found_claim["status"]["allocation"]["devices"]["results"]
-    assert (result["driver"], result["pool"]) == (DRIVER, cluster.node)
+    assert (result["driver"], result["pool"]) == (DRIVER, pool_of_class(cluster.node, CLASS))
     assert result["device"] in devices
     assert [file for file in written if found_claim["metadata"]["uid"] in file]
     await until(
@@ -132,19 +132,21 @@ async def test_scheduler_aligns_two_classes_when_a_claim_asks_for_one_pcie_root(
     """Kubernetes' own scheduler, by the attribute alone: a device of each class below the same PCIe
     root.
     """
-    drivers = (DRIVER, f"{SECOND_CLASS}.topobus.dev")
+    classes = (CLASS, SECOND_CLASS)
     roots: dict[str, dict[str, str]] = {}
-    for driver in drivers:
-        devices = await until(f"slices of {driver}", partial(cluster.devices, driver), bool)
-        roots[driver] = {name: _root(device) for name, device in devices.items()}
-    if not set(roots[drivers[0]].values()) & set(roots[drivers[1]].values()):
+    for device_class in classes:
+        devices = await until(f"slices of {device_class}", partial(cluster.devices, device_class), bool)
+        roots[device_class] = {name: _root(device) for name, device in devices.items()}
+    if not set(roots[CLASS].values()) & set(roots[SECOND_CLASS].values()):
         pytest.skip(f"NOT CHECKED ON A CLUSTER: no {CLASS} and {SECOND_CLASS} of this node share a PCIe root")
-    claim = await cluster.make_claim(*drivers, match="resource.kubernetes.io/pcieRoot")
+    claim = await cluster.make_claim(*classes, match="resource.kubernetes.io/pcieRoot")
     await cluster.until_running(await cluster.make_pod(claim=claim))
     results = (await cluster.claim(claim))["status"]["allocation"]["devices"]["results"]
 
-    assert sorted(result["driver"] for result in results) == sorted(drivers)
-    assert len({roots[result["driver"]][result["device"]] for result in results}) == 1
+    granted = {str(class_of_device(result["driver"], result["device"])): result["device"] for result in results}
+    assert len(results) == len(classes)
+    assert granted.keys() == set(classes)
+    assert len({roots[device_class][device] for device_class, device in granted.items()}) == 1
 
 
 def _root(device: dict[str, Any]) -> str:
@@ -157,7 +159,7 @@ async def test_resources_and_pods_survive_when_kubelet_restarts(cluster: Cluster
     Pods of both doors still run, and new ones start.
     """
     await is_up(cluster)
-    by_claim = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
+    by_claim = await cluster.make_pod(claim=await cluster.make_claim(CLASS))
     by_resource = await cluster.make_pod(resource=RESOURCE)
     for name in (by_claim, by_resource):
         await cluster.until_running(name)
@@ -174,7 +176,7 @@ async def test_resources_and_pods_survive_when_kubelet_restarts(cluster: Cluster
     await is_up(cluster, in_claims=1)
     assert [(await cluster.pod(name))["status"]["phase"] for name in (by_claim, by_resource)] == ["Running", "Running"]
     await cluster.until_running(await cluster.make_pod(resource=RESOURCE))
-    await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
+    await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(CLASS)))
 
 
 async def test_claims_are_prepared_again_when_the_gateway_is_killed(
@@ -184,11 +186,11 @@ async def test_claims_are_prepared_again_when_the_gateway_is_killed(
     claim is undone in the end.
     """
     await is_up(cluster)
-    claim = await cluster.make_claim(DRIVER)
+    claim = await cluster.make_claim(CLASS)
     old = await cluster.make_pod(claim=claim)
     await cluster.until_running(old)
     await installation.kill_gateway()
-    other = await cluster.make_claim(DRIVER)
+    other = await cluster.make_claim(CLASS)
     await cluster.until_running(await cluster.make_pod(claim=other))
 
     assert (await cluster.pod(old))["status"]["phase"] == "Running"
@@ -225,7 +227,7 @@ class Watch:
             if listed >= 0:
                 self.listed.add(listed)
             self.offered.add(await self._cluster.allocatable(RESOURCE))
-            self.devices.add(len(await self._cluster.devices(DRIVER)))
+            self.devices.add(len(await self._cluster.devices(CLASS)))
             await asyncio.sleep(0.1)
 
 
@@ -236,7 +238,7 @@ async def test_no_device_vanishes_when_the_gateway_is_updated_with_surge(
     comes meanwhile starts.
     """
     await is_up(cluster)
-    running = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
+    running = await cluster.make_pod(claim=await cluster.make_claim(CLASS))
     await cluster.until_running(running)
     offered = await is_up(cluster, in_claims=1)
     async with Watch(cluster) as seen:
@@ -244,7 +246,7 @@ async def test_no_device_vanishes_when_the_gateway_is_updated_with_surge(
         meanwhile = await cluster.make_pod(resource=RESOURCE)
         await update
         await cluster.until_running(meanwhile)
-    await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
+    await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(CLASS)))
 
     assert (seen.listed, seen.offered, len(seen.devices)) == ({offered}, {offered}, 1)
     assert (await cluster.pod(running))["status"]["phase"] == "Running"
@@ -257,7 +259,7 @@ async def test_pods_go_on_when_the_gateway_is_updated_without_surge(
     pods are admitted at both doors.
     """
     await is_up(cluster)
-    by_claim = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
+    by_claim = await cluster.make_pod(claim=await cluster.make_claim(CLASS))
     by_resource = await cluster.make_pod(resource=RESOURCE)
     for name in (by_claim, by_resource):
         await cluster.until_running(name)
@@ -269,7 +271,7 @@ async def test_pods_go_on_when_the_gateway_is_updated_without_surge(
     assert len(seen.devices) == 1
     assert [(await cluster.pod(name))["status"]["phase"] for name in (by_claim, by_resource)] == ["Running", "Running"]
     await cluster.until_running(await cluster.make_pod(resource=RESOURCE))
-    await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
+    await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(CLASS)))
 
 
 async def test_pods_of_both_doors_run_and_end_when_they_come_in_bursts(cluster: Cluster) -> None:
@@ -282,7 +284,7 @@ async def test_pods_of_both_doors_run_and_end_when_they_come_in_bursts(cluster: 
     given: list[set[str]] = []
     for burst in range(0, _PODS_A_DOOR, half):
         count = min(half, _PODS_A_DOOR - burst)
-        claims = [await cluster.make_claim(DRIVER) for _ in range(count)]
+        claims = [await cluster.make_claim(CLASS) for _ in range(count)]
         made = [cluster.make_pod(claim=claim) for claim in claims] + [
             cluster.make_pod(resource=RESOURCE) for _ in range(count)
         ]
@@ -309,11 +311,11 @@ async def test_pod_by_claim_starts_at_once_when_the_pod_that_had_its_device_is_g
     await cluster.until_running(winner)
     await until(
         "slices say that a pod has the devices",
-        lambda: cluster.devices(DRIVER),
+        lambda: cluster.devices(CLASS),
         lambda devices: all(map(_is_occupied, devices.values())),
     )
     # Whoever tolerates that a pod has the device is given it.
-    claim = await cluster.make_claim(DRIVER, tolerates=_OCCUPIED)
+    claim = await cluster.make_claim(CLASS, tolerates=_OCCUPIED)
     loser = await cluster.make_pod(claim=claim)
     for name in (loser, claim):
         # Who has it is known when kubelet lists that pod, a moment after it has begun.
@@ -339,16 +341,16 @@ async def test_fault_is_in_the_pods_status_when_its_device_fails(cluster: Cluste
     its slice has a taint.
     """
     await is_up(cluster)
-    claim = await cluster.make_claim(DRIVER)
+    claim = await cluster.make_claim(CLASS)
     pod = await cluster.make_pod(claim=claim)
     await cluster.until_running(pod)
     (result,) = (await cluster.claim(claim))["status"]["allocation"]["devices"]["results"]
-    device = (await cluster.devices(DRIVER))[result["device"]]
+    device = (await cluster.devices(CLASS))[result["device"]]
     await installation.break_device(result["device"], device["attributes"]["resource.kubernetes.io/pciBusID"]["string"])
 
     await until(
         "a taint on its device",
-        lambda: cluster.devices(DRIVER),
+        lambda: cluster.devices(CLASS),
         lambda devices: devices[result["device"]].get("taints"),
     )
     await until(
@@ -373,6 +375,6 @@ async def test_nothing_is_left_when_it_is_uninstalled(cluster: Cluster, installa
     await installation.uninstall()
 
     await until("sockets are gone", sockets, lambda sockets_left: not sockets_left)
-    await until("slices are gone", lambda: cluster.slices(".topobus.dev"), lambda slices_left: not slices_left)
+    await until("slices are gone", lambda: cluster.slices(), lambda slices_left: not slices_left)
     await until("nothing is offered", lambda: cluster.allocatable(RESOURCE), lambda count: count == 0)
     assert our_cdi_files() == []

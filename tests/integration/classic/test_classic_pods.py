@@ -196,7 +196,7 @@ async def test_rule_evicts_a_classic_claim_with_its_pod(served: ClassicPlace) ->
             "pod", name, lambda api_object: api_object is not None and bool(api_object.spec.get("nodeName"))
         )
     hot, cool = await served.allocated("hot"), await served.allocated("cool")
-    selector = f"{{driver: gpu.topobus.dev, pool: {node_of(hot)}, device: {devices_of(hot)[0]}}}"
+    selector = f"{{driver: topobus.dev, pool: {node_of(hot)}, device: {devices_of(hot)[0]}}}"
 
     await served.apply(
         f"""

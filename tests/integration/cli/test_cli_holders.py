@@ -148,7 +148,7 @@ async def test_holders_and_pod_know_each_other_when_only_the_claim_says_it(nats_
         node="n1",
         device_class="gpu",
     )
-    result = {"request": "two", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-3"}
+    result = {"request": "two", "driver": "topobus.dev", "pool": "n1", "device": "gpu-3"}
     status = {
         "allocation": {"devices": {"results": [result]}},
         "reservedFor": [{"resource": "pods", "name": name, "uid": name} for name in ("web", "batch")],

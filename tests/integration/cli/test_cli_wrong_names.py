@@ -156,11 +156,14 @@ async def test_get_counts_what_nobody_can_read_when_there_is_some(nats_server: N
     assert "2 objects cannot be read: `topobus doctor` names them" in error
 
 
-async def test_built_in_classes_are_listed_when_nobody_stored_any(nats_server: NatsServer, bus: Bus) -> None:
+async def test_built_in_classes_are_listed_when_nobody_stored_any(
+    nats_server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Claims can name them, so `get` and `describe` show them and say what they are.
 
     A stored one of the name takes its place, and only that is deleted.
     """
+    monkeypatch.setenv("COLUMNS", "160")
     await bus.put(INVENTORY, Inventory(node="n1", device_class="gpu", generation=1), node="n1", device_class="gpu")
     built_in = (await run_cli(nats_server, "get", "deviceclasses"))[1]
     described = (await run_cli(nats_server, "describe", "deviceclass", "gpu.topobus.dev"))[1]
@@ -172,10 +175,10 @@ async def test_built_in_classes_are_listed_when_nobody_stored_any(nats_server: N
     assert built_in.splitlines()[1].split("   ") == [
         "gpu.topobus.dev",
         "built-in",
-        'device.driver == "gpu.topobus.dev"',
+        'device.driver == "topobus.dev" && device.attributes["topobus.dev"].class == "gpu"',
         "-",
     ]
-    assert "a class of this name that is applied takes its place" in " ".join(described.split())
+    assert "a DeviceClass of this name that is applied takes its place" in " ".join(described.split())
     assert refused[0] == 1
     assert "deviceclass gpu.topobus.dev is built in, and not stored" in refused[2]
     assert [line.split()[:2] for line in with_stored.splitlines()[1:]] == [["gpu.topobus.dev", "stored"]]

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from support.cluster_home import ClusterHome, claim, device_class, node, pod, slice_of
+from support.cluster_home import ClusterHome, claim, device_class, node, own_class, pod, slice_of
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Start
 from topobus.controller.commit.node_ledgers import Held, NodeLedgers, Overtaken
@@ -22,6 +22,7 @@ from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
 from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.objects import Claim
+from topobus.formats.kubernetes.pool_slices import pool_slices
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages import catalogue
@@ -31,7 +32,8 @@ from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.reading import Reader
-from topobus.values.device import Inventory, driver_name
+from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER, class_of_device
 from topobus.values.errors import PeerUnavailable
 from topobus.values.machine import Machine
 from topobus.values.outcome import Placement, Refusal
@@ -40,21 +42,25 @@ from topobus.values.request import ContainerRequest, DeviceRequest, Owner, Owner
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 NODE = "demo-node"
-DRIVER = "gpu.topobus.dev"
+GPU = "gpu.topobus.dev"
 NEAR = Path(__file__).parents[3] / "examples" / "claims" / "gpu-nic-near.yaml"
 
 
-def published(inventory: Inventory, node_uid: str) -> dict[str, Any]:
-    """The slice that the node's gateway would publish, owned by the node's object."""
-    devices = [msgspec.json.decode(encode(slice_device(device))) for device in inventory.devices]
-    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": driver_name(inventory.device_class), "nodeName": NODE, "pool": pool, "devices": devices}
+def published(inventories: list[Inventory], node_uid: str) -> list[dict[str, Any]]:
+    """The slices that the node's gateway would publish, one a class, owned by the node's object."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": node_uid, "controller": True}
-    return {
-        "kind": "ResourceSlice",
-        "metadata": {"name": f"{NODE}-{inventory.device_class}", "ownerReferences": [owner]},
-        "spec": spec,
-    }
+    devices = [slice_device(device) for inventory in inventories for device in inventory.devices]
+    return [
+        {
+            "kind": "ResourceSlice",
+            "metadata": {
+                "name": f"{NODE}-{class_of_device(DRIVER, spec.devices[0].name)}",
+                "ownerReferences": [owner],
+            },
+            "spec": msgspec.json.decode(encode(spec)),
+        }
+        for spec in pool_slices(NODE, devices).values()
+    ]
 
 
 class Rig:
@@ -86,8 +92,8 @@ async def rig(
     ):
         home = ClusterHome(server, nats_server.url, tmp_path)
         uid = server.put(node(NODE))["metadata"]["uid"]
-        home.put(*(published(inventory, uid) for inventory in inventories))
-        home.put(device_class(DRIVER, DRIVER), device_class("nic.topobus.dev", "nic.topobus.dev"))
+        home.put(*published(inventories, uid))
+        home.put(own_class("gpu"), own_class("nic"))
         yield Rig(home, bus, topology)
 
 
@@ -97,7 +103,7 @@ async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> No
 
     It is announced once.
     """
-    rig.home.put(claim("c", count=2, device_class_name=DRIVER), pod("p", "c"))
+    rig.home.put(claim("c", count=2, device_class_name=GPU), pod("p", "c"))
     async with Reader(rig.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions, rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
         events = await decisions.until(lambda items: bool(items))
@@ -130,6 +136,8 @@ EVIL = {
         nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}]},
     ),
     "owned": _evil(),
+    "owned, of a class that the node has not": _evil(devices=[{"name": "tpu-0"}]),
+    "owned, of a class of the other pool": _evil(devices=[{"name": "cpu-0"}]),
     "without memory": _evil(devices=[{"name": "gpu-fake", "attributes": {"model": {"string": "x"}}}]),
 }
 
@@ -140,12 +148,12 @@ async def test_foreign_slices_hide_nothing_of_a_nodes_devices(rig: Rig, what: st
     those whose selector it would break; it is named.
     """
     evil = EVIL[what]
-    if what == "owned":
+    if what.startswith("owned"):
         uid = rig.home.get("Node", NODE)["metadata"]["uid"]
         evil["metadata"]["ownerReferences"] = [
             {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid, "controller": True}
         ]
-    picky = claim("c", count=2, device_class_name=DRIVER)
+    picky = claim("c", count=2, device_class_name=GPU)
     expression = f'device.capacity["{DRIVER}"].memory.isGreaterThan(quantity("1Gi"))'
     picky["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": expression}}]
     rig.home.put(node("n2"), evil, picky, pod("p", "c"))
@@ -167,7 +175,7 @@ async def test_device_that_went_keeps_nobody_from_the_others(
     gpus = recorded[1][0]
     fewer = msgspec.structs.replace(gpus, generation=2, devices=gpus.devices[1:])
     await rig.bus.put(catalogue.INVENTORY, fewer, node=NODE, device_class="gpu")
-    rig.home.put(claim("c", count=7, device_class_name=DRIVER), pod("p", "c"))
+    rig.home.put(claim("c", count=7, device_class_name=GPU), pod("p", "c"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
@@ -179,7 +187,7 @@ async def test_other_devices_are_tried_when_the_node_refuses(rig: Rig) -> None:
     one avoids those devices.
     """
     rig.topology.refuse_next = 2
-    rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"))
+    rig.home.put(claim("c", device_class_name=GPU), pod("p", "c"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
@@ -198,7 +206,7 @@ async def test_what_a_device_plugins_pod_holds_is_not_given(rig: Rig) -> None:
     async with rig.home.controller():
         reply = await _placed(rig, request)
         held = {name for container in reply.containers for devices in container.devices.values() for name in devices}
-        rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"))
+        rig.home.put(claim("c", device_class_name=GPU), pod("p", "c"))
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
     assert len(held) == 7
@@ -225,9 +233,7 @@ async def test_ledger_lets_go_when_the_claim_is_deallocated(rig: Rig) -> None:
 
     Our note goes, and the finalizer with it.
     """
-    rig.home.put(
-        claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d")
-    )
+    rig.home.put(claim("c", device_class_name=GPU), pod("p", "c"), claim("d", device_class_name=GPU), pod("q", "d"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("q"), "open gates")
         for name in ("p", "q"):
@@ -250,9 +256,7 @@ async def test_pods_are_served_when_a_node_with_something_to_let_go_is_frozen(ri
     and a pod gets devices of another node.
     """
     thaw = rig.topology.asks.hold("release")
-    rig.home.put(
-        claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d")
-    )
+    rig.home.put(claim("c", device_class_name=GPU), pod("p", "c"), claim("d", device_class_name=GPU), pod("q", "d"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("q"), "open gates")
         for name in ("p", "q"):
@@ -270,7 +274,7 @@ async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Ri
     """What a crash left between the ledger and the status is completed with the same operation and
     the same devices.
     """
-    rig.home.put(claim("c", count=3, device_class_name=DRIVER), pod("p", "c"))
+    rig.home.put(claim("c", count=3, device_class_name=GPU), pod("p", "c"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
     devices = rig.home.devices("c")
@@ -304,7 +308,7 @@ def _attempt(number: int, *devices: str) -> Attempt:
 def _stored_claim() -> Claim:
     """The claim whose attempts these are."""
     stored = read_object(
-        "ResourceClaim", "v1", {**claim("c", device_class_name=DRIVER, uid="uid-c", resourceVersion="5"), "status": {}}
+        "ResourceClaim", "v1", {**claim("c", device_class_name=GPU, uid="uid-c", resourceVersion="5"), "status": {}}
     )
     assert stored is not None
     return Claim(stored)
@@ -390,7 +394,7 @@ async def test_pods_own_wishes_bring_its_claims_together(rig: Rig, recorded: tup
     rig.home.put(claim("first", device_class_name="nic.topobus.dev"), pod("q", "first"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("q"), "the first pod served")
-        rig.home.put(claim("gpu", device_class_name=DRIVER), nic, wishing)
+        rig.home.put(claim("gpu", device_class_name=GPU), nic, wishing)
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
     switches = {device.name: device.pcie_switch for inventory in recorded[1] for device in inventory.devices}

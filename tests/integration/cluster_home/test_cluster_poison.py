@@ -13,7 +13,17 @@ import pytest
 import pytest_asyncio
 from msgspec import structs
 
-from support.cluster_home import GATE, ClusterHome, Object, claim, device_class, node, pod, slice_of, template
+from support.cluster_home import (
+    GATE,
+    ClusterHome,
+    Object,
+    claim,
+    node,
+    own_class,
+    pod,
+    slice_of,
+    template,
+)
 from support.cluster_poison import WHOLE, poison
 from topobus.bus.bus import Bus
 from topobus.controller.store.api import (
@@ -29,6 +39,7 @@ from topobus.formats.messages.messages import PlaceRequest, ReleaseReply, Releas
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import ContractError, HardwareError
 from topobus.values.ledger import Allocation, Ledger
 from topobus.values.request import Owner, OwnerKind
@@ -36,7 +47,7 @@ from topobus.values.request import Owner, OwnerKind
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 BAD_NODE = "bad-node"
-DRIVER = "gpu.topobus.dev"
+GPU = "gpu.topobus.dev"
 
 
 @pytest_asyncio.fixture
@@ -82,9 +93,9 @@ async def test_bad_node_keeps_nobody_else_from_devices(home: ClusterHome, bus: B
     owner = {"apiVersion": "v1", "kind": "Node", "name": BAD_NODE, "uid": stored["metadata"]["uid"], "controller": True}
     published = slice_of(BAD_NODE, 1, driver=DRIVER)
     published["metadata"]["ownerReferences"] = [owner]
-    published["spec"]["devices"] = [{"name": "gpu-0"}]
-    home.put(published, device_class(DRIVER, DRIVER))
-    home.put(claim("bad", device_class_name=DRIVER), pod("p", "bad"), claim("good"), pod("q", "good"))
+    published["spec"]["devices"] = [{"name": "gpu-0", "attributes": {"class": {"string": "gpu"}}}]
+    home.put(published, own_class("gpu"))
+    home.put(claim("bad", device_class_name=GPU), pod("p", "bad"), claim("good"), pod("q", "good"))
 
     async with home.controller():
         await home.until(lambda: not home.gates("q"), "the neighbour served")

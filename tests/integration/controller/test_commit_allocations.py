@@ -112,7 +112,7 @@ class Home:
     async def attempted(self, driver: str = "gpu.example.com") -> list[Attempted]:
         """Make both claims and write an attempt into each."""
         return await self.committer.attempt(
-            "n1", await self.claims(), [_devices(driver, "d0"), _devices(driver, "d1")], pod=self.pod
+            "n1", await self.claims(), [_devices(driver, "gpu-0"), _devices(driver, "gpu-1")], pod=self.pod
         )
 
     async def rival_writes(self, key: ObjectKey) -> None:
@@ -224,7 +224,7 @@ async def test_group_gives_way_when_the_node_refuses_one_of_it(home: Home) -> No
         return PlaceReply(decision_id="d", node="n1", result=result)
 
     await home.bus.answer(catalogue.PLACE, place, node="n1")
-    group = await home.attempted("gpu.topobus.dev")
+    group = await home.attempted("topobus.dev")
 
     outcome = await home.committer.commit(group, home.rules)
 

@@ -53,8 +53,8 @@ spec:
         selectors:
         - cel:
             expression: >-
-              device.attributes["gpu.topobus.dev"].model.contains("H100") &&
-              device.capacity["gpu.topobus.dev"].memory.compareTo(quantity("40Gi")) >= 0
+              device.attributes["topobus.dev"].model.contains("H100") &&
+              device.capacity["topobus.dev"].memory.compareTo(quantity("40Gi")) >= 0
     - name: nic
       exactly:
         deviceClassName: nic.topobus.dev
@@ -75,7 +75,7 @@ async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_f
         events = await decisions.until(lambda items: bool(items))
 
     roots = {device.name: device.pcie_root for inventory in served.inventories for device in inventory.devices}
-    assert [result["driver"] for result in results] == ["gpu.topobus.dev", "nic.topobus.dev"]
+    assert [result["driver"] for result in results] == ["topobus.dev"] * 2
     assert len({roots[result["device"]] for result in results}) == 1
     assert {result["pool"] for result in results} == {NODE}
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="pair", uid="uid-pair")
@@ -154,7 +154,7 @@ async def test_controller_allocates_waiting_claim_when_devices_become_free(serve
             id="cel-does-not-compile",
         ),
         pytest.param(
-            claim("bad", expression='device.attributes["gpu.topobus.dev"].colour == "red"'),
+            claim("bad", expression='device.attributes["topobus.dev"].colour == "red"'),
             "Invalid",
             ("selector #0", "colour"),
             id="cel-missing-key",
@@ -431,8 +431,7 @@ async def test_claim_with_as_much_configuration_as_upstream_takes_is_allocated(s
     """
     api_object = claim("large")
     config = [
-        {"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": "x" * 10_000}}}
-        for number in range(32)
+        {"opaque": {"driver": "topobus.dev", "parameters": {"n": number, "text": "x" * 10_000}}} for number in range(32)
     ]
     await served.apply(
         msgspec.structs.replace(api_object, spec={"devices": {**api_object.spec["devices"], "config": config}})

@@ -29,7 +29,7 @@ def rule(device: str, effect: str = "NoExecute") -> ApiObject:
         kind="DeviceTaintRule",
         metadata={"name": "maintenance"},
         spec={
-            "deviceSelector": {"driver": "gpu.topobus.dev", "pool": NODE, "device": device},
+            "deviceSelector": {"driver": "topobus.dev", "pool": NODE, "device": device},
             "taint": {"key": "example.com/maintenance", "effect": effect},
         },
     )

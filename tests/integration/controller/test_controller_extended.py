@@ -18,7 +18,7 @@ metadata: {name: example-gpu}
 spec:
   extendedResourceName: example.com/gpu
   selectors:
-  - cel: {expression: 'device.driver == "gpu.topobus.dev"'}
+  - cel: {expression: 'device.driver == "topobus.dev" && device.attributes["topobus.dev"].class == "gpu"'}
 ---
 apiVersion: v1
 kind: Pod
@@ -46,5 +46,5 @@ async def test_pod_with_an_extended_resource_is_scheduled_with_a_claim(served: H
     ]
     results = await served.allocated(status["resourceClaimName"])
     assert [(result["request"], result["driver"]) for result in results] == [
-        ("container-0-request-0", "gpu.topobus.dev")
+        ("container-0-request-0", "topobus.dev")
     ] * 2

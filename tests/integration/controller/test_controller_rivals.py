@@ -156,7 +156,7 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     state.put_ledger(topology.ledger)
 
     def attempt(number: int) -> Attempt:
-        granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=node, device=gpus.devices[number].name)
+        granted = GrantedDevice(request="r", driver="topobus.dev", pool=node, device=gpus.devices[number].name)
         return Attempt(
             number=number, node=node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,)))
         )
@@ -228,7 +228,7 @@ class OneNode:
 
     def granted(self) -> Attempt:
         """An attempt at the node's first GPU."""
-        granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool="demo-node", device="gpu-0")
+        granted = GrantedDevice(request="r", driver="topobus.dev", pool="demo-node", device="gpu-0")
         return Attempt(
             number=1, node="demo-node", allocation=AllocationResult(devices=DevicesAllocated(results=(granted,)))
         )
@@ -356,7 +356,7 @@ async def test_claim_says_that_its_node_failed_when_the_node_answers_what_nobody
     state.put_machine(machine)
     state.put_inventory(inventories["gpu"])
     granted = GrantedDevice(
-        request="r", driver="gpu.topobus.dev", pool=machine.node, device=inventories["gpu"].devices[0].name
+        request="r", driver="topobus.dev", pool=machine.node, device=inventories["gpu"].devices[0].name
     )
     attempt = Attempt(
         number=1, node=machine.node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,)))

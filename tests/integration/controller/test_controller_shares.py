@@ -17,7 +17,7 @@ from topobus.values.pools import Condition
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
-ONE = 'device.allowMultipleAllocations && device.attributes["gpu.topobus.dev"].tenant == "one"'
+ONE = 'device.allowMultipleAllocations && device.attributes["topobus.dev"].tenant == "one"'
 
 
 async def share_one_gpu(home: Home) -> Device:

@@ -16,7 +16,7 @@ from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
 from support.sriov_kernel import SriovKernel
 from support.sysfs_trees import write
 from topobus.bus.bus import Bus
-from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
 from topobus.devicekit.settings import FunctionRule, PartitionSettings
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.formats.messages.catalogue import MACHINE, PREPARE, UNPREPARE
@@ -113,7 +113,11 @@ async def test_claims_get_parts_of_cards_that_are_cut_for_them(bench: CutBench, 
         after = await bench.inventory(lambda it: len(it.devices) == 2 * 15)
 
     assert [counter_set.name for counter_set in before.counter_sets] == [CARD, "gpu-0000-27-00-0"]
-    assert [problem for each in slices_from_inventory(before) for problem in check_slice(each.spec)] == []
+    assert [
+        problem
+        for each in slices_of_pool(before.node, [devices_of_class(before)])
+        for problem in check_slice(each.spec)
+    ] == []
     assert isinstance(part, Prepared)
     assert [node.path for node in part.edits[f"{CARD}-cpx-3"].device_nodes] == ["/dev/dri/card3", "/dev/dri/renderD131"]
     assert isinstance(again, Prepared)

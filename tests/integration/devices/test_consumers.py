@@ -11,7 +11,7 @@ from topobus.testing.drivers.toy_driver import ToyDriver
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-_DEVICE = {"node": NODE, "device_class": "gpu", "device": "acme-0"}
+_DEVICE = {"node": NODE, "device_class": "gpu", "device": "gpu-acme-0"}
 
 
 async def test_device_service_makes_no_consumer_when_all_that_it_has_to_read_is_garbage(
@@ -31,7 +31,7 @@ async def test_device_service_makes_no_consumer_when_all_that_it_has_to_read_is_
     monkeypatch.setattr(JetStream, "call", note)
     await bench.publish_machine()
     async with bench.service(ToyDriver("acme", count=1)):
-        await bench.event(lambda event: event.device == "acme-0")
+        await bench.event(lambda event: event.device == "gpu-acme-0")
         first = await bench.inventory(lambda inventory: len(inventory.devices) == 1)
     await bench.bus._connection.publish(f"$KV.{INVENTORY.home(device_class='gpu').bucket}.{NODE}.gpu", b"{")
     await bench.bus._connection.publish(HEALTH.subject(**_DEVICE), b"{")

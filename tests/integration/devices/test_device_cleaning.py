@@ -60,11 +60,11 @@ async def _gateway(nats_server: NatsServer) -> AsyncIterator[Bus]:
 async def _use(gateway: Bus) -> None:
     """Come and go."""
     prepared = await gateway.ask(
-        PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+        PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("gpu-toy-0",)), node=NODE, device_class="gpu"
     )
     assert isinstance(prepared.result, Prepared)
     left = await gateway.ask(
-        UNPREPARE, UnprepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+        UNPREPARE, UnprepareRequest(op_id="", owner=OWNER, devices=("gpu-toy-0",)), node=NODE, device_class="gpu"
     )
     assert left.refusal is None
 
@@ -79,16 +79,16 @@ async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(
     bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
     await bench.publish_machine()
     async with _gateway(nats_server) as gateway, bench.service(driver, health=HealthSettings(poll_s=0.05)):
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         await _use(gateway)
-        seen = await bench.inventory(has_state(HealthState.UNKNOWN, "toy-0"))
+        seen = await bench.inventory(has_state(HealthState.UNKNOWN, "gpu-toy-0"))
         waiting = await gateway.ask(
-            PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+            PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("gpu-toy-0",)), node=NODE, device_class="gpu"
         )
         driver.may_clean.set()
-        healthy = await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        healthy = await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
 
-    device = seen.device("toy-0")
+    device = seen.device("gpu-toy-0")
     assert device is not None
     assert [(condition.reason, condition.evidence["owner"]) for condition in device.health.conditions] == [
         ("cleaning", OWNER.key)
@@ -109,19 +109,19 @@ async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(
     driver.may_clean.set()
     await bench.publish_machine()
     async with _gateway(nats_server) as gateway, bench.service(driver):
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         await _use(gateway)
         event = await bench.event(lambda event: event.health.state is HealthState.UNHEALTHY)
-        sick = await bench.inventory(has_state(HealthState.UNHEALTHY, "toy-0"))
+        sick = await bench.inventory(has_state(HealthState.UNHEALTHY, "gpu-toy-0"))
         driver.dirt = ""
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
 
     worst = event.health.worst
     assert worst is not None
-    assert (event.device, worst.reason) == ("toy-0", "dirty")
+    assert (event.device, worst.reason) == ("gpu-toy-0", "dirty")
     assert "claim default/claim left it dirty" in worst.message
     assert "process 4711" in worst.message
-    assert has_state(HealthState.HEALTHY, "toy-1")(sick)
+    assert has_state(HealthState.HEALTHY, "gpu-toy-1")(sick)
 
 
 async def test_device_is_unhealthy_and_its_neighbour_goes_on_when_its_journal_is_unreadable(
@@ -130,17 +130,17 @@ async def test_device_is_unhealthy_and_its_neighbour_goes_on_when_its_journal_is
     """One bad file takes out one device, and names itself."""
     bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
     bench.journal.mkdir()
-    (bench.journal / "toy-0.json").write_text("not what you want", encoding="utf-8")
+    (bench.journal / "gpu-toy-0.json").write_text("not what you want", encoding="utf-8")
     await bench.publish_machine()
     async with bench.service(driver):
-        inventory = await bench.inventory(has_state(HealthState.UNHEALTHY, "toy-0"))
+        inventory = await bench.inventory(has_state(HealthState.UNHEALTHY, "gpu-toy-0"))
 
-    device = inventory.device("toy-0")
+    device = inventory.device("gpu-toy-0")
     assert device is not None
     assert device.health.worst is not None
     assert device.health.worst.reason == "journal-unreadable"
-    assert str(bench.journal / "toy-0.json") in device.health.worst.message
-    assert has_state(HealthState.HEALTHY, "toy-1")(inventory)
+    assert str(bench.journal / "gpu-toy-0.json") in device.health.worst.message
+    assert has_state(HealthState.HEALTHY, "gpu-toy-1")(inventory)
 
 
 async def test_service_waits_and_says_so_when_another_process_has_the_journal(
@@ -160,7 +160,7 @@ async def test_service_waits_and_says_so_when_another_process_has_the_journal(
                 await other_threads()
         waiting = readiness.report()["journal"]
         other.close()
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
 
     assert "another process has it" in waiting
     assert readiness.report()["journal"] == "ready"

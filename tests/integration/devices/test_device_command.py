@@ -66,15 +66,15 @@ async def test_word_stands_when_service_topology_and_server_begin_anew(
     bench, url = own_bench, own_nats_server.url
     await bench.publish_machine()
     async with topology(url, TOPOBUS_ALL__NODE=NODE), bench.service(ToyDriver(count=2)):
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         await _until_placeable(bench)
-        done = await _topobus(url, "device", "maintain", "toy-0", "--why", "fan", "--who", "ada")
+        done = await _topobus(url, "device", "maintain", "gpu-toy-0", "--why", "fan", "--who", "ada")
         refused = await ask_patiently(bench.bus, PLACE, PlaceRequest(op_id="place-1", pod=BOTH), node=NODE)
-        unknown = await _topobus(url, "device", "exclude", "toy-7", "--why", "fan", code=1)
+        unknown = await _topobus(url, "device", "exclude", "gpu-toy-7", "--why", "fan", code=1)
     await own_nats_server.stop()
     await own_nats_server.start()
     async with topology(url, TOPOBUS_ALL__NODE=NODE), bench.service(ToyDriver(count=2)):
-        inventory = await bench.inventory(lambda each: _kept_back(each) == ["toy-0"])
+        inventory = await bench.inventory(lambda each: _kept_back(each) == ["gpu-toy-0"])
         listed = await _topobus(url, "device", "list")
         decisions = await _topobus(url, "decisions")
         await ask_patiently(bench.bus, PLACE, PlaceRequest(op_id="dry", pod=BOTH, is_dry_run=True), node=NODE)
@@ -84,9 +84,9 @@ async def test_word_stands_when_service_topology_and_server_begin_anew(
     assert done["devices"][0]["reply"]["result"]["maintenance"]["why"] == "fan"
     assert isinstance(refused.result, Refusal)
     assert "1 withheld by an operator" in " ".join(reason.message for reason in refused.result.reasons)
-    assert "did you mean toy-" in unknown
-    assert inventory.device("toy-1") is not None
-    assert [(device["device"], device["maintenance"]["who"]) for device in listed["devices"]] == [("toy-0", "ada")]
+    assert "did you mean gpu-toy-" in unknown
+    assert inventory.device("gpu-toy-1") is not None
+    assert [(device["device"], device["maintenance"]["who"]) for device in listed["devices"]] == [("gpu-toy-0", "ada")]
     said = [
         (event["verb"], event["operation"]["who"], event["operation"]["why"])
         for event in decisions["decisions"]

@@ -145,7 +145,7 @@ async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(
     A held one stays listed as Unhealthy.
     """
     toy = ToyDriver("acme", count=2)
-    allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": ("acme-0",)}),))
+    allocation = Allocation(owner=OWNER, holdings=(Holding(devices={"gpu": ("gpu-acme-0",)}),))
     await bench.bus.put(LEDGER, Ledger(node=NODE, allocations={OWNER.key: allocation}), node=NODE)
     await bench.publish_machine()
 
@@ -153,17 +153,17 @@ async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(
         await bench.inventory(lambda inventory: len(inventory.devices) == 2)
         toy.names = ()
         left = await bench.inventory(lambda inventory: len(inventory.devices) == 1)
-        event = await bench.event(lambda health_event: health_event.device == "acme-1" and health_event.is_removed)
-        toy.names = ("acme-1",)
+        event = await bench.event(lambda health_event: health_event.device == "gpu-acme-1" and health_event.is_removed)
+        toy.names = ("gpu-acme-1",)
         again = await bench.event(
             lambda health_event: (
-                health_event.device == "acme-1"
+                health_event.device == "gpu-acme-1"
                 and not health_event.is_removed
                 and health_event.generation > event.generation
             )
         )
 
-    assert states(left) == {"acme-0": HealthState.UNHEALTHY}
+    assert states(left) == {"gpu-acme-0": HealthState.UNHEALTHY}
     assert event.health.state is HealthState.UNHEALTHY
     assert (again.previous, again.generation) == (None, event.generation + 1)
 
@@ -178,14 +178,14 @@ async def test_sticky_fault_heals_when_the_operator_forgives_it(bench: DeviceBen
     await bench.publish_machine()
 
     async with bench.service(toy):
-        await bench.inventory(has_state(HealthState.HEALTHY, "acme-0"))
-        toy.faults = {"acme-0": (fault,)}
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-acme-0"))
+        toy.faults = {"gpu-acme-0": (fault,)}
         await bench.event(lambda health_event: health_event.generation == 2)
     toy.faults = {}
-    async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forgive=("acme-0",))):
+    async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forgive=("gpu-acme-0",))):
         await bench.event(lambda health_event: health_event.generation == 4)
 
-    assert [event.health.state for event in await bench.events("acme-0")] == [
+    assert [event.health.state for event in await bench.events("gpu-acme-0")] == [
         HealthState.HEALTHY,
         HealthState.UNHEALTHY,
         HealthState.RECOVERING,
@@ -201,7 +201,8 @@ async def test_health_is_said_again_when_another_class_pushed_it_out_of_the_stre
 
     async with bench.service(ToyDriver("acme", count=2)):
         first = {
-            name: await bench.event(lambda event, name=name: event.device == name) for name in ("acme-0", "acme-1")
+            name: await bench.event(lambda event, name=name: event.device == name)
+            for name in ("gpu-acme-0", "gpu-acme-1")
         }
         await _fill_health(bench.bus)
         # Late subscribers: their snapshot begins after the flood.

@@ -153,16 +153,16 @@ async def test_host_takes_no_step_when_the_drivers_see_what_they_saw(
     monkeypatch.setattr(publishing, "advance_inventory", counted)
     await bench.publish_machine()
     async with bench.service(driver):
-        await bench.inventory(has_state(HealthState.HEALTHY, "calm-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-calm-0"))
         before = -1
         async with asyncio.timeout(LIMIT_S):
             while steps != before:
                 before = steps
                 await driver.after(looks=10)
         driver.faults = {
-            "calm-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)
+            "gpu-calm-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)
         }
-        await bench.inventory(has_state(HealthState.UNHEALTHY, "calm-0"))
+        await bench.inventory(has_state(HealthState.UNHEALTHY, "gpu-calm-0"))
 
     assert before > 0
 
@@ -175,14 +175,14 @@ async def test_driver_is_known_to_hang_when_its_own_thread_looked_last(bench: De
     await bench.publish_machine()
 
     async with bench.service(driver, timeout_s=0.3):
-        await bench.inventory(has_state(HealthState.HEALTHY, "calm-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-calm-0"))
         await driver.after(looks=20)
         driver.go.clear()
-        unknown = await bench.inventory(has_state(HealthState.UNKNOWN, "calm-0"))
+        unknown = await bench.inventory(has_state(HealthState.UNKNOWN, "gpu-calm-0"))
         driver.go.set()
         await bench.inventory(
             lambda inventory: (
-                inventory.generation > unknown.generation and states(inventory) == {"calm-0": HealthState.HEALTHY}
+                inventory.generation > unknown.generation and states(inventory) == {"gpu-calm-0": HealthState.HEALTHY}
             )
         )
 
@@ -207,15 +207,17 @@ async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: DeviceBench) -
             await asyncio.to_thread(hung.held.wait)
         await clock.asleep(POLL_S)  # the other driver has looked: the limit of no call of its own comes now
         clock.advance(TIMEOUT_S)
-        unknown = await bench.inventory(has_state(HealthState.UNKNOWN, "hung-0"))
-        well.faults = {"well-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)}
+        unknown = await bench.inventory(has_state(HealthState.UNKNOWN, "gpu-hung-0"))
+        well.faults = {
+            "gpu-well-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)
+        }
         async with clock.ticking(POLL_S):
-            both = await bench.inventory(has_state(HealthState.UNHEALTHY, "well-0"))
+            both = await bench.inventory(has_state(HealthState.UNHEALTHY, "gpu-well-0"))
             hung.go.set()
-            back = await bench.inventory(has_state(HealthState.HEALTHY, "hung-0"))
+            back = await bench.inventory(has_state(HealthState.HEALTHY, "gpu-hung-0"))
 
-    assert states(unknown) == {"hung-0": HealthState.UNKNOWN, "well-0": HealthState.HEALTHY}
-    assert states(both) == {"hung-0": HealthState.UNKNOWN, "well-0": HealthState.UNHEALTHY}
+    assert states(unknown) == {"gpu-hung-0": HealthState.UNKNOWN, "gpu-well-0": HealthState.HEALTHY}
+    assert states(both) == {"gpu-hung-0": HealthState.UNKNOWN, "gpu-well-0": HealthState.UNHEALTHY}
     assert back.warnings == ()
 
 
@@ -232,8 +234,8 @@ async def test_first_inventory_comes_when_one_driver_hangs_from_the_start(bench:
         hung.go.set()
         late = await bench.inventory(lambda inventory: len(inventory.devices) == 2)
 
-    assert list(states(early)) == ["well-0"]
-    assert list(states(late)) == ["hung-0", "well-0"]
+    assert list(states(early)) == ["gpu-well-0"]
+    assert list(states(late)) == ["gpu-hung-0", "gpu-well-0"]
 
 
 async def test_failing_driver_is_named_in_warnings_when_it_raises(bench: DeviceBench) -> None:
@@ -242,9 +244,9 @@ async def test_failing_driver_is_named_in_warnings_when_it_raises(bench: DeviceB
     await bench.publish_machine()
 
     async with bench.service(toy):
-        await bench.inventory(has_state(HealthState.HEALTHY, "acme-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-acme-0"))
         toy.error = RuntimeError("firmware said no")
-        inventory = await bench.inventory(has_state(HealthState.UNKNOWN, "acme-0"))
+        inventory = await bench.inventory(has_state(HealthState.UNKNOWN, "gpu-acme-0"))
 
     assert "firmware said no" in inventory.warnings[0]
 
@@ -259,7 +261,7 @@ async def test_skipped_plugin_is_named_in_warnings_when_it_cannot_be_loaded(benc
         inventory = await bench.inventory(lambda _: True)
 
     assert inventory.warnings == ("broken: plugin is skipped: ImportError: no",)
-    assert list(states(inventory)) == ["acme-0"]
+    assert list(states(inventory)) == ["gpu-acme-0"]
 
 
 async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(

@@ -137,7 +137,7 @@ async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_e
             try:
                 await node.rig.kubelet.remove(trainer)
                 event = await node.until_told(dirty, lambda event: event.health.state is HealthState.UNHEALTHY)
-                await node.rig.kubelet.wait_for_health("gpu.topobus.dev", NODE, dirty, "Unhealthy")
+                await node.rig.kubelet.wait_for_health("topobus.dev", NODE, dirty, "Unhealthy")
                 await node.rig.kubelet.wait_for_resource(GPU, allocatable=1)
                 await server.until(
                     lambda: taints(server)[dirty] == ["topobus.dev/health:NoExecute"], what="a taint that evicts"
@@ -152,14 +152,14 @@ async def test_dirty_gpu_is_offered_at_no_door_until_the_process_that_was_left_e
                 classic_text = await place.until_reason("classic", "DoesNotFit")
                 refused_pod = await node.rig.kubelet.admit(_pod("next", "next", 2))
                 refused_call = await _allocate(node, dirty)
-                shown = node.rig.kubelet.device_health("gpu.topobus.dev", NODE, dirty)
+                shown = node.rig.kubelet.device_health("topobus.dev", NODE, dirty)
                 # Neither has anything, and neither shall have it before kubelet's next pod.
                 for name in ("structured", "classic"):
                     await place.delete("resourceclaim", name)
                     await place.gone("resourceclaim", name)
             finally:
                 await leftover.end()
-            await node.rig.kubelet.wait_for_health("gpu.topobus.dev", NODE, dirty, "Healthy")
+            await node.rig.kubelet.wait_for_health("topobus.dev", NODE, dirty, "Healthy")
             await server.until(lambda: taints(server)[dirty] == [], what="no taint")
             await node.rig.kubelet.wait_for_resource(GPU, allocatable=2)
             again = await node.rig.kubelet.admit(_pod("again", "again", 2))

@@ -110,7 +110,7 @@ class Node:
             {
                 "source": "FromClaim",
                 "opaque": {
-                    "driver": "fpga.topobus.dev",
+                    "driver": "topobus.dev",
                     "parameters": {
                         "apiVersion": "fpga.topobus.dev/v1",
                         "kind": "FunctionParameters",
@@ -121,7 +121,7 @@ class Node:
         ]
         status = {"allocation": {"devices": {**made.status["allocation"]["devices"], "config": config}}}
         await self.rig.plane.store(msgspec.structs.replace(made, status=status))
-        return ClaimReference(name=name, uid=f"uid-{name}", drivers=("fpga.topobus.dev",))
+        return ClaimReference(name=name, uid=f"uid-{name}", drivers=("topobus.dev",))
 
     async def prepare(self, reference: ClaimReference) -> str:
         """Prepare a claim as kubelet does; gives its error."""
@@ -154,7 +154,7 @@ async def node(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Node]:
         await made.show_machine()
         # The node plane's own rights name no nodes of real drivers; the class's own do.
         async with made.service(), rig.kubelet, rig.gateway(edits={}):
-            await rig.kubelet.wait_for_driver("fpga.topobus.dev")
+            await rig.kubelet.wait_for_driver("topobus.dev")
             await made.inventory(lambda inventory: any(device.name == CARD for device in inventory.devices))
             yield made
 

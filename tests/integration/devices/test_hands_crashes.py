@@ -40,8 +40,10 @@ async def lives(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> AsyncItera
         await made.start()
         try:
             await made.inventory()
-            check_prepared(await made.ask("prepare", owner=NEIGHBOUR, card="card-1"), "begin")
-            check_attached(await made.ask("attach", owner=NEIGHBOUR, card="card-1", sandbox="other", **WIDE), "begin")
+            check_prepared(await made.ask("prepare", owner=NEIGHBOUR, card="nic-card-1"), "begin")
+            check_attached(
+                await made.ask("attach", owner=NEIGHBOUR, card="nic-card-1", sandbox="other", **WIDE), "begin"
+            )
             yield made
         finally:
             await made.stop()
@@ -55,13 +57,13 @@ async def undo(lives: HandsLives, at: str) -> None:
     assert lives.card() == FRESH, at
     assert lives.inside("s1") == {}, at
     check_neighbour(lives, at)
-    assert lives.journals() == ["card-1.json"], at
+    assert lives.journals() == ["nic-card-1.json"], at
 
 
 def check_neighbour(lives: HandsLives, at: str) -> None:
     """Promise: what is whole stays as it is, through all crashes of others."""
     assert lives.inside("other") == NEIGHBOURS, at
-    assert lives.card("card-1") == {}, at
+    assert lives.card("nic-card-1") == {}, at
 
 
 def check_somewhere(lives: HandsLives, at: str) -> None:
@@ -182,7 +184,7 @@ async def test_card_is_at_home_when_the_undoing_start_is_killed_at_any_step_too(
     for step in range(1, MOST_STEPS):
         check_prepared(await lives.ask("prepare", **PROGRAM), "before")
         # Between the card's move and the note that it is done.
-        lives.doom_after("attach", "os.rename card-0")
+        lives.doom_after("attach", "os.rename nic-card-0")
         await lives.ask_once("attach", **WIDE)
         assert await lives.died()
         if await lives.start_doomed(step):

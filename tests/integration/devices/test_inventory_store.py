@@ -32,16 +32,16 @@ async def test_inventory_comes_back_when_the_store_is_lost(own_bench: DeviceBenc
     await own_bench.publish_machine()
 
     async with own_bench.service(toy):
-        await own_bench.event(lambda health_event: health_event.device == "acme-0")
+        await own_bench.event(lambda health_event: health_event.device == "gpu-acme-0")
         await own_nats_server.stop()
         shutil.rmtree(own_nats_server.store)
         await own_nats_server.start()
         await own_bench.bus.provision()
         await own_bench.publish_machine()
         inventory = await own_bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
-        event = await own_bench.event(lambda health_event: health_event.device == "acme-0")
+        event = await own_bench.event(lambda health_event: health_event.device == "gpu-acme-0")
 
-    assert states(inventory) == {"acme-0": HealthState.HEALTHY}
+    assert states(inventory) == {"gpu-acme-0": HealthState.HEALTHY}
     assert event.generation == 2
 
 
@@ -117,9 +117,9 @@ async def test_service_says_all_again_when_a_stream_is_deleted_under_it(bench: D
 
     async with bench.service(ToyDriver("acme", count=1)):
         await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
-        await bench.event(lambda health_event: health_event.device == "acme-0")
+        await bench.event(lambda health_event: health_event.device == "gpu-acme-0")
         await bench.bus._states._jetstream.call(f"STREAM.DELETE.{stream}")
         inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
-        event = await bench.event(lambda health_event: health_event.device == "acme-0")
+        event = await bench.event(lambda health_event: health_event.device == "gpu-acme-0")
 
-    assert states(inventory) == {"acme-0": event.health.state}
+    assert states(inventory) == {"gpu-acme-0": event.health.state}

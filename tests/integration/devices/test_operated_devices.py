@@ -55,14 +55,14 @@ async def _topology(bench: DeviceBench) -> AsyncIterator[Bus]:
         yield bus
 
 
-def _request(verb: DeviceVerb, op_id: str, *, device: str = "toy-0", is_draining: bool = False) -> PerformRequest:
+def _request(verb: DeviceVerb, op_id: str, *, device: str = "gpu-toy-0", is_draining: bool = False) -> PerformRequest:
     operation = DeviceOperation(
         device_class="gpu", device=device, verb=verb, why="fan", who="ada", is_draining=is_draining
     )
     return PerformRequest(op_id=op_id, operation=operation, time="2026-01-02T03:04:05.000000Z")
 
 
-async def _perform(bus: Bus, verb: DeviceVerb, op_id: str, *, device: str = "toy-0") -> Operated | Refusal:
+async def _perform(bus: Bus, verb: DeviceVerb, op_id: str, *, device: str = "gpu-toy-0") -> Operated | Refusal:
     return (await bus.ask(PERFORM, _request(verb, op_id, device=device), node=NODE, device_class="gpu")).result
 
 
@@ -85,22 +85,22 @@ async def test_device_is_seen_as_kept_back_when_the_answer_comes(bench: DeviceBe
     """
     await bench.publish_machine()
     async with _topology(bench) as bus, bench.service(ToyDriver(count=2)):
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         result = await _perform(bus, DeviceVerb.MAINTAIN, "op-1")
         entry = await bench.inventory(lambda _: True)
         async with Bus.session(NatsSettings(url=bench.url), name="gateway") as gateway:
             new = await gateway.ask(
-                PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",)), node=NODE, device_class="gpu"
+                PREPARE, PrepareRequest(op_id="", owner=OWNER, devices=("gpu-toy-0",)), node=NODE, device_class="gpu"
             )
             again = await gateway.ask(
                 PREPARE,
-                PrepareRequest(op_id="", owner=OWNER, devices=("toy-0",), is_again=True),
+                PrepareRequest(op_id="", owner=OWNER, devices=("gpu-toy-0",), is_again=True),
                 node=NODE,
                 device_class="gpu",
             )
 
     assert isinstance(result, Operated)
-    device, neighbour = entry.device("toy-0"), entry.device("toy-1")
+    device, neighbour = entry.device("gpu-toy-0"), entry.device("gpu-toy-1")
     assert device is not None
     assert neighbour is not None
     assert (device.is_allocatable, device.maintenance, device.health.state) == (
@@ -121,13 +121,13 @@ async def test_word_stands_when_the_service_begins_anew(bench: DeviceBench) -> N
     await bench.publish_machine()
     async with _topology(bench) as bus:
         async with bench.service(ToyDriver(count=2)):
-            await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+            await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
             first = await _perform(bus, DeviceVerb.EXCLUDE, "op-1")
         generation = (await bench.inventory(lambda _: True)).generation
         async with bench.service(ToyDriver(count=2)):
             again = await _perform_patiently(bus, DeviceVerb.EXCLUDE, "op-1")
             returned = await _perform(bus, DeviceVerb.RETURN, "op-2")
-            await bench.inventory(_kept_back("toy-0", is_so=False))
+            await bench.inventory(_kept_back("gpu-toy-0", is_so=False))
         history = await bench.bus.history(INVENTORY, node=NODE, device_class="gpu")
 
     assert isinstance(first, Operated)
@@ -138,7 +138,7 @@ async def test_word_stands_when_the_service_begins_anew(bench: DeviceBench) -> N
     offered = [
         entry.value.generation
         for entry in history
-        if not _kept_back("toy-0")(entry.value) and entry.value.generation > generation
+        if not _kept_back("gpu-toy-0")(entry.value) and entry.value.generation > generation
     ]
     assert offered in ([], [history[-1].value.generation])
 
@@ -153,7 +153,7 @@ async def test_word_is_written_again_when_the_store_is_lost(
     bench = own_bench
     await bench.publish_machine()
     async with bench.service(ToyDriver(count=2)):
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         async with _topology(bench) as bus:
             first = await _perform(bus, DeviceVerb.MAINTAIN, "op-1")
         await own_nats_server.stop()
@@ -162,11 +162,11 @@ async def test_word_is_written_again_when_the_store_is_lost(
         await bench.bus.provision()
         await bench.publish_machine()
         stored = await _stored(bench)
-        inventory = await bench.inventory(_kept_back("toy-0"))
+        inventory = await bench.inventory(_kept_back("gpu-toy-0"))
 
     assert isinstance(first, Operated)
-    assert stored.devices == {"toy-0": first.maintenance}
-    assert _kept_back("toy-0")(inventory)
+    assert stored.devices == {"gpu-toy-0": first.maintenance}
+    assert _kept_back("gpu-toy-0")(inventory)
 
 
 async def _stored(bench: DeviceBench) -> ClassMaintenance:
@@ -189,20 +189,20 @@ async def test_device_recovers_when_its_sticky_fault_is_forgiven(bench: DeviceBe
     which unforgiven it never would.
     """
     driver = ToyDriver(count=2)
-    driver.faults = {"toy-0": (STICKY,)}
+    driver.faults = {"gpu-toy-0": (STICKY,)}
     await bench.publish_machine()
     async with _topology(bench) as bus, bench.service(driver, health=HealthSettings(poll_s=0.05, hold_s=0.0)):
-        await bench.inventory(has_state(HealthState.UNHEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.UNHEALTHY, "gpu-toy-0"))
         result = await _perform(bus, DeviceVerb.FORGIVE, "op-1")
         forgiven = await bench.inventory(lambda _: True)
         driver.faults = {}
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         again = await _perform(bus, DeviceVerb.FORGIVE, "op-1")
         healthy = await _perform(bus, DeviceVerb.FORGIVE, "op-2")
 
     assert isinstance(result, Operated)
     assert result.is_changed
-    assert has_state(HealthState.UNHEALTHY, "toy-0")(forgiven)
+    assert has_state(HealthState.UNHEALTHY, "gpu-toy-0")(forgiven)
     assert again == result
     assert isinstance(healthy, Operated)
     assert not healthy.is_changed
@@ -211,23 +211,26 @@ async def test_device_recovers_when_its_sticky_fault_is_forgiven(bench: DeviceBe
 async def test_reset_is_refused_with_the_holder_when_the_device_is_held(bench: DeviceBench) -> None:
     """By the ledger; nothing is reset, and its neighbour can be."""
     driver = _ResettingToy()
-    holding = Holding(devices={"gpu": ("toy-0",)})
+    holding = Holding(devices={"gpu": ("gpu-toy-0",)})
     ledger = Ledger(node=NODE, allocations={POD.key: Allocation(owner=POD, holdings=(holding,))})
     await bench.publish_machine()
     await bench.bus.put(LEDGER, ledger, node=NODE)
     async with _topology(bench) as bus, bench.service(driver):
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         held = await _perform(bus, DeviceVerb.RESET, "op-1")
-        free = await _perform(bus, DeviceVerb.RESET, "op-2", device="toy-1")
-        again = await _perform(bus, DeviceVerb.RESET, "op-2", device="toy-1")
-        reused = await _perform(bus, DeviceVerb.RESET, "op-2", device="toy-0")
+        free = await _perform(bus, DeviceVerb.RESET, "op-2", device="gpu-toy-1")
+        again = await _perform(bus, DeviceVerb.RESET, "op-2", device="gpu-toy-1")
+        reused = await _perform(bus, DeviceVerb.RESET, "op-2", device="gpu-toy-0")
 
     assert isinstance(held, Refusal)
-    assert (held.reasons[0].code, "pod default/trainer holds toy-0" in held.reasons[0].message) == ("device-held", True)
+    assert (held.reasons[0].code, "pod default/trainer holds gpu-toy-0" in held.reasons[0].message) == (
+        "device-held",
+        True,
+    )
     assert isinstance(free, Operated)
     assert again == free
     assert _code(reused) == "operation-reused"
-    assert driver.resets == ["toy-1"]
+    assert driver.resets == ["gpu-toy-1"]
 
 
 async def test_reset_is_refused_when_nobody_can_do_it(bench: DeviceBench) -> None:
@@ -237,9 +240,9 @@ async def test_reset_is_refused_when_nobody_can_do_it(bench: DeviceBench) -> Non
     """
     await bench.publish_machine()
     async with _topology(bench) as bus, bench.service(ToyDriver(count=1)):
-        await bench.inventory(has_state(HealthState.HEALTHY, "toy-0"))
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         unsupported = await _perform(bus, DeviceVerb.RESET, "op-1")
-        unknown = await _perform(bus, DeviceVerb.MAINTAIN, "op-2", device="toy-7")
+        unknown = await _perform(bus, DeviceVerb.MAINTAIN, "op-2", device="gpu-toy-7")
 
     assert (_code(unsupported), _code(unknown)) == ("reset-unsupported", "device-unknown")
 
@@ -262,26 +265,26 @@ async def test_other_makers_devices_are_offered_throughout_when_a_driver_is_exch
         recording = group.create_task(record())
         async with _topology(bench) as bus, bench.service(acme, other, health=HealthSettings(poll_s=0.05, hold_s=0.0)):
             first = await bench.inventory(lambda inventory: len(inventory.devices) == 2)
-            await _perform(bus, DeviceVerb.MAINTAIN, "op-1", device="acme-0")
+            await _perform(bus, DeviceVerb.MAINTAIN, "op-1", device="gpu-acme-0")
             acme.error = OSError("the driver is exchanged")
-            await bench.inventory(has_state(HealthState.UNKNOWN, "acme-0"))
-            acme.faults = {"acme-0": (STICKY,)}
+            await bench.inventory(has_state(HealthState.UNKNOWN, "gpu-acme-0"))
+            acme.faults = {"gpu-acme-0": (STICKY,)}
             acme.error = None
-            await bench.inventory(has_state(HealthState.UNHEALTHY, "acme-0"))
-            await _perform(bus, DeviceVerb.FORGIVE, "op-2", device="acme-0")
+            await bench.inventory(has_state(HealthState.UNHEALTHY, "gpu-acme-0"))
+            await _perform(bus, DeviceVerb.FORGIVE, "op-2", device="gpu-acme-0")
             acme.faults = {}
-            await bench.inventory(has_state(HealthState.HEALTHY, "acme-0"))
-            await _perform(bus, DeviceVerb.RETURN, "op-3", device="acme-0")
-            last = await bench.inventory(_kept_back("acme-0", is_so=False))
+            await bench.inventory(has_state(HealthState.HEALTHY, "gpu-acme-0"))
+            await _perform(bus, DeviceVerb.RETURN, "op-3", device="gpu-acme-0")
+            last = await bench.inventory(_kept_back("gpu-acme-0", is_so=False))
         async with asyncio.timeout(LIMIT_S):
             while not shown or shown[-1].generation < last.generation:
                 await other_threads()
         recording.cancel()
 
     between = [inventory for inventory in shown if first.generation < inventory.generation < last.generation]
-    assert {_is_allocatable(inventory, "other-0") for inventory in between} == {True}
-    assert {_is_allocatable(inventory, "acme-0") for inventory in between} == {False}
-    assert _is_allocatable(last, "acme-0")
+    assert {_is_allocatable(inventory, "gpu-other-0") for inventory in between} == {True}
+    assert {_is_allocatable(inventory, "gpu-acme-0") for inventory in between} == {False}
+    assert _is_allocatable(last, "gpu-acme-0")
 
 
 def _is_allocatable(inventory: Inventory, name: str) -> bool:

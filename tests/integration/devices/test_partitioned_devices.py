@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from support.device_bench import DeviceBench
-from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
 from topobus.devicekit.driver import Discovery
 from topobus.devicekit.settings import PartitionSettings
 from topobus.engine.allocation.search import allocate
@@ -32,6 +32,7 @@ from topobus.formats.kubernetes.shape import read_as
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.card_driver import CardDriver
 from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.machine import Machine
 from topobus.values.partitions import MAX_PARTS, PARTS
 
@@ -47,14 +48,12 @@ def _allocate(inventory: Inventory, name: str, *held: str) -> Outcome:
         AllocationInput(
             node=Node(inventory.node),
             claims=(ClaimToAllocate("d/c", spec),),
-            classes={"gpu": built_in_class("gpu.topobus.dev")},
-            slices=slices_from_inventory(inventory),
+            classes={"gpu": built_in_class("gpu")},
+            slices=slices_of_pool(inventory.node, [devices_of_class(inventory)]),
             usage=Usage(
-                {DeviceId("gpu.topobus.dev", inventory.node, device): "claim a/b" for device in held},
+                {DeviceId(DRIVER, inventory.node, device): "claim a/b" for device in held},
                 excluded={
-                    DeviceId("gpu.topobus.dev", inventory.node, device): why
-                    for device, why in only.items()
-                    if device not in held
+                    DeviceId(DRIVER, inventory.node, device): why for device, why in only.items() if device not in held
                 },
             ),
         ),
@@ -72,22 +71,26 @@ async def test_inventory_and_slices_say_what_a_driver_says_of_shares_and_partiti
 
     assert inventory.warnings == ()
     assert [(counter_set.name, sorted(counter_set.counters)) for counter_set in inventory.counter_sets] == [
-        ("card-0", ["memory", "slices"]),
-        ("function-0", [PARTS]),
+        ("gpu-card-0", ["memory", "slices"]),
+        ("gpu-function-0", [PARTS]),
     ]
     parts = {
         device.name: [use.amount for use in device.consumes]
         for device in inventory.devices
-        if device.name.startswith("function")
+        if device.name.startswith("gpu-function")
     }
-    assert parts == {"function-0": [MAX_PARTS], "function-0-0": [1], "function-0-1": [1]}
-    assert [problem for each in slices_from_inventory(inventory) for problem in check_slice(each.spec)] == []
-    assert isinstance(_allocate(inventory, "function-0-0", "function-0-1"), Allocated)
-    assert isinstance(_allocate(inventory, "function-0", "function-0-1"), NoFit)
-    assert isinstance(_allocate(inventory, "function-0-1", "function-0"), NoFit)
-    assert isinstance(_allocate(inventory, "card-0-3-1", "card-0-4-0"), Allocated)
-    assert isinstance(_allocate(inventory, "card-0-3-2", "card-0-4-0", "card-0-3-1"), NoFit)
-    shared = _allocate(inventory, "port-0")
+    assert parts == {"gpu-function-0": [MAX_PARTS], "gpu-function-0-0": [1], "gpu-function-0-1": [1]}
+    assert [
+        problem
+        for each in slices_of_pool(inventory.node, [devices_of_class(inventory)])
+        for problem in check_slice(each.spec)
+    ] == []
+    assert isinstance(_allocate(inventory, "gpu-function-0-0", "gpu-function-0-1"), Allocated)
+    assert isinstance(_allocate(inventory, "gpu-function-0", "gpu-function-0-1"), NoFit)
+    assert isinstance(_allocate(inventory, "gpu-function-0-1", "gpu-function-0"), NoFit)
+    assert isinstance(_allocate(inventory, "gpu-card-0-3-1", "gpu-card-0-4-0"), Allocated)
+    assert isinstance(_allocate(inventory, "gpu-card-0-3-2", "gpu-card-0-4-0", "gpu-card-0-3-1"), NoFit)
+    shared = _allocate(inventory, "gpu-port-0")
     assert isinstance(shared, Allocated)
     (granted,) = shared.results[0].devices.results
     assert (granted.share_id is not None, granted.consumed_capacity) == (True, {"bandwidth": "1k"})
@@ -111,7 +114,7 @@ class _Parent(CardDriver):
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Leave the whole function out, unless it is wanted."""
         whole = super().discover(tree, machine)
-        devices = [device for device in whole.devices if self.host.offers_parents or device.name != "function-0"]
+        devices = [device for device in whole.devices if self.host.offers_parents or device.name != "gpu-function-0"]
         return msgspec.structs.replace(whole, devices=devices)
 
 
@@ -124,5 +127,5 @@ async def test_service_tells_its_drivers_whether_cards_are_offered_beside_their_
     async with bench.service(_Parent(), partitions=PartitionSettings(parents=parents)):
         inventory = await bench.inventory(lambda it: len(it.devices) > 0)
 
-    assert (inventory.device("function-0") is not None) is is_offered
-    assert inventory.device("function-0-0") is not None
+    assert (inventory.device("gpu-function-0") is not None) is is_offered
+    assert inventory.device("gpu-function-0-0") is not None

@@ -26,7 +26,7 @@ from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-POOL = SharedPool(name="gpu-shared", where=(Condition(field="name", equals="acme-0"),), replicas=4)
+POOL = SharedPool(name="gpu-shared", where=(Condition(field="name", equals="gpu-acme-0"),), replicas=4)
 
 
 class Watcher(ToyDriver):
@@ -67,12 +67,12 @@ async def test_device_service_shares_what_its_operator_names(bench: DeviceBench)
         inventory = await bench.inventory(lambda it: len(it.devices) == 2)
         for owner in (replica, claim):
             request = PrepareRequest(
-                op_id=f"p-{owner.uid}", owner=owner, devices=("acme-0",), shares={"acme-0": {"shares": 1}}
+                op_id=f"p-{owner.uid}", owner=owner, devices=("gpu-acme-0",), shares={"gpu-acme-0": {"shares": 1}}
             )
             reply = await gateway.ask(PREPARE, request, node=inventory.node, device_class="gpu")
             assert isinstance(reply.result, Prepared)
         for owner in (replica, claim):
-            undone = UnprepareRequest(op_id=f"u-{owner.uid}", owner=owner, devices=("acme-0",))
+            undone = UnprepareRequest(op_id=f"u-{owner.uid}", owner=owner, devices=("gpu-acme-0",))
             assert (await gateway.ask(UNPREPARE, undone, node=inventory.node, device_class="gpu")).refusal is None
 
     shared, whole = inventory.devices

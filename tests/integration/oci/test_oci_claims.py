@@ -20,6 +20,7 @@ from support.node_plane import NODE, device
 from topobus.formats.messages.catalogue import MACHINE
 from topobus.formats.messages.messages import AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.edits import ContainerEdits
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Cpu, Machine, NumaNode
@@ -65,19 +66,19 @@ async def _prepare(request: PrepareRequest) -> PrepareReply:
 async def _claim(rig: Rig, *devices: str) -> None:
     """Store an allocated claim, as the stand-alone controller would."""
     results = [
-        {"request": name, "driver": f"{name.partition('-')[0]}.topobus.dev", "pool": NODE, "device": name}
+        {"request": name, "driver": DRIVER, "pool": pool_of_class(NODE, name.partition("-")[0]), "device": name}
         for name in devices
     ]
     config = [
         {
             "source": "FromClaim",
             "requests": ["nic-0"],
-            "opaque": {"driver": "nic.topobus.dev", "parameters": PARAMETERS},
+            "opaque": {"driver": "topobus.dev", "parameters": PARAMETERS},
         },
         {
             "source": "FromClaim",
             "requests": ["nic-9"],
-            "opaque": {"driver": "nic.topobus.dev", "parameters": {"not": "ours"}},
+            "opaque": {"driver": "topobus.dev", "parameters": {"not": "ours"}},
         },
     ]
     metadata = {"name": "c", "namespace": "default", "uid": "u-c"}

@@ -50,7 +50,7 @@ async def rig(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Rig]:
         server.put({"kind": "Node", "metadata": {"name": NODE}})
         requests = {"devices": {"requests": [{"name": "nic", "exactly": {"deviceClassName": "nic"}}]}}
         claim = server.put({"kind": "ResourceClaim", "metadata": {"name": "fast"}, "spec": requests})
-        results = [{"request": "nic", "driver": "nic.topobus.dev", "pool": NODE, "device": "nic-0"}]
+        results = [{"request": "nic", "driver": "topobus.dev", "pool": NODE, "device": "nic-0"}]
         server.put(
             {
                 "kind": "ResourceClaim",
@@ -64,11 +64,11 @@ async def rig(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Rig]:
         await made.plane.show("gpu", device("gpu-0", 0))
         await made.plane.show("nic", device("nic-0", 0))
         await made.bus.put(MACHINE, Machine(node=NODE, cpus=(), numa_nodes=()), node=NODE)
-        reference = ClaimReference(name="fast", uid=claim["metadata"]["uid"], drivers=("nic.topobus.dev",))
+        reference = ClaimReference(name="fast", uid=claim["metadata"]["uid"], drivers=("topobus.dev",))
         containers = (Container(name="main", resources={GPU: 1}, cpus=1),)
         async with made.gateway():
             await made.kubelet.wait_for_resource(GPU, allocatable=1)
-            await made.kubelet.wait_for_driver("nic.topobus.dev")
+            await made.kubelet.wait_for_driver("topobus.dev")
             admitted = await made.kubelet.admit(Pod(name="both", uid="p-1", containers=containers, claims=(reference,)))
             assert isinstance(admitted, Admission), admitted
             yield made

@@ -34,11 +34,11 @@ spec:
   devices:
     requests: [{name: r, exactly: {deviceClassName: nic.topobus.dev, count: 1, selectors: [{cel: {expression: "true"}}]}}]
     constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]
-    config: [{opaque: {driver: gpu.topobus.dev, parameters: {a: b}}}]
+    config: [{opaque: {driver: topobus.dev, parameters: {a: b}}}]
 status:
   reservedFor: [{resource: pods, name: p, uid: u}]
   conditions: [{type: Allocated, status: "False", reason: r, message: m, lastTransitionTime: "2026-01-01T00:00:00Z"}]
-  allocation: {devices: {results: [{request: r, driver: gpu.topobus.dev, pool: n9, device: gpu-9}]}}
+  allocation: {devices: {results: [{request: r, driver: topobus.dev, pool: n9, device: gpu-9}]}}
 ---
 apiVersion: v1
 kind: Pod

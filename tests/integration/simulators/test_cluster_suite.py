@@ -125,7 +125,7 @@ def test_suite_fails_with_reasons_when_topobus_is_not_there(folder: Path) -> Non
 
     assert answer.returncode == 1
     assert "passed" not in answer.stdout
-    assert "not within 0.5 s: slices of gpu.topobus.dev on small-node; last seen: {}" in answer.stdout
+    assert "not within 0.5 s: slices of gpu on small-node; last seen: {}" in answer.stdout
 
 
 def test_suite_is_skipped_aloud_when_no_cluster_is_named() -> None:

@@ -16,12 +16,11 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, Pod
-from topobus.values.device import driver_name
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 _SERVICES = ("discovery", "gpu", "topology", "gateway")
-_DRIVER = driver_name("gpu")
 _LIMIT_S = 60.0
 
 
@@ -34,7 +33,7 @@ async def _allocate(node: BenchNode, device: str) -> None:
 
 
 def _stored_claim(device: str) -> ApiObject:
-    results = [{"request": "r", "driver": _DRIVER, "pool": NODE, "device": device}]
+    results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": device}]
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -60,7 +59,7 @@ async def test_one_trace_shows_what_a_call_of_kubelet_does_in_each_process() -> 
     with trace_collector() as collector:
         environment = {"TOPOBUS_ALL__TRACING__ENDPOINT": collector.endpoint}
         async with bench_node(_SERVICES, machine="laptop", environment=environment) as node:
-            await node.kubelet.wait_for_driver(_DRIVER)
+            await node.kubelet.wait_for_driver(DRIVER)
             await node.kubelet.wait_for_resource("topobus.dev/gpu", allocatable=1, timeout_s=_LIMIT_S)
             (device,) = node.kubelet.devices("topobus.dev/gpu")
             await node.bus.put(OBJECT, _stored_claim(device), kind="resourceclaim", namespace="default", name="c")
@@ -68,7 +67,7 @@ async def test_one_trace_shows_what_a_call_of_kubelet_does_in_each_process() -> 
                 name="p",
                 uid="p-1",
                 containers=(Container(name="main"),),
-                claims=(ClaimReference(name="c", uid="uid-c", drivers=(_DRIVER,)),),
+                claims=(ClaimReference(name="c", uid="uid-c", drivers=(DRIVER,)),),
             )
             admitted = await node.kubelet.admit(pod)
             await asyncio.to_thread(collector.wait_for, "write CDI file", 1)

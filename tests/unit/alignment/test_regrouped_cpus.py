@@ -35,7 +35,7 @@ def test_cpu_is_unhealthy_unless_it_only_moved_into_a_group(reason: str, has_gro
         cpu=3,
         health=DeviceHealth(state=HealthState.UNHEALTHY, conditions=(condition,)),
     )
-    group = Device(name="cpus-machine", device_class="cpu", near_cpus=CpuSet.parse("0-7"), allows_multiple=True)
+    group = Device(name="cpu-machine", device_class="cpu", near_cpus=CpuSet.parse("0-7"), allows_multiple=True)
     inventory = Inventory(
         node=machine.node, device_class="cpu", generation=1, devices=(old, group) if has_group else (old,)
     )

@@ -105,14 +105,14 @@ async def test_role_binds_in_its_namespace_alone_when_it_has_one(
 
 SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
 NODE = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}
-RESULT = {"request": "gpu", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}
+RESULT = {"request": "gpu", "driver": "topobus.dev", "pool": "n1", "device": "gpu-0"}
 ALLOCATION = {"devices": {"results": [RESULT]}, "nodeSelector": NODE}
-DEVICE = {"driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}
+DEVICE = {"driver": "topobus.dev", "pool": "n1", "device": "gpu-0"}
 STATUS = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["update", "patch"]}
 BINDING = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/binding"], "verbs": ["update", "patch"]}
 
 
-def driver_right(*verbs: str, driver: str = "gpu.topobus.dev") -> dict[str, Any]:
+def driver_right(*verbs: str, driver: str = "topobus.dev") -> dict[str, Any]:
     """The right to say something of a driver's devices."""
     return {
         "apiGroups": ["resource.k8s.io"],
@@ -137,7 +137,7 @@ async def test_claim_status_needs_the_part_that_is_written_when_changed(
         ([STATUS], allocation),
         ([STATUS, BINDING], allocation),
         ([STATUS, BINDING], devices),
-        ([STATUS, driver_right("associated-node:update", driver="nic.topobus.dev")], devices),
+        ([STATUS, driver_right("associated-node:update", driver="nic.example.com")], devices),
         ([STATUS, driver_right("associated-node:update")], devices),
     ):
         grant(server, "ClusterRole", *rules)
@@ -164,7 +164,7 @@ async def test_device_status_is_written_from_the_allocations_node(
     grant(server, "ClusterRole", STATUS, driver_right(f"{verb}:patch"))
 
     answer = await client.patch(
-        f"{CLAIMS}/c/status?fieldManager=gpu.topobus.dev&force=true",
+        f"{CLAIMS}/c/status?fieldManager=topobus.dev&force=true",
         json={
             "kind": "ResourceClaim",
             "apiVersion": "resource.k8s.io/v1",

@@ -13,8 +13,8 @@ import pytest
 from topobus.testing.apiserver import ApiServerSimulator
 
 STATUS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/c/status"
-RESULT = {"request": "nic", "driver": "nic.topobus.dev", "pool": "n1", "device": "nic-0"}
-DEVICE = {"driver": "nic.topobus.dev", "pool": "n1", "device": "nic-0"}
+RESULT = {"request": "nic", "driver": "topobus.dev", "pool": "n1", "device": "nic-0"}
+DEVICE = {"driver": "topobus.dev", "pool": "n1", "device": "nic-0"}
 READY = {
     "type": "Ready",
     "status": "True",
@@ -42,7 +42,7 @@ async def server() -> AsyncIterator[ApiServerSimulator]:
 
 
 async def say(
-    server: ApiServerSimulator, *devices: dict[str, Any], manager: str = "nic.topobus.dev", uid: str = ""
+    server: ApiServerSimulator, *devices: dict[str, Any], manager: str = "topobus.dev", uid: str = ""
 ) -> httpx2.Response:
     """Apply what a driver says of devices."""
     metadata = {"name": "c", **({"uid": uid} if uid else {})}

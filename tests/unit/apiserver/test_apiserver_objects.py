@@ -17,7 +17,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 def a_slice(name: str = "s1", *, node: str = "n1", **spec: Any) -> dict[str, Any]:
     """One slice with one device."""
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    body = {"driver": "gpu.topobus.dev", "nodeName": node, "pool": pool, "devices": [{"name": "gpu-0"}], **spec}
+    body = {"driver": "topobus.dev", "nodeName": node, "pool": pool, "devices": [{"name": "gpu-0"}], **spec}
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": body}
 
 
@@ -284,7 +284,7 @@ async def test_selectors_choose_when_fields_and_labels_are_given(client: httpx2.
     async def names(**query: str) -> list[str]:
         return [item["metadata"]["name"] for item in (await client.get(SLICES, params=query)).json()["items"]]
 
-    assert await names(fieldSelector="spec.nodeName=n1,spec.driver=gpu.topobus.dev") == ["a", "b"]
+    assert await names(fieldSelector="spec.nodeName=n1,spec.driver=topobus.dev") == ["a", "b"]
     assert await names(fieldSelector="spec.nodeName!=n1") == ["c"]
     assert await names(labelSelector="x in (1,2),x!=2") == ["a"]
     assert await names(labelSelector="!x") == ["c"]

@@ -20,7 +20,7 @@ from topobus.testing.apiserver.store import Store
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
-def a_slice(name: str, *, node: str = "n1", driver: str = "gpu.topobus.dev") -> dict[str, Any]:
+def a_slice(name: str, *, node: str = "n1", driver: str = "topobus.dev") -> dict[str, Any]:
     """One empty slice."""
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
     return {
@@ -192,10 +192,10 @@ async def test_wipe_takes_the_nodes_slices_when_kubelet_starts() -> None:
     """All of one node, or one driver's; other nodes keep theirs."""
     async with ApiServerSimulator() as server:
         server.put(a_slice("a"))
-        server.put(a_slice("b", driver="nic.topobus.dev"))
+        server.put(a_slice("b", driver="nic.example.com"))
         server.put(a_slice("c", node="n2"))
 
-        one_driver = server.wipe_slices("n1", "nic.topobus.dev")
+        one_driver = server.wipe_slices("n1", "nic.example.com")
         whole_node = server.wipe_slices("n1")
 
         assert (

@@ -154,12 +154,21 @@ def test_allocation_is_read_as_a_structured_one_by_whoever_asks_what_is_held() -
         "gpu-1",
     ]
     assert holdings.holders(["n1"], except_uids=()).keys() == {
-        DeviceId(DRIVER, "n1", "gpu-0"),
-        DeviceId(DRIVER, "n1", "gpu-1"),
+        DeviceId("topobus.dev", "n1", "gpu-0"),
+        DeviceId("topobus.dev", "n1", "gpu-1"),
     }
 
 
-@pytest.mark.parametrize("data", ["", "{}", "[1]", '{"node": "n1", "kind": "Other", "apiVersion": "topobus.dev/v1"}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"node": "n1", "kind": "Other", "apiVersion": "topobus.dev/v1"}',
+        '{"node": "n1", "kind": "AllocatedDevices", "apiVersion": "topobus.dev/v1", "devices": ["nic-0"]}',
+    ],
+)
 def test_handle_of_ours_is_refused_when_it_is_not_ours_to_have_written(data: str) -> None:
     """A damaged handle is never read as one without devices."""
     broken = AllocationResult(resource_handles=(ResourceHandle(driver_name=DRIVER, data=data),))

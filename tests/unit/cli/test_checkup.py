@@ -324,7 +324,7 @@ _HALF = KubeletRegistrations(
     folder="/var/lib/kubelet/device-plugins",
     has_kubelet=True,
     plugins={"topobus.dev/gpu": "registered", "topobus.dev/nic": "registration failed: no room"},
-    drivers={"gpu.topobus.dev": "waiting for kubelet"},
+    drivers={"topobus.dev": "waiting for kubelet"},
 )
 
 
@@ -345,10 +345,10 @@ def test_check_registrations_judges_what_the_gateway_says_and_no_folder_of_this_
     assert _judged(_HALF) == [
         "ok n1: kubelet: has topobus.dev/gpu",
         "fail n1: topobus.dev/nic: kubelet does not have it: registration failed: no room",
-        "warn n1: gpu.topobus.dev: kubelet does not have it: waiting for kubelet",
+        "warn n1: topobus.dev: kubelet does not have it: waiting for kubelet",
     ]
     assert _judged(replace(_HALF, plugins={})) == [
-        "fail n1: gpu.topobus.dev: kubelet does not have it: waiting for kubelet"
+        "fail n1: topobus.dev: kubelet does not have it: waiting for kubelet"
     ]
     assert "fail n1: topobus.dev/nic" not in str(_judged(_HALF, rivals={"topobus.dev/nic": "another plugin"}))
     assert _judged(none) == ["fail n1: kubelet: nothing is registered, and this node has devices"]

@@ -50,9 +50,7 @@ def _condition(status: str, reason: str, message: str) -> dict[str, Any]:
 
 
 ALLOCATED = _claim(
-    allocation={
-        "devices": {"results": [{"request": "gpu", "driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}]}
-    },
+    allocation={"devices": {"results": [{"request": "gpu", "driver": "topobus.dev", "pool": "n1", "device": "gpu-0"}]}},
     reservedFor=[{"resource": "pods", "name": "trainer", "uid": "p"}],
     conditions=[_condition("True", "Allocated", "1 device allocated")],
 )
@@ -154,7 +152,7 @@ def test_description_hangs_what_is_folded_below_its_line_when_the_terminal_is_na
     """A long selector and a long condition stay below the request and the condition that they
     belong to.
     """
-    expression = " && ".join(f"device.attributes['gpu.topobus.dev'].name{number} == 'x'" for number in range(9))
+    expression = " && ".join(f"device.attributes['topobus.dev'].name{number} == 'x'" for number in range(9))
     exactly = {"deviceClassName": "gpu.topobus.dev", "selectors": [{"cel": {"expression": expression}}]}
     condition = _condition("True", "Allocated", "device allocated " * 20)
     claim = structs.replace(
@@ -163,7 +161,7 @@ def test_description_hangs_what_is_folded_below_its_line_when_the_terminal_is_na
 
     lines = _shown(view(claim, describe(claim, {}, [], [], [])), width=80).splitlines()
 
-    selector = [line for line in lines if "gpu.topobus.dev']" in line or "==" in line]
+    selector = [line for line in lines if "topobus.dev']" in line or "==" in line]
     message = [line for line in lines if "device allocated" in line]
     assert len(selector) > 3
     assert len(message) > 3

@@ -378,7 +378,9 @@ def test_simulate_serves_extended_resources_by_claims(simulate: Simulate) -> Non
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: cards}
-spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: device.driver == "gpu.topobus.dev"}}]}
+spec:
+  extendedResourceName: nvidia.com/gpu
+  selectors: [{cel: {expression: 'device.attributes["topobus.dev"].class == "gpu"'}}]
 """
     code, answer = simulate(
         {"a.yaml": served, "b.yaml": pod("p", {"gpu": 2}).replace("topobus.dev/gpu", "nvidia.com/gpu")}

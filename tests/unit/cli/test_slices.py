@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,24 @@ def specs(capsys: pytest.CaptureFixture[str], *words: str) -> list[SliceSpec]:
 
 
 def test_slices_name_the_node_when_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    """Node, pool and the object's name follow --node, and --class leaves the others out."""
+    """Node, pool and the object's name follow --node, and --class leaves the others out of the pool."""
     (item,) = printed(capsys, "--machine", "dgx", "--class", "gpu", "--node", "node-7")["items"]
 
-    assert item["metadata"]["name"] == "000-gpu.topobus.dev-node-7"
+    assert item["metadata"]["name"] == "000-topobus.dev-node-7"
     assert (item["spec"]["nodeName"], item["spec"]["pool"]["name"]) == ("node-7", "node-7")
     assert len(item["spec"]["devices"]) == 8
+
+
+def test_slices_are_two_pools_of_one_driver_when_all_classes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """CPUs have a pool of their own. The other classes share one, in the order of their names and each
+    in slices of its own.
+    """
+    printed_specs = specs(capsys, "--machine", "dgx", "--node", "n1")
+
+    assert {(spec.driver, spec.node_name) for spec in printed_specs} == {("topobus.dev", "n1")}
+    places = [(spec.pool.name, {device.name.partition("-")[0] for device in spec.devices}) for spec in printed_specs]
+    assert places == [("n1", {"fpga"}), ("n1", {"gpu"}), ("n1", {"nic"}), *[("n1/cpu", {"cpu"})] * 4]
+    assert [spec.pool.resource_slice_count for spec in printed_specs] == [3] * 3 + [4] * 4
 
 
 def test_slices_are_allocated_from_when_a_claim_is_tried_on_them(
@@ -68,19 +80,20 @@ def test_slices_are_allocated_from_when_a_claim_is_tried_on_them(
 
 
 def test_slices_as_a_template_have_nothing_of_one_card_or_node(capsys: pytest.CaptureFixture[str]) -> None:
-    """Pools are named for their driver, devices have no uuid and no taint, an empty pool is left
-    out, and all names of devices differ.
+    """Pools are named for their driver, devices have no uuid and no taint, a slice without devices is
+    left out, and all names of devices differ.
     """
     template = printed(capsys, "--machine", "laptop", "--template")
 
     slices = template["spec"]["resourceSliceTemplates"]
     devices = [device for each in slices for device in each.get("devices", ())]
     assert template["kind"] == "DynamicResourceTemplate"
-    assert all(
-        each["poolName"] == each["driver"] and each.keys() <= {"driver", "poolName", "devices", "sharedCounters"}
-        for each in slices
-    )
-    assert "fpga.topobus.dev" not in {each["driver"] for each in slices}
+    assert all(each.keys() <= {"driver", "poolName", "devices", "sharedCounters"} for each in slices)
+    assert {(each["driver"], each["poolName"]) for each in slices} == {
+        ("topobus.dev", "topobus.dev"),
+        ("topobus.dev", "topobus.dev/cpu"),
+    }
+    assert all(each.get("devices") or each.get("sharedCounters") for each in slices)
     assert not any("taints" in device or "uuid" in device["attributes"] for device in devices)
     assert len({device["name"] for device in devices}) == len(devices) > 0
 
@@ -110,7 +123,7 @@ def utilization(pools: Iterable[SliceSpec], held: Collection[str]) -> float:
     """
     by_pool: dict[str, list[SliceSpec]] = {}
     for spec in pools:
-        by_pool.setdefault(spec.driver, []).append(spec)
+        by_pool.setdefault(spec.pool.name, []).append(spec)
     return max(_pool_use(of_pool, held) for of_pool in by_pool.values())
 
 
@@ -136,25 +149,35 @@ def _pool_use(specs_of_pool: list[SliceSpec], held: Collection[str]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("words", "held_gpus", "use"),
+    ("classes", "held", "use"),
     [
-        (("--machine", "dgx"), 0, 0.0),
-        (("--machine", "dgx"), 4, 0.5),
-        (("--machine", "dgx"), 8, 1.0),
-        # CPUs and NICs do not make a full GPU node look empty: the highest pool counts.
-        (("--machine", "dgx", "--class", "cpu", "--class", "nic"), 8, 0.0),
-        (("--machine", "laptop"), 0, 0.0),
+        pytest.param((), {}, 0.0, id="nothing-held"),
+        # 8 GPUs, 8 NICs and 2 FPGAs are one pool; the CPUs are another.
+        pytest.param((), {"gpu": 4}, 4 / 18, id="half-of-the-gpus"),
+        pytest.param((), {"gpu": 8}, 8 / 18, id="all-gpus"),
+        pytest.param((), {"gpu": 8, "nic": 8}, 16 / 18, id="all-gpus-and-nics"),
+        pytest.param(("gpu", "cpu"), {"gpu": 4}, 0.5, id="half-of-the-gpus-beside-cpus"),
+        pytest.param(("gpu", "cpu"), {"gpu": 8}, 1.0, id="all-gpus-beside-cpus"),
+        pytest.param(("cpu", "nic"), {}, 0.0, id="cpus-and-nics-alone"),
     ],
 )
 def test_pools_mean_to_an_autoscaler_what_the_page_says(
-    words: tuple[str, ...], held_gpus: int, use: float, capsys: pytest.CaptureFixture[str]
+    classes: tuple[str, ...], held: Mapping[str, int], use: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Idle, half used and full by GPUs; and a node of CPUs and NICs alone looks empty however many
-    pods compute on it, which is why such nodes should not publish them.
+    """Free CPUs do not make a GPU node look empty, because they are another pool, but free NICs do,
+    where they are published; and a node of CPUs and NICs alone looks empty however many pods compute
+    on it.
     """
-    all_gpus = [device.name for spec in specs(capsys, "--machine", "dgx", "--class", "gpu") for device in spec.devices]
+    words = [word for device_class in classes for word in ("--class", device_class)]
+    printed_specs = specs(capsys, "--machine", "dgx", *words)
+    names = [device.name for spec in printed_specs for device in spec.devices]
+    taken = {
+        name
+        for device_class, count in held.items()
+        for name in [name for name in names if name.startswith(f"{device_class}-")][:count]
+    }
 
-    assert utilization(specs(capsys, *words), all_gpus[:held_gpus]) == use
+    assert utilization(printed_specs, taken) == use
 
 
 def test_pool_with_counters_counts_by_them_to_an_autoscaler() -> None:
@@ -167,7 +190,7 @@ def test_pool_with_counters_counts_by_them_to_an_autoscaler() -> None:
     ]
     counter_sets = [CounterSet(name=card, counters={"memory": Counter(value="80Gi")}) for card in cards]
 
-    pool = pool_slices("gpu.topobus.dev", "node-a", devices, counter_sets)
+    pool = pool_slices("node-a", devices, counter_sets)
 
     assert utilization(pool.values(), {"gpu-1-b"}) == 0.25
 

@@ -34,8 +34,8 @@ CLAIM = ApiObject(
 _OPAQUE = OpaqueConfiguration(driver="gpu.example.com", parameters=_TUNE["parameters"])
 _DEVICES = DevicesAllocated(
     results=(
-        GrantedDevice(request="r", driver="gpu.topobus.dev", pool="n1", device="gpu-0"),
-        GrantedDevice(request="r", driver="nic.topobus.dev", pool="n1", device="nic-0", share_id="5b6f"),
+        GrantedDevice(request="r", driver="topobus.dev", pool="n1", device="gpu-0"),
+        GrantedDevice(request="r", driver="topobus.dev", pool="n1", device="nic-0", share_id="5b6f"),
     ),
     config=(
         GrantedConfiguration(source="FromClass", requests=("r",), opaque=_OPAQUE),
@@ -49,8 +49,8 @@ _HELD = Attempt(
     wishes=AlignmentRequest(policy=Policy.RESTRICTED),
 )
 _RESULTS = (
-    '"results":[{"request":"r","driver":"gpu.topobus.dev","pool":"n1","device":"gpu-0"},'
-    '{"request":"r","driver":"nic.topobus.dev","pool":"n1","device":"nic-0","shareID":"5b6f"}]'
+    '"results":[{"request":"r","driver":"topobus.dev","pool":"n1","device":"gpu-0"},'
+    '{"request":"r","driver":"topobus.dev","pool":"n1","device":"nic-0","shareID":"5b6f"}]'
 )
 _OPAQUE_TEXT = '"opaque":{"driver":"gpu.example.com","parameters":{"kind":"Tune","ratio":0.5,"steps":[1,2]}}}'
 _WISHES = '"wishes":{"policy":"restricted","scope":null,"locality":[]}'

@@ -69,7 +69,7 @@ async def test_next_node_is_chosen_without_a_search_when_the_first_has_refused()
     allocator, state = _allocator()
     refused, before = _wanting(state, "refused"), _wanting(state, "before")
     chosen_before = await _first(allocator, state, before)
-    allocator.refusals.add(refused.key, [DeviceId("gpu.topobus.dev", "n1", "gpu-0")], "held")
+    allocator.refusals.add(refused.key, [DeviceId("topobus.dev", "n1", "gpu-0")], "held")
     spent = allocator.spent
     on_first = (await allocator.search_members("n1", [refused])).steps
     searched = allocator.spent - spent
@@ -84,7 +84,7 @@ async def test_node_stays_open_to_others_when_it_has_refused_one() -> None:
     """That a node does not fit without the device that it refused says nothing of other claims."""
     allocator, state = _allocator()
     refused, other = _wanting(state, "refused"), _wanting(state, "other")
-    allocator.refusals.add(refused.key, [DeviceId("gpu.topobus.dev", "n1", "gpu-0")], "held")
+    allocator.refusals.add(refused.key, [DeviceId("topobus.dev", "n1", "gpu-0")], "held")
     chosen = await _first(allocator, state, refused)
 
     chosen_for_other = await _first(allocator, state, other)

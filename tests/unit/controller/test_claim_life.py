@@ -41,9 +41,9 @@ def _granted(driver: str, device: str, **fields: object) -> GrantedDevice:
 ALLOCATION = AllocationResult(
     devices=DevicesAllocated(
         results=(
-            _granted("gpu.topobus.dev", "gpu-1"),
-            _granted("gpu.topobus.dev", "gpu-0"),
-            _granted("nic.topobus.dev", "nic-0", adminAccess=True),
+            _granted("topobus.dev", "gpu-1"),
+            _granted("topobus.dev", "gpu-0"),
+            _granted("topobus.dev", "nic-0", adminAccess=True),
             _granted("other.example.com", "x"),
         )
     )
@@ -162,9 +162,7 @@ def test_condition_keeps_its_time_when_only_the_reason_changes() -> None:
 
 def test_share_ids_are_the_same_when_made_again() -> None:
     """A share id is a UUID that follows from the claim, so a retry writes the same."""
-    shared = AllocationResult(
-        devices=DevicesAllocated(results=(_granted("gpu.topobus.dev", "gpu-0", shareID="SHARE-0"),))
-    )
+    shared = AllocationResult(devices=DevicesAllocated(results=(_granted("topobus.dev", "gpu-0", shareID="SHARE-0"),)))
 
     allocation_result, again, other = (lifecycle.with_uuids(shared, uid) for uid in ("u", "u", "v"))
 
@@ -202,7 +200,7 @@ def test_attempt_has_the_claims_own_configuration_once() -> None:
     config = [
         {
             "requests": ["r"] if number % 2 else [],
-            "opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": '"' * 4_500}},
+            "opaque": {"driver": "topobus.dev", "parameters": {"n": number, "text": '"' * 4_500}},
         }
         for number in range(32)
     ]
@@ -212,10 +210,10 @@ def test_attempt_has_the_claims_own_configuration_once() -> None:
         for configuration in lifecycle.read_claim(claim).devices.config
     ]
     of_class = GrantedConfiguration(
-        source="FromClass", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"a": 1})
+        source="FromClass", opaque=OpaqueConfiguration(driver="topobus.dev", parameters={"a": 1})
     )
     granted_configuration = GrantedConfiguration(
-        source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"mates": 2})
+        source="FromClaim", opaque=OpaqueConfiguration(driver="topobus.dev", parameters={"mates": 2})
     )
     devices = msgspec.structs.replace(ALLOCATION.devices, config=(of_class, *own, granted_configuration))
     attempt = msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices))
@@ -231,10 +229,10 @@ def test_attempt_is_refused_when_the_configuration_that_it_means_is_gone() -> No
 
     Nothing is allocated with another configuration.
     """
-    config = [{"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": 1}}}]
+    config = [{"opaque": {"driver": "topobus.dev", "parameters": {"n": 1}}}]
     claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
     own = GrantedConfiguration(
-        source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"n": 1})
+        source="FromClaim", opaque=OpaqueConfiguration(driver="topobus.dev", parameters={"n": 1})
     )
     devices = msgspec.structs.replace(ALLOCATION.devices, config=(own,))
     tried = attempts.with_attempt(

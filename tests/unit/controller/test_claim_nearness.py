@@ -232,9 +232,7 @@ def test_each_claim_of_a_pod_keeps_its_own_wish_when_they_are_served_together() 
 def test_search_is_the_ordinary_one_when_nothing_is_wished() -> None:
     """A claim without wishes gets the very answer of the search without them."""
     there = state(gpu=("gpu-1",))
-    api_object = claim(
-        {"gpu": 3, "nic": 2}, {"opaque": {"driver": "gpu.topobus.dev", "parameters": {"kind": "Sharing"}}}
-    )
+    api_object = claim({"gpu": 3, "nic": 2}, {"opaque": {"driver": "topobus.dev", "parameters": {"kind": "Sharing"}}})
 
     outcome = solve(there, api_object)
 
@@ -343,9 +341,7 @@ def test_fault_of_a_claim_stays_a_fault_when_it_has_wishes() -> None:
             [entry(kind="Alignment")], ("parameters.kind is 'Alignment'", "wanted 'AlignmentParameters'"), id="kind"
         ),
         pytest.param([entry(localty="hard:numa")], ("localty", "locality"), id="misspelt"),
-        pytest.param(
-            [entry("gpu.topobus.dev", apiVersion="v1")], ("parameters.apiVersion is 'v1'",), id="class-driver-version"
-        ),
+        pytest.param([entry(apiVersion="v1")], ("parameters.apiVersion is 'v1'",), id="version"),
         pytest.param(
             [{"opaque": {"driver": "topobus.dev", "parameters": 3}}],
             ("parameters is 3", "wanted an object"),
@@ -370,15 +366,16 @@ def test_wishes_are_refused_with_their_path_when_nobody_can_read_them(
     assert [part for part in ("claim default/c: spec.devices.", *parts) if part not in str(caught.value)] == []
 
 
-def test_wishes_are_read_for_topobus_and_for_a_class_and_not_for_others() -> None:
-    """Parameters of other drivers, and of other kinds for a class of ours, are theirs."""
+def test_wishes_are_read_for_our_driver_and_not_for_others() -> None:
+    """Parameters of other drivers are theirs, and those of other kinds are for device services."""
     numa = AlignmentRequest(locality=(Locality(level=LocalityLevel.NUMA),))
 
     def read(*config: dict[str, Any]) -> AlignmentRequest | None:
         return read_alignment_request(read_claim(claim({"gpu": 1}, *config)), "claim")
 
-    assert (read(entry(locality="hard:numa")), read(entry("gpu.topobus.dev", locality="hard:numa"))) == (numa, numa)
-    assert read(entry("gpu.example.com", locality="hard:numa"), entry("gpu.topobus.dev", kind="Sharing")) is None
+    assert read(entry(kind="Sharing"), entry(locality="hard:numa")) == numa
+    assert read(entry("gpu.example.com", locality="hard:numa"), entry(kind="Sharing")) is None
+    assert read(entry("gpu.topobus.dev", locality="hard:numa")) is None
     assert read(entry()) is None
 
 

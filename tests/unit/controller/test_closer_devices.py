@@ -181,7 +181,7 @@ def test_devices_are_not_said_to_lie_closest_when_nobody_knows_them() -> None:
     """Without a machine, without devices of our own, and where a device
     is not published any more.
     """
-    there, unknown = state(), DeviceId("gpu.topobus.dev", NODE, "gpu-99")
+    there, unknown = state(), DeviceId("topobus.dev", NODE, "gpu-99")
 
     assert not there.lie_together("elsewhere", [unknown])
     assert not there.lie_together(NODE, [])

@@ -98,9 +98,7 @@ def test_requests_keep_their_selectors_when_cpus_are_exchanged() -> None:
 
     Another of the same claim gets none of these.
     """
-    outcome = _ask(
-        _state(), {"count": 3}, {"count": 4, **_selector("device.attributes['cpu.topobus.dev'].socket == 1")}
-    )
+    outcome = _ask(_state(), {"count": 3}, {"count": 4, **_selector("device.attributes['topobus.dev'].socket == 1")})
 
     assert _cpus(outcome) == {"r0": CpuSet(0, 1, 112), "r1": CpuSet(56, 57, 168, 169)}
 
@@ -109,15 +107,15 @@ def test_earlier_request_leaves_a_later_one_what_only_that_can_use() -> None:
     """The policy's first CPUs are the only ones that the later request may have: the earlier one
     takes others.
     """
-    outcome = _ask(_state(), {"count": 2}, {"count": 2, **_selector("device.attributes['cpu.topobus.dev'].core == 0")})
+    outcome = _ask(_state(), {"count": 2}, {"count": 2, **_selector("device.attributes['topobus.dev'].core == 0")})
 
     assert _cpus(outcome) == {"r0": CpuSet(1, 113), "r1": CpuSet(0, 112)}
 
 
 def test_constraint_holds_when_cpus_are_exchanged() -> None:
     """All CPUs of a claim that wants one NUMA node are of one, and distinct cores stay distinct."""
-    together = _cpus(_ask(_state(), {"count": 5}, constraints=({"matchAttribute": "cpu.topobus.dev/numaNode"},)))["r0"]
-    apart = _cpus(_ask(_state(), {"count": 2}, constraints=({"distinctAttribute": "cpu.topobus.dev/core"},)))["r0"]
+    together = _cpus(_ask(_state(), {"count": 5}, constraints=({"matchAttribute": "topobus.dev/numaNode"},)))["r0"]
+    apart = _cpus(_ask(_state(), {"count": 2}, constraints=({"distinctAttribute": "topobus.dev/core"},)))["r0"]
 
     assert together == CpuSet(0, 1, 2, 112, 113)
     assert apart == CpuSet(0, 1)
@@ -130,7 +128,7 @@ def test_reserved_cpus_are_given_to_nobody() -> None:
     state = _state(reserved_cpus=CpuSet(0, 112))
 
     taken = _cpus(_ask(state, {"count": 2}))["r0"]
-    refused = _ask(state, {"count": 1, **_selector("device.attributes['cpu.topobus.dev'].cpu == 0")})
+    refused = _ask(state, {"count": 1, **_selector("device.attributes['topobus.dev'].cpu == 0")})
 
     assert taken == CpuSet(1, 113)
     assert isinstance(refused, NoFit)
@@ -160,9 +158,9 @@ def test_groups_are_shared_by_the_number_of_cpus() -> None:
 
     assert isinstance(both, Allocated)
     assert [(granted.device, granted.consumed_capacity) for granted in both.results[0].devices.results] == [
-        ("cpus-numa-0", {"cpus": "100"}),
-        ("cpus-numa-0", {"cpus": "1"}),
+        ("cpu-numa-0", {"cpus": "100"}),
+        ("cpu-numa-0", {"cpus": "1"}),
     ]
     assert isinstance(apart, Allocated)
-    assert [granted.device for granted in apart.results[0].devices.results] == ["cpus-numa-0", "cpus-numa-1"]
+    assert [granted.device for granted in apart.results[0].devices.results] == ["cpu-numa-0", "cpu-numa-1"]
     assert isinstance(too_many, NoFit)

@@ -87,7 +87,7 @@ def device_of(answer: Outcome) -> str:
     return answer.results[0].devices.results[0].device
 
 
-GPU_0 = DeviceId("gpu.topobus.dev", "n1", "gpu-0")
+GPU_0 = DeviceId("topobus.dev", "n1", "gpu-0")
 TOLERATE = {"key": "example.com/broken", "operator": "Exists"}
 
 
@@ -97,7 +97,7 @@ TOLERATE = {"key": "example.com/broken", "operator": "Exists"}
         pytest.param(None, "gpu-0", id="no-selector-means-nothing"),
         pytest.param({}, None, id="empty-selector-means-everything"),
         pytest.param({"device": "gpu-0"}, "gpu-1", id="device"),
-        pytest.param({"driver": "gpu.topobus.dev", "pool": "n1", "device": "gpu-0"}, "gpu-1", id="all-three"),
+        pytest.param({"driver": "topobus.dev", "pool": "n1", "device": "gpu-0"}, "gpu-1", id="all-three"),
         pytest.param({"pool": "n2"}, "gpu-0", id="another-pool"),
         pytest.param({"driver": "nic.topobus.dev"}, "gpu-0", id="another-driver"),
     ],
@@ -200,7 +200,7 @@ def test_sick_device_evicts_by_its_health() -> None:
 def allocation(*tolerations: dict[str, Any], devices: tuple[str, ...] = ("gpu-0",)) -> AllocationResult:
     """Allocate devices with tolerations."""
     results = [
-        {"request": "r", "driver": "gpu.topobus.dev", "pool": "n1", "device": name, "tolerations": list(tolerations)}
+        {"request": "r", "driver": "topobus.dev", "pool": "n1", "device": name, "tolerations": list(tolerations)}
         for name in devices
     ]
     return read_as({"devices": {"results": results}}, AllocationResult, where="allocation")

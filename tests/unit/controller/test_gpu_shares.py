@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from support.shared_devices import GIB, shared_gpus
-from topobus.controller.state.inventory_slices import consumed_by_pods, slices_from_inventory
+from topobus.controller.state.inventory_slices import consumed_by_pods, devices_of_class, slices_of_pool
 from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId, Node, NoFit, Outcome, Usage
 from topobus.engine.claims.lifecycle import placement_request
 from topobus.formats.kubernetes.built_in_classes import built_in_class
@@ -22,7 +22,8 @@ from unit.controller.allocation import claim, request, solve
 
 NODE = "n1"
 GPUS = Inventory(node=NODE, device_class="gpu", generation=1, devices=shared_gpus("gpu-0"))
-DEVICE = DeviceId("gpu.topobus.dev", NODE, "gpu-0")
+SLICES = slices_of_pool(NODE, [devices_of_class(GPUS)])
+DEVICE = DeviceId("topobus.dev", NODE, "gpu-0")
 
 
 def wants(name: str, memory: str = "") -> object:
@@ -37,8 +38,8 @@ def allocate(*claims: object, usage: Usage | None = None) -> Outcome:
         AllocationInput(
             node=Node(NODE),
             claims=claims,  # type: ignore[arg-type]  # claims of the builders
-            classes={"gpu": built_in_class("gpu.topobus.dev")},
-            slices=slices_from_inventory(GPUS),
+            classes={"gpu": built_in_class("gpu")},
+            slices=SLICES,
             usage=usage or Usage(),
         )
     )
@@ -46,9 +47,7 @@ def allocate(*claims: object, usage: Usage | None = None) -> Outcome:
 
 def test_slices_of_a_shared_gpu_keep_every_limit() -> None:
     """A server takes them."""
-    assert [
-        problem for resource_slice in slices_from_inventory(GPUS) for problem in check_slice(resource_slice.spec)
-    ] == []
+    assert [problem for resource_slice in SLICES for problem in check_slice(resource_slice.spec)] == []
 
 
 def test_four_claims_have_a_quarter_each_when_they_name_no_amount() -> None:

@@ -4,11 +4,15 @@ kube-scheduler would see them.
 
 from __future__ import annotations
 
-from topobus.controller.state.inventory_slices import holders_from_ledger, slices_from_inventory
-from topobus.engine.allocation.values import DeviceId
+import pytest
+
+from topobus.controller.state.inventory_slices import devices_of_class, holders_from_ledger, slices_of_pool
+from topobus.engine.allocation.pools import PoolState, gather_pools
+from topobus.engine.allocation.values import ALL_GATES, DeviceId, Node, Slice
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.formats.kubernetes.resource import Attribute
-from topobus.values.device import Device, Inventory, class_of_driver
+from topobus.values.counters import CounterSet, CounterUse
+from topobus.values.device import Device, Inventory
 from topobus.values.health import DeviceHealth, HealthState
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Allocation, Holding, Ledger
@@ -27,8 +31,12 @@ GPU = Device(
 )
 
 
-def _inventory(*devices: Device) -> Inventory:
-    return Inventory(node="n1", device_class="gpu", generation=7, devices=devices)
+def _inventory(*devices: Device, device_class: str = "gpu", counter_sets: tuple[CounterSet, ...] = ()) -> Inventory:
+    return Inventory(node="n1", device_class=device_class, generation=7, devices=devices, counter_sets=counter_sets)
+
+
+def _slices(*inventories: Inventory, pool: str = "n1") -> tuple[Slice, ...]:
+    return slices_of_pool(pool, [devices_of_class(inventory) for inventory in inventories])
 
 
 def test_slices_carry_the_standard_attributes_when_the_device_has_them() -> None:
@@ -36,18 +44,19 @@ def test_slices_carry_the_standard_attributes_when_the_device_has_them() -> None
 
     The driver's own names stand bare, made legal.
     """
-    (resource_slice,) = slices_from_inventory(_inventory(GPU))
+    (resource_slice,) = _slices(_inventory(GPU))
 
     assert (
         resource_slice.spec.driver,
         resource_slice.spec.pool.name,
         resource_slice.spec.pool.generation,
         resource_slice.spec.node_name,
-    ) == ("gpu.topobus.dev", "n1", 7, "n1")
+    ) == ("topobus.dev", "n1", 7, "n1")
     assert resource_slice.spec.devices[0].attributes == {
         "resource.kubernetes.io/pcieRoot": Attribute(string="pci0000:16"),
         "resource.kubernetes.io/pciBusID": Attribute(string="0000:17:00.0"),
         "resource.kubernetes.io/numaNode": Attribute(int_=1),
+        "class": Attribute(string="gpu"),
         "model": Attribute(string="NVIDIA H100"),
         "driverVersion": Attribute(version="570.86.15"),
         "ecc": Attribute(bool_=True),
@@ -61,9 +70,7 @@ def test_slices_carry_the_standard_attributes_when_the_device_has_them() -> None
 def test_slices_leave_out_the_numa_node_when_the_machine_does_not_tell() -> None:
     """Unknown is absent, never 0; several nodes are a list."""
     unknown, several = (
-        slices_from_inventory(_inventory(Device(name="d", device_class="gpu", numa_nodes=nodes)))[0]
-        .spec.devices[0]
-        .attributes
+        _slices(_inventory(Device(name="gpu-d", device_class="gpu", numa_nodes=nodes)))[0].spec.devices[0].attributes
         for nodes in (None, NodeSet(0, 1))
     )
 
@@ -76,9 +83,7 @@ def test_slices_taint_a_device_when_it_is_sick() -> None:
     and less speed does neither.
     """
     taints = {
-        state: slices_from_inventory(
-            _inventory(Device(name="d", device_class="gpu", health=DeviceHealth(state=state)))
-        )[0]
+        state: _slices(_inventory(Device(name="gpu-d", device_class="gpu", health=DeviceHealth(state=state))))[0]
         .spec.devices[0]
         .taints
         for state in HealthState
@@ -99,13 +104,12 @@ def test_slices_are_cut_when_there_are_many_devices() -> None:
     """
     devices = tuple(Device(name=f"cpu-{index}", device_class="cpu", cpu=index) for index in range(224))
 
-    slices = slices_from_inventory(_inventory(*devices))
+    slices = _slices(_inventory(*devices, device_class="cpu"), pool="n1/cpu")
 
     assert [len(resource_slice.spec.devices) for resource_slice in slices] == [64, 64, 64, 32]
     assert {resource_slice.spec.pool.resource_slice_count for resource_slice in slices} == {4}
-    assert sorted(resource_slice.name for resource_slice in slices) == [
-        resource_slice.name for resource_slice in slices
-    ]
+    assert [resource_slice.name for resource_slice in slices] == [f"n1/cpu/00{index}" for index in range(4)]
+    assert {resource_slice.spec.node_name for resource_slice in slices} == {"n1"}
     assert [problem for resource_slice in slices for problem in check_slice(resource_slice.spec)] == []
 
 
@@ -120,13 +124,52 @@ def test_holders_name_devices_and_cpus_when_the_ledger_has_them() -> None:
     held = holders_from_ledger(ledger, [Device(name="cpu-3", device_class="cpu", cpu=3)])
 
     assert held == {
-        DeviceId("gpu.topobus.dev", "n1", "gpu-0"): owner,
-        DeviceId("cpu.topobus.dev", "n1", "cpu-3"): owner,
+        DeviceId("topobus.dev", "n1", "gpu-0"): owner,
+        DeviceId("topobus.dev", "n1/cpu", "cpu-3"): owner,
     }
 
 
-def test_class_of_driver_knows_only_our_drivers() -> None:
-    """A foreign driver's devices are not our nodes' to hold."""
-    assert class_of_driver("nic.topobus.dev") == "nic"
-    assert class_of_driver("gpu.nvidia.com") is None
-    assert class_of_driver(".topobus.dev") is None
+def test_slices_of_a_pool_have_all_of_its_classes_and_one_class_each() -> None:
+    """The pool is complete with all classes of the node, and its counters are behind all devices."""
+    part = Device(
+        name="gpu-1", device_class="gpu", consumes=(CounterUse(counter_set="gpu-1", counter="slices", amount=1),)
+    )
+    card = CounterSet(name="gpu-1", counters={"slices": 7})
+    nic = _inventory(Device(name="nic-0", device_class="nic"), device_class="nic")
+
+    slices = _slices(_inventory(GPU, part, counter_sets=(card,)), nic)
+
+    assert [(each.name, [device.name for device in each.spec.devices]) for each in slices] == [
+        ("n1/000", ["gpu-0000-17-00-0", "gpu-1"]),
+        ("n1/001", ["nic-0"]),
+        ("n1/f00", []),
+    ]
+    assert [counters.name for counters in slices[-1].spec.shared_counters] == ["gpu-1"]
+    assert {(each.spec.pool.generation, each.spec.pool.resource_slice_count) for each in slices} == {(14, 3)}
+
+
+@pytest.mark.parametrize(
+    ("device", "counter_set"),
+    [
+        pytest.param("nic-0", "gpu-1", id="a device named like one of another class"),
+        pytest.param("gpu-nvidia--0", "gpu-1", id="a device named like another vendor's"),
+        pytest.param("gpu-0000-17-00-0", "gpu-1", id="a device of the name of another"),
+        pytest.param("gpu-1", "nic-1", id="counters named like those of another class"),
+        pytest.param("gpu-1", "gpu-2", id="a device that takes from no counter of its class"),
+    ],
+)
+def test_slices_leave_out_what_would_break_the_pool_of_all_classes(device: str, counter_set: str) -> None:
+    """A faulty driver takes no devices of other classes with it."""
+    faulty = Device(
+        name=device, device_class="gpu", consumes=(CounterUse(counter_set="gpu-1", counter="slices", amount=1),)
+    )
+    card = CounterSet(name=counter_set, counters={"slices": 7})
+    nic = _inventory(Device(name="nic-0", device_class="nic"), device_class="nic")
+
+    slices = _slices(_inventory(GPU, faulty, counter_sets=(card,)), nic)
+    (pool,) = gather_pools(slices, Node("n1"), ALL_GATES)
+
+    assert (pool.state, [candidate.id.device for candidate in pool.candidates]) == (
+        PoolState.READY,
+        ["gpu-0000-17-00-0", "nic-0"],
+    )

@@ -29,7 +29,7 @@ CLAIM = Claim(
 
 def attempt(device: str) -> Attempt:
     """Attempt to get one GPU of n1."""
-    result = GrantedDevice(request="r", driver="gpu.topobus.dev", pool="n1", device=device)
+    result = GrantedDevice(request="r", driver="topobus.dev", pool="n1", device=device)
     return Attempt(number=1, node="n1", allocation=AllocationResult(devices=DevicesAllocated(results=(result,))))
 
 

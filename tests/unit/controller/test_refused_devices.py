@@ -10,15 +10,13 @@ from topobus.engine.claims.attempts import Attempt
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.values.outcome import Reason, Refusal
 
-OURS = tuple(DeviceId("gpu.topobus.dev", "n1", f"gpu-{number}") for number in range(3))
+OURS = tuple(DeviceId("topobus.dev", "n1", f"gpu-{number}") for number in range(3))
 OF_OTHERS = DeviceId("gpu.example.com", "n1", "gpu-0")
 ATTEMPT = Attempt(
     number=1,
     node="n1",
     allocation=AllocationResult(
-        devices=DevicesAllocated(
-            results=(GrantedDevice(request="r", driver="gpu.topobus.dev", pool="n1", device="gpu-1"),)
-        )
+        devices=DevicesAllocated(results=(GrantedDevice(request="r", driver="topobus.dev", pool="n1", device="gpu-1"),))
     ),
 )
 

@@ -7,12 +7,22 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from topobus.controller.state.inventory_slices import slices_from_inventory
-from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId, Mode, Node, NoFit, Outcome, Usage
+from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
+from topobus.engine.allocation.values import (
+    Allocated,
+    AllocationInput,
+    DeviceId,
+    Mode,
+    Node,
+    NoFit,
+    Outcome,
+    Slice,
+    Usage,
+)
 from topobus.formats.kubernetes.built_in_classes import built_in_class
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse
-from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.device import Device, Inventory
 from topobus.values.quantity import Quantity
 from unit.controller.allocation import claim, request, solve
 
@@ -67,14 +77,17 @@ SHARED_NIC = Inventory(
 )
 
 
+def _slices(inventory: Inventory) -> tuple[Slice, ...]:
+    return slices_of_pool(NODE, [devices_of_class(inventory)])
+
+
 def _allocate(inventory: Inventory, *claims: object, usage: Usage | None = None) -> Outcome:
-    driver = driver_name(inventory.device_class)
     return solve(
         AllocationInput(
             node=Node(NODE),
             claims=claims,  # type: ignore[arg-type]  # claims of the builders
-            classes={inventory.device_class: built_in_class(driver)},
-            slices=slices_from_inventory(inventory),
+            classes={inventory.device_class: built_in_class(inventory.device_class)},
+            slices=_slices(inventory),
             usage=usage or Usage(),
             mode=Mode.COMPATIBLE,
         )
@@ -82,7 +95,7 @@ def _allocate(inventory: Inventory, *claims: object, usage: Usage | None = None)
 
 
 def _wants(slices: int, name: str) -> object:
-    return claim(request(where=[f'device.attributes["gpu.topobus.dev"].slices == {slices}']), name=name)
+    return claim(request(where=[f'device.attributes["topobus.dev"].slices == {slices}']), name=name)
 
 
 def _granted(outcome: Outcome) -> list[str]:
@@ -94,7 +107,7 @@ def test_slices_keep_every_limit_when_a_node_has_many_partitions() -> None:
     """Twenty cards: devices in slices of at most 64, counter sets in slices of their own of at most
     8, one count for all of them.
     """
-    slices = slices_from_inventory(_partitioned(20))
+    slices = _slices(_partitioned(20))
 
     assert [problem for resource_slice in slices for problem in check_slice(resource_slice.spec)] == []
     assert [(len(each.spec.devices), len(each.spec.shared_counters)) for each in slices] == [
@@ -127,7 +140,7 @@ def test_claims_share_a_card_when_their_partitions_fit() -> None:
 )
 def test_claim_waits_when_what_is_held_leaves_too_little(held: str, slices: int) -> None:
     """A card and a part of it are never given at once, whichever was first."""
-    usage = Usage({DeviceId("gpu.topobus.dev", NODE, held): "claim a/b"})
+    usage = Usage({DeviceId("topobus.dev", NODE, held): "claim a/b"})
 
     assert isinstance(_allocate(_partitioned(1), _wants(slices, "d/a"), usage=usage), NoFit)
 
@@ -157,7 +170,7 @@ def test_claims_share_a_nic_until_its_capacity_is_spent() -> None:
     ]
     assert len({device.share_id for device in granted}) == 3
     assert isinstance(_allocate(SHARED_NIC, *claims), NoFit)
-    used = Usage(consumed={DeviceId("nic.topobus.dev", NODE, "nic-0"): {"bandwidth": Quantity.parse("9k")}})
+    used = Usage(consumed={DeviceId("topobus.dev", NODE, "nic-0"): {"bandwidth": Quantity.parse("9k")}})
     assert isinstance(_allocate(SHARED_NIC, claims[3], usage=used), NoFit)
 
 
@@ -165,7 +178,7 @@ def test_old_inventory_shows_nothing_of_shares() -> None:
     """An inventory of a service that knows no shares is shown as before."""
     plain = msgspec.structs.replace(SHARED_NIC, devices=(Device(name="nic-0", device_class="nic"),))
 
-    (resource_slice,) = slices_from_inventory(plain)
+    (resource_slice,) = _slices(plain)
 
     assert b"ounter" not in msgspec.json.encode(resource_slice.spec)
     assert b"allowMultiple" not in msgspec.json.encode(resource_slice.spec)

@@ -63,7 +63,7 @@ def _ledger(owner: Owner, *devices: str) -> Ledger:
     )
 
 
-def test_world_offers_a_class_for_each_driver_when_none_is_stored() -> None:
+def test_world_offers_a_class_for_each_device_class_when_none_is_stored() -> None:
     """`gpu.topobus.dev` works without anybody storing it; a stored class of that name wins."""
     state = _state("n1")
     assert _devices(_input(state, _claim("a"))) == ["gpu-0"]
@@ -218,6 +218,57 @@ def test_pod_claims_have_stable_names_that_fit_when_the_pods_name_is_long() -> N
     assert names[0] == names[1] != names[2]
     assert len(names[0]) <= 63
     assert owner_pod_uid(made) == "a"
+
+
+def test_world_keeps_the_other_classes_of_a_pool_when_one_changes() -> None:
+    """Silence, a new inventory and its end concern the devices of their class alone: those of the
+    others are not even converted again.
+    """
+    state = _state("n1")
+    nics = Inventory(node="n1", device_class="nic", generation=1, devices=(Device(name="nic-0", device_class="nic"),))
+    state.put_inventory(nics)
+
+    def shown() -> dict[str, tuple[bool, int]]:
+        """Whether each device may be had, and which value it is."""
+        return {
+            candidate.id.device: (not candidate.device.taints, id(candidate.device))
+            for pool in state.stock.table_of("n1").pools
+            for candidate in pool.candidates
+        }
+
+    before = shown()
+    state.note_silence({("n1", "nic"): "2026-01-01T00:00:00Z"})
+    silent = shown()
+    state.note_silence({})
+    heard = shown()
+    state.drop_inventory("n1", "nic")
+    gone = shown()
+
+    gpus = {f"gpu-{index}" for index in range(4)}
+    assert [names.keys() for names in (before, silent, gone)] == [gpus | {"nic-0"}, gpus | {"nic-0"}, gpus]
+    assert [names["nic-0"][0] for names in (before, silent, heard)] == [True, False, True]
+    assert all(names[gpu] == before[gpu] for names in (silent, heard, gone) for gpu in gpus)
+    assert not isinstance(solve(_input(state, _claim("a", 5))), Allocated)
+
+
+def test_world_follows_a_claim_to_the_node_of_its_cpus() -> None:
+    """CPUs are in a pool of their own, and it names its node."""
+    state = _state("n1", "n2")
+    cpus = tuple(Device(name=f"cpu-{index}", device_class="cpu", cpu=index) for index in range(2))
+    state.put_inventory(Inventory(node="n2", device_class="cpu", generation=1, devices=cpus))
+    first, second = _claim("first"), _claim("second")
+    first.spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = "cpu.topobus.dev"
+    spec = {"resourceClaims": [{"name": name, "resourceClaimName": name} for name in ("first", "second")]}
+    _put(state, first)
+    _put(state, second)
+    _put(state, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "uid": "pod-1"}, spec=spec))
+    outcome = solve(_input(state, first, node="n2"))
+    assert isinstance(outcome, Allocated)
+
+    _put(state, lifecycle.with_allocation(first, outcome.results[0], now="t"), revision=2)
+
+    assert [granted.pool for granted in outcome.results[0].devices.results] == ["n2/cpu"]
+    assert state.nodes_for(Claim(second)) == ("n2",)
 
 
 def _machine(*nodes: int) -> Machine:

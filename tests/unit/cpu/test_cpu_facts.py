@@ -11,11 +11,13 @@ from msgspec import convert
 from topobus.cpu.config import CpuGroupSettings
 from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER, class_of_device
 
 CPUS = "sys/devices/system/cpu"
 
@@ -73,6 +75,19 @@ def test_groups_hold_each_cpu_once(root: Path, groups: str) -> None:
     assert len({cpu for device in group_devices for cpu in device.near_cpus}) == 128
     assert all(device.capacity == {"cpus": len(device.near_cpus)} for device in group_devices)
     assert {"numa": 8, "socket": 2, "l3": 16, "machine": 1}[groups] == len(group_devices)
+
+
+@pytest.mark.parametrize(
+    ("groups", "name"),
+    [("numa", "cpu-numa-0"), ("socket", "cpu-socket-0"), ("l3", "cpu-l3-0"), ("machine", "cpu-machine")],
+)
+def test_groups_are_named_by_class_and_unit_and_never_as_one_cpu(root: Path, groups: str, name: str) -> None:
+    """A name tells the class to Kubernetes, and a group from a CPU to the engine."""
+    names = list(devices(root, groups))
+
+    assert names[0] == name
+    assert {class_of_device(DRIVER, each_name) for each_name in names} == {"cpu"}
+    assert {cpu_of_name(each_name) for each_name in names} == {None}
 
 
 def test_whole_cores_are_given_when_the_operator_says_so(root: Path) -> None:

@@ -56,19 +56,19 @@ async def test_each_device_has_its_edits_and_nothing_is_written_when_a_container
     """Asked again it is the same answer, and no journal comes of it."""
     bench = HandsBench(tmp_path)
     async with bench.life():
-        first, again = await adjust(bench, "card-0", "card-1"), await adjust(bench, "card-0", "card-1")
+        first, again = await adjust(bench, "nic-card-0", "nic-card-1"), await adjust(bench, "nic-card-0", "nic-card-1")
 
-    edits = {f"card-{number}": ContainerEdits(env={f"CARD_USER_CARD_{number}": "main"}) for number in (0, 1)}
+    edits = {f"nic-card-{number}": ContainerEdits(env={f"CARD_USER_NIC_CARD_{number}": "main"}) for number in (0, 1)}
     assert first == again == AdjustReply(result=Adjusted(edits=edits))
-    assert bench.journal_of("card-0") is None
+    assert bench.journal_of("nic-card-0") is None
 
 
 @pytest.mark.parametrize(
     ("driver", "name", "code"),
     [
-        (_Full(), "card-0", "no-slot"),
-        (_Broken(), "card-0", "driver-failed"),
-        (FolderDriver(), "card-7", "device-unknown"),
+        (_Full(), "nic-card-0", "no-slot"),
+        (_Broken(), "nic-card-0", "driver-failed"),
+        (FolderDriver(), "nic-card-7", "device-unknown"),
     ],
 )
 async def test_container_is_refused_with_the_reason(tmp_path: Path, driver: FolderDriver, name: str, code: str) -> None:
@@ -83,7 +83,7 @@ async def test_container_is_refused_with_the_reason(tmp_path: Path, driver: Fold
 
 @pytest.mark.parametrize(
     ("kind", "looked_at", "wanted"),
-    [(OwnerKind.CLAIM, (), ("card-0",)), (OwnerKind.CLAIM, ("card-0",), ()), (OwnerKind.DEVICE_PLUGIN, (), ())],
+    [(OwnerKind.CLAIM, (), ("nic-card-0",)), (OwnerKind.CLAIM, ("nic-card-0",), ()), (OwnerKind.DEVICE_PLUGIN, (), ())],
 )
 async def test_prepare_says_which_devices_adjust_their_containers(
     tmp_path: Path, kind: OwnerKind, looked_at: Sequence[str], wanted: Sequence[str]
@@ -95,7 +95,7 @@ async def test_prepare_says_which_devices_adjust_their_containers(
     owner = Owner(kind=kind, name="x", uid="u9")
     async with bench.life():
         reply = await bench.preparer.prepare(
-            PrepareRequest(op_id="", owner=owner, devices=("card-0",), looked_at=tuple(looked_at))
+            PrepareRequest(op_id="", owner=owner, devices=("nic-card-0",), looked_at=tuple(looked_at))
         )
 
     assert isinstance(reply.result, Prepared)

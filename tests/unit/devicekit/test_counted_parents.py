@@ -13,7 +13,7 @@ import pytest
 
 from support.kfd_machines import MI300X_BYTES, KfdMachine
 from support.sysfs_trees import write
-from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
 from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
 from topobus.devicekit.settings import PartitionSettings
 from topobus.engine.allocation.search import allocate
@@ -31,6 +31,7 @@ from topobus.gpu.plugins.amd import AmdDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import Tree
 from topobus.values.device import DeviceRole, Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine, NumaNode, PciDevice
 from topobus.values.partitions import MAX_PARTS, PARTS
@@ -112,7 +113,6 @@ def cut(request: pytest.FixtureRequest, tmp_path: Path) -> Parts:
 
 def _is_allocated(inventory: Inventory, name: str, *held: str) -> bool:
     """Say whether a claim can have exactly this device while others are held."""
-    driver = f"{inventory.device_class}.topobus.dev"
     exactly = {"deviceClassName": inventory.device_class, "count": 1}
     spec = read_as({"devices": {"requests": [{"name": "r", "exactly": exactly}]}}, ClaimSpec, where="claim")
     others = {device.name for device in inventory.devices} - {name, *held}
@@ -120,11 +120,11 @@ def _is_allocated(inventory: Inventory, name: str, *held: str) -> bool:
         AllocationInput(
             node=Node(inventory.node),
             claims=(ClaimToAllocate("d/c", spec),),
-            classes={inventory.device_class: built_in_class(driver)},
-            slices=slices_from_inventory(inventory),
+            classes={inventory.device_class: built_in_class(inventory.device_class)},
+            slices=slices_of_pool(inventory.node, [devices_of_class(inventory)]),
             usage=Usage(
-                {DeviceId(driver, inventory.node, device): "claim a/b" for device in held},
-                excluded={DeviceId(driver, inventory.node, device): "not asked for" for device in others},
+                {DeviceId(DRIVER, inventory.node, device): "claim a/b" for device in held},
+                excluded={DeviceId(DRIVER, inventory.node, device): "not asked for" for device in others},
             ),
         ),
         CelCompiler(),
@@ -150,7 +150,11 @@ def test_a_card_and_its_parts_are_never_allocated_together_when_both_are_offered
     assert [device.role for device in inventory.devices if device.name == cut.parent] == [DeviceRole.PARTITION_PARENT]
     assert {device.partition_of for device in inventory.devices if device.name != cut.parent} == {cut.parent}
     assert [(each.name, each.counters) for each in inventory.counter_sets] == [(cut.parent, {PARTS: MAX_PARTS})]
-    assert [problem for each in slices_from_inventory(inventory) for problem in check_slice(each.spec)] == []
+    assert [
+        problem
+        for each in slices_of_pool(inventory.node, [devices_of_class(inventory)])
+        for problem in check_slice(each.spec)
+    ] == []
     assert _is_allocated(inventory, cut.parent)
     assert all(_is_allocated(inventory, part, *[other for other in parts if other != part]) for part in parts)
     assert not any(_is_allocated(inventory, cut.parent, part) for part in parts)

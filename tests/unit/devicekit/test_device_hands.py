@@ -48,21 +48,21 @@ async def test_card_is_in_the_sandbox_and_comes_home_when_it_is_attached_and_det
     """What was changed on the way is as it was, and nothing is left in the journal."""
     sandbox = bench.sandbox("s1")
     async with bench.life():
-        prepared = await bench.prepare("card-0", mtu="9000")
-        attached = await bench.attach("card-0", sandbox=sandbox, mtu="9000", name="data")
+        prepared = await bench.prepare("nic-card-0", mtu="9000")
+        attached = await bench.attach("nic-card-0", sandbox=sandbox, mtu="9000", name="data")
         inside = bench.inside(sandbox)
-        detached = await bench.detach("card-0", sandbox=sandbox)
-        unprepared = await bench.unprepare("card-0")
+        detached = await bench.detach("nic-card-0", sandbox=sandbox)
+        unprepared = await bench.unprepare("nic-card-0")
 
     assert isinstance(prepared.result, Prepared)
-    assert prepared.result.to_attach == ("card-0",)
+    assert prepared.result.to_attach == ("nic-card-0",)
     assert attached.result == Attached(
-        interfaces={"card-0": AttachedInterface(name="data", mac="02:00:00:00:00:00", mtu=9000)}
+        interfaces={"nic-card-0": AttachedInterface(name="data", mac="02:00:00:00:00:00", mtu=9000)}
     )
     assert inside == ["data"]
     assert (detached.refusal, unprepared.refusal) == (None, None)
-    assert bench.card("card-0") == new_card(0)
-    assert bench.journal_of("card-0") is None
+    assert bench.card("nic-card-0") == new_card(0)
+    assert bench.journal_of("nic-card-0") is None
 
 
 async def test_attach_answers_the_same_when_asked_again_by_another_life_too(bench: HandsBench) -> None:
@@ -71,11 +71,11 @@ async def test_attach_answers_the_same_when_asked_again_by_another_life_too(benc
     """
     sandbox = bench.sandbox("s1")
     async with bench.life():
-        first = await bench.attach("card-0", sandbox=sandbox)
+        first = await bench.attach("nic-card-0", sandbox=sandbox)
     bench.devices.clear()  # the card is out of the driver's sight
 
     async with bench.life():
-        second = await bench.attach("card-0", sandbox=sandbox)
+        second = await bench.attach("nic-card-0", sandbox=sandbox)
 
     assert isinstance(first.result, Attached)
     assert second == first
@@ -103,12 +103,12 @@ async def test_prepare_tells_the_driver_which_devices_its_owner_s_pod_has_alread
     driver = _AskedDriver()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():
-        await bench.prepare("card-0", op_id="first")
-        await bench.attach("card-0", sandbox=bench.sandbox("s1"))
-        await bench.prepare("card-0", op_id="second")
-        await bench.prepare("card-0", op_id="third", owner=OTHER)
+        await bench.prepare("nic-card-0", op_id="first")
+        await bench.attach("nic-card-0", sandbox=bench.sandbox("s1"))
+        await bench.prepare("nic-card-0", op_id="second")
+        await bench.prepare("nic-card-0", op_id="third", owner=OTHER)
 
-    assert driver.attached == [frozenset(), frozenset({"card-0"}), frozenset()]
+    assert driver.attached == [frozenset(), frozenset({"nic-card-0"}), frozenset()]
 
 
 async def test_attach_takes_the_card_out_of_the_old_sandbox_when_the_pod_was_made_anew(bench: HandsBench) -> None:
@@ -118,9 +118,9 @@ async def test_attach_takes_the_card_out_of_the_old_sandbox_when_the_pod_was_mad
     """
     old, new = bench.sandbox("old"), bench.sandbox("new")
     async with bench.life():
-        await bench.attach("card-0", sandbox=old)
-        await bench.attach("card-0", sandbox=new)
-        late = await bench.detach("card-0", sandbox=old)
+        await bench.attach("nic-card-0", sandbox=old)
+        await bench.attach("nic-card-0", sandbox=new)
+        late = await bench.detach("nic-card-0", sandbox=old)
 
     assert (bench.inside(old), bench.inside(new)) == ([], ["net1"])
     assert late.refusal is None
@@ -129,7 +129,7 @@ async def test_attach_takes_the_card_out_of_the_old_sandbox_when_the_pod_was_mad
 async def test_detach_is_fine_when_the_card_was_never_attached(bench: HandsBench) -> None:
     """Also of a card that nobody knows."""
     async with bench.life():
-        reply = await bench.detach("card-0", "card-9", sandbox=bench.sandbox("s1"))
+        reply = await bench.detach("nic-card-0", "nic-card-9", sandbox=bench.sandbox("s1"))
 
     assert reply.refusal is None
 
@@ -137,21 +137,21 @@ async def test_detach_is_fine_when_the_card_was_never_attached(bench: HandsBench
 async def test_unprepare_detaches_first_when_the_card_is_still_attached(bench: HandsBench) -> None:
     """A gateway that missed the sandbox's end still gets every card home, clean."""
     async with bench.life():
-        await bench.prepare("card-0")
-        await bench.attach("card-0", sandbox=bench.sandbox("s1"))
-        reply = await bench.unprepare("card-0")
+        await bench.prepare("nic-card-0")
+        await bench.attach("nic-card-0", sandbox=bench.sandbox("s1"))
+        reply = await bench.unprepare("nic-card-0")
 
     assert reply.refusal is None
-    assert bench.card("card-0") == new_card(0)
+    assert bench.card("nic-card-0") == new_card(0)
 
 
 async def test_prepare_refuses_before_anything_changed_when_the_configuration_is_bad(bench: HandsBench) -> None:
     """The driver's check names the field; there is no entry, and no owner to clean after."""
     async with bench.life():
-        reply = await bench.prepare("card-0", mtu="70000", image="fast")
+        reply = await bench.prepare("nic-card-0", mtu="70000", image="fast")
 
     assert codes(reply.result) == ["mtu"]
-    assert (bench.card("card-0"), bench.journal_of("card-0")) == (new_card(0), None)
+    assert (bench.card("nic-card-0"), bench.journal_of("nic-card-0")) == (new_card(0), None)
 
 
 async def test_attach_is_undone_at_once_when_the_driver_refuses_half_way(bench: HandsBench) -> None:
@@ -159,20 +159,20 @@ async def test_attach_is_undone_at_once_when_the_driver_refuses_half_way(bench: 
     sandbox = bench.sandbox("s1")
     (Path(sandbox.network_namespace) / "net1").mkdir()
     async with bench.life():
-        reply = await bench.attach("card-0", sandbox=sandbox, mtu="9000")
+        reply = await bench.attach("nic-card-0", sandbox=sandbox, mtu="9000")
 
     assert codes(reply.result) == ["name-taken"]
-    assert (bench.card("card-0"), bench.journal_of("card-0")) == (new_card(0), None)
+    assert (bench.card("nic-card-0"), bench.journal_of("nic-card-0")) == (new_card(0), None)
 
 
 async def test_attach_is_refused_when_the_driver_attaches_nothing(tmp_path: Path) -> None:
     """Whoever asks for what cannot be is told so, and nothing is written."""
     bench = HandsBench(tmp_path, driver=ToyDriver("toy", device_class="nic"))
-    bench.devices = {"toy-0": Device(name="toy-0", device_class="nic", driver="toy")}
+    bench.devices = {"nic-toy-0": Device(name="nic-toy-0", device_class="nic", driver="toy")}
     async with bench.life():
-        reply = await bench.attach("toy-0", sandbox=bench.sandbox("s1"))
-        prepared = await bench.prepare("toy-0")
-        await bench.unprepare("toy-0")
+        reply = await bench.attach("nic-toy-0", sandbox=bench.sandbox("s1"))
+        prepared = await bench.prepare("nic-toy-0")
+        await bench.unprepare("nic-toy-0")
 
     assert codes(reply.result) == ["attach-unsupported"]
     assert isinstance(prepared.result, Prepared)
@@ -183,12 +183,12 @@ async def test_looking_at_a_card_neither_attaches_nor_cleans_it_when_somebody_el
     """Admin access comes and goes while a pod uses the card."""
     sandbox = bench.sandbox("s1")
     async with bench.life():
-        await bench.prepare("card-0")
+        await bench.prepare("nic-card-0")
         looked = await bench.preparer.prepare(
-            PrepareRequest(op_id="", owner=OTHER, devices=("card-0",), looked_at=("card-0",))
+            PrepareRequest(op_id="", owner=OTHER, devices=("nic-card-0",), looked_at=("nic-card-0",))
         )
-        await bench.attach("card-0", sandbox=sandbox)
-        await bench.unprepare("card-0", owner=OTHER)
+        await bench.attach("nic-card-0", sandbox=sandbox)
+        await bench.unprepare("nic-card-0", owner=OTHER)
 
     assert isinstance(looked.result, Prepared)
     assert looked.result.to_attach == ()
@@ -202,18 +202,18 @@ async def test_card_of_an_allocation_of_kubelets_is_cleaned_when_the_gateway_und
     """
     allocation = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/nic", uid="u3")
     async with bench.life():
-        await bench.prepare("card-0", owner=allocation)
-        unwritten = bench.journal_of("card-0")
-        (bench.root / CARDS / "card-0" / "dirt").write_text("left", encoding="utf-8")
-        await bench.unprepare("card-0", owner=allocation)
-        cleaned = bench.card("card-0")
-        await bench.prepare("card-0")
-        (bench.root / CARDS / "card-0" / "dirt").write_text("in use", encoding="utf-8")
-        await bench.unprepare("card-0", owner=allocation)
+        await bench.prepare("nic-card-0", owner=allocation)
+        unwritten = bench.journal_of("nic-card-0")
+        (bench.root / CARDS / "nic-card-0" / "dirt").write_text("left", encoding="utf-8")
+        await bench.unprepare("nic-card-0", owner=allocation)
+        cleaned = bench.card("nic-card-0")
+        await bench.prepare("nic-card-0")
+        (bench.root / CARDS / "nic-card-0" / "dirt").write_text("in use", encoding="utf-8")
+        await bench.unprepare("nic-card-0", owner=allocation)
 
     assert unwritten is None
     assert "dirt" not in cleaned
-    assert bench.card("card-0")["dirt"] == "in use"
+    assert bench.card("nic-card-0")["dirt"] == "in use"
 
 
 class _HangingDriver(FolderDriver):
@@ -232,7 +232,7 @@ class _HangingDriver(FolderDriver):
 
 async def _attach_too_slowly(bench: HandsBench, driver: _HangingDriver, sandbox: Sandbox) -> AttachReply:
     """Ask for an attach that does not come back in time."""
-    asking = asyncio.create_task(bench.attach("card-0", sandbox=sandbox))
+    asking = asyncio.create_task(bench.attach("nic-card-0", sandbox=sandbox))
     await asyncio.to_thread(driver.held.wait)
     bench.clock.advance(TIMEOUT_S)
     return await asking
@@ -250,7 +250,7 @@ async def test_attach_is_refused_by_name_and_ends_later_when_the_driver_hangs(tm
         driver.go.set()
         while bench.hands.drivers["folder"].is_hung:
             await other_threads()
-        again = await bench.attach("card-0", sandbox=sandbox)
+        again = await bench.attach("nic-card-0", sandbox=sandbox)
 
     assert codes(hung.result) == ["driver-hung"]
     assert isinstance(again.result, Attached)
@@ -268,7 +268,7 @@ async def test_device_is_out_of_use_but_not_sick_when_what_is_half_done_waits_fo
     sandbox = bench.sandbox("s1")
     async with bench.life():
         await _attach_too_slowly(bench, driver, sandbox)
-        refused = await bench.detach("card-0", sandbox=sandbox)
+        refused = await bench.detach("nic-card-0", sandbox=sandbox)
         (observation,) = bench.hands.observations().values()
         driver.go.set()
 
@@ -289,26 +289,26 @@ async def test_detach_is_refused_when_the_driver_leaves_steps(tmp_path: Path) ->
     bench = HandsBench(tmp_path, driver=_LeavingDriver())
     sandbox = bench.sandbox("s1")
     async with bench.life():
-        await bench.attach("card-0", sandbox=sandbox)
-        reply = await bench.detach("card-0", sandbox=sandbox)
+        await bench.attach("nic-card-0", sandbox=sandbox)
+        reply = await bench.detach("nic-card-0", sandbox=sandbox)
 
     assert codes(reply.refusal) == ["driver-failed"]
     assert reply.refusal is not None
-    assert "card-0: mtu, move" in reply.refusal.reasons[0].message
+    assert "nic-card-0: mtu, move" in reply.refusal.reasons[0].message
 
 
 async def test_start_undoes_before_the_first_answer_when_an_attach_was_cut_off(bench: HandsBench) -> None:
     """A card that is half attached is home before anybody gets a word about it, and its neighbours
     need not wait.
     """
-    _cut_off(bench, "card-0")
+    _cut_off(bench, "nic-card-0")
 
     async with bench.life():
-        reply = await bench.detach("card-0", sandbox=bench.sandbox("another"))
+        reply = await bench.detach("nic-card-0", sandbox=bench.sandbox("another"))
 
         assert reply.refusal is None
-        assert bench.card("card-0") == new_card(0)
-    assert bench.journal_of("card-0") is None
+        assert bench.card("nic-card-0") == new_card(0)
+    assert bench.journal_of("nic-card-0") is None
 
 
 def _cut_off(bench: HandsBench, name: str) -> None:
@@ -348,11 +348,11 @@ async def test_device_is_dirty_and_tried_again_when_it_cannot_be_undone(tmp_path
     """Nobody gets it meanwhile; its neighbour goes on; when it works at last nothing is left."""
     driver = _StuckDriver()
     bench = HandsBench(tmp_path, driver=driver)
-    _cut_off(bench, "card-0")
+    _cut_off(bench, "nic-card-0")
     async with bench.life():
-        refused = await bench.prepare("card-0")
-        neighbour = await bench.prepare("card-1")
-        seen = bench.hands.observations()["card-0"]
+        refused = await bench.prepare("nic-card-0")
+        neighbour = await bench.prepare("nic-card-1")
+        seen = bench.hands.observations()["nic-card-0"]
         driver.is_stuck = False
         async with bench.clock.ticking(1.0):
             while bench.hands.observations():
@@ -362,23 +362,23 @@ async def test_device_is_dirty_and_tried_again_when_it_cannot_be_undone(tmp_path
     assert isinstance(neighbour.result, Prepared)
     assert (seen.reason, seen.state) == ("dirty", HealthState.UNHEALTHY)
     assert seen.evidence == {"owner": OWNER.key}
-    assert bench.card("card-0") == new_card(0)
+    assert bench.card("nic-card-0") == new_card(0)
 
 
 async def test_device_is_out_of_use_and_others_go_on_when_its_journal_cannot_be_read(bench: HandsBench) -> None:
     """Mended or removed, the file is read again without a restart."""
     (bench.root / "journal").mkdir()
-    file = bench.root / "journal" / "card-0.json"
+    file = bench.root / "journal" / "nic-card-0.json"
     file.write_text("{", encoding="utf-8")
     async with bench.life():
-        seen = bench.hands.observations()["card-0"]
-        refused = await bench.prepare("card-0")
-        neighbour = await bench.prepare("card-1")
+        seen = bench.hands.observations()["nic-card-0"]
+        refused = await bench.prepare("nic-card-0")
+        neighbour = await bench.prepare("nic-card-1")
         file.unlink()
         async with bench.clock.ticking(1.0):
             while bench.hands.observations():
                 await other_threads()
-        again = await bench.prepare("card-0")
+        again = await bench.prepare("nic-card-0")
 
     assert (seen.reason, seen.state) == ("journal-unreadable", HealthState.UNHEALTHY)
     assert str(file) in seen.message
@@ -391,9 +391,9 @@ async def test_prepare_is_refused_by_name_when_the_journal_cannot_be_written(ben
     """A service without its folder changes nothing, and says which setting is meant."""
     (bench.root / "journal").write_text("a file, no folder", encoding="utf-8")
     async with bench.life():
-        reply = await bench.prepare("card-0", image="fast")
+        reply = await bench.prepare("nic-card-0", image="fast")
 
     assert codes(reply.result) == ["driver-failed"]
     assert isinstance(reply.result, Refusal)
     assert "journal.dir" in reply.result.reasons[0].message
-    assert bench.card("card-0") == new_card(0)
+    assert bench.card("nic-card-0") == new_card(0)

@@ -42,22 +42,22 @@ async def test_next_owner_waits_and_is_told_why_when_the_device_is_being_cleaned
     driver = _SlowCleaner()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():
-        await bench.prepare("card-0")
-        leaving = asyncio.create_task(bench.unprepare("card-0"))
+        await bench.prepare("nic-card-0")
+        leaving = asyncio.create_task(bench.unprepare("nic-card-0"))
         await asyncio.to_thread(driver.held.wait)
         bench.clock.advance(CLEANING.answer_after_s)
         left = await leaving
-        seen = bench.hands.observations()["card-0"]
-        waiting = await bench.prepare("card-0", owner=OTHER)
+        seen = bench.hands.observations()["nic-card-0"]
+        waiting = await bench.prepare("nic-card-0", owner=OTHER)
         driver.go.set()
         while bench.hands.observations():
             await other_threads()
-        given = await bench.prepare("card-0", owner=OTHER)
+        given = await bench.prepare("nic-card-0", owner=OTHER)
 
     assert left.refusal is None
     assert (seen.reason, seen.state) == ("cleaning", HealthState.UNKNOWN)
     assert waiting.result == Accepted(
-        retry_after_s=1.0, limit_s=CLEANING.limit_s, what=f"cleaning card-0 after {OWNER}"
+        retry_after_s=1.0, limit_s=CLEANING.limit_s, what=f"cleaning nic-card-0 after {OWNER}"
     )
     assert isinstance(given.result, Prepared)
 
@@ -78,27 +78,27 @@ async def test_device_stays_dirty_over_a_restart_when_cleaning_fails(bench: Hand
     """The owner that left it is named by the next life, too, and nobody
     gets it until it is clean.
     """
-    dirt = bench.root / CARDS / "card-0" / "dirt"
+    dirt = bench.root / CARDS / "nic-card-0" / "dirt"
     async with bench.life():
-        await bench.prepare("card-0")
+        await bench.prepare("nic-card-0")
         dirt.write_text("stuck", encoding="utf-8")
-        left = await bench.unprepare("card-0")
-        first = bench.hands.observations()["card-0"]
+        left = await bench.unprepare("nic-card-0")
+        first = bench.hands.observations()["nic-card-0"]
     async with bench.life():
         async with bench.clock.ticking(1.0):
-            while bench.hands.observations()["card-0"].reason != "dirty":
+            while bench.hands.observations()["nic-card-0"].reason != "dirty":
                 await other_threads()
-        refused = await bench.prepare("card-0", owner=OTHER)
-        second = bench.hands.observations()["card-0"]
+        refused = await bench.prepare("nic-card-0", owner=OTHER)
+        second = bench.hands.observations()["nic-card-0"]
         dirt.write_text("loose", encoding="utf-8")
         async with bench.clock.ticking(1.0), bench.clock.ticking(2.0), bench.clock.ticking(4.0):
             while bench.hands.observations():
                 await other_threads()
-        given = await bench.prepare("card-0", owner=OTHER)
+        given = await bench.prepare("nic-card-0", owner=OTHER)
 
     assert left.refusal is None
     assert first == second
-    assert first.message == f"{OWNER} left it dirty, it is tried again: the dirt on card-0 is stuck"
+    assert first.message == f"{OWNER} left it dirty, it is tried again: the dirt on nic-card-0 is stuck"
     assert codes(refused.result) == ["device-dirty"]
     assert isinstance(given.result, Prepared)
 
@@ -135,24 +135,24 @@ async def test_prepare_is_accepted_until_the_work_ends_when_it_is_long(tmp_path:
     driver = _LongDriver()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():
-        first = await bench.prepare("card-0", op_id="op", image="fast", is_slow=True)
+        first = await bench.prepare("nic-card-0", op_id="op", image="fast", is_slow=True)
         await asyncio.to_thread(driver.held.wait)
         bench.clock.advance(12.0)
-        second = await bench.prepare("card-0", op_id="op", image="fast", is_slow=True)
-        leaving = await bench.unprepare("card-0")
-        neighbour = await bench.prepare("card-1")
+        second = await bench.prepare("nic-card-0", op_id="op", image="fast", is_slow=True)
+        leaving = await bench.unprepare("nic-card-0")
+        neighbour = await bench.prepare("nic-card-1")
         driver.go.set()
-        while bench.hands.jobs.is_under_way("card-0", OWNER):
+        while bench.hands.jobs.is_under_way("nic-card-0", OWNER):
             await other_threads()
-        third = await bench.prepare("card-0", op_id="op", image="fast", is_slow=True)
+        third = await bench.prepare("nic-card-0", op_id="op", image="fast", is_slow=True)
 
-    assert first.result == Accepted(retry_after_s=1.0, limit_s=30.0, what="programming card-0")
-    assert second.result == Accepted(retry_after_s=1.0, limit_s=18.0, what="programming card-0")
+    assert first.result == Accepted(retry_after_s=1.0, limit_s=30.0, what="programming nic-card-0")
+    assert second.result == Accepted(retry_after_s=1.0, limit_s=18.0, what="programming nic-card-0")
     assert codes(leaving.refusal) == ["work-under-way"]
     assert isinstance(neighbour.result, Prepared)
     assert isinstance(third.result, Prepared)
     assert driver.begun == 1
-    assert bench.card("card-0")["image"] == "fast"
+    assert bench.card("nic-card-0")["image"] == "fast"
 
 
 async def test_prepare_is_refused_and_the_card_restored_when_the_work_takes_too_long(tmp_path: Path) -> None:
@@ -163,16 +163,16 @@ async def test_prepare_is_refused_and_the_card_restored_when_the_work_takes_too_
     driver = _LongDriver()
     bench = HandsBench(tmp_path, driver=driver)
     async with bench.life():
-        await bench.prepare("card-0", image="fast", is_slow=True)
+        await bench.prepare("nic-card-0", image="fast", is_slow=True)
         await asyncio.to_thread(driver.held.wait)
         bench.clock.advance(30.0)
-        while isinstance((late := await bench.prepare("card-0", image="fast", is_slow=True)).result, Accepted):
+        while isinstance((late := await bench.prepare("nic-card-0", image="fast", is_slow=True)).result, Accepted):
             await other_threads()
         driver.go.set()
-        while bench.hands.jobs.is_under_way("card-0", OWNER):
+        while bench.hands.jobs.is_under_way("nic-card-0", OWNER):
             await other_threads()
-        card = bench.card("card-0")
-        left = await bench.unprepare("card-0")
+        card = bench.card("nic-card-0")
+        left = await bench.unprepare("nic-card-0")
 
     assert codes(late.result) == ["work-overdue"]
     assert card == new_card(0)

@@ -215,6 +215,12 @@ def test_inventory_merge_forgets_devices_when_their_plugin_is_gone_for_long() ->
     [
         pytest.param(_device("GPU_0"), "DNS label", id="name"),
         pytest.param(_device(device_class="nic"), "class", id="class"),
+        pytest.param(
+            _device("card-0"), "wanted a name that begins with 'gpu-' and has no '--'", id="class-not-in-name"
+        ),
+        pytest.param(
+            _device("gpu-acme--0"), "wanted a name that begins with 'gpu-' and has no '--'", id="vendors-mark"
+        ),
     ],
 )
 def test_inventory_merge_leaves_out_a_device_when_it_breaks_the_contract(device: Device, text: str) -> None:
@@ -291,22 +297,22 @@ def test_inventory_merge_goes_on_counting_a_vanished_part_while_it_is_held() -> 
 
     Once nobody does, it is again.
     """
-    views = {"acme": DriverView(devices=(_part("card"), _part("card-a", "card")))}
+    views = {"acme": DriverView(devices=(_part("gpu-card"), _part("gpu-card-a", "gpu-card")))}
     before = _step((), views)
 
-    gone = {"acme": DriverView(devices=(_part("card"),))}
-    held = _step(before.devices, gone, held=("card-a",), at_s=100, counter_sets=before.counter_sets)
+    gone = {"acme": DriverView(devices=(_part("gpu-card"),))}
+    held = _step(before.devices, gone, held=("gpu-card-a",), at_s=100, counter_sets=before.counter_sets)
     removed = _step(held.devices, gone, at_s=200, counter_sets=held.counter_sets)
     left = _step(removed.devices, gone, at_s=201, counter_sets=removed.counter_sets)
 
-    assert Partitions(held.devices, held.counter_sets).shortage(("card-a",), ("card",)) is not None
-    assert [(device.name, device.consumes) for device in left.devices] == [("card", ())]
+    assert Partitions(held.devices, held.counter_sets).shortage(("gpu-card-a",), ("gpu-card",)) is not None
+    assert [(device.name, device.consumes) for device in left.devices] == [("gpu-card", ())]
     assert left.counter_sets == ()
 
 
 @pytest.mark.parametrize(
     ("held", "is_counted"),
-    [((), False), (("card",), True), (None, True)],
+    [((), False), (("gpu-card",), True), (None, True)],
     ids=["nobody holds it", "somebody does", "nobody knows"],
 )
 def test_inventory_merge_counts_a_card_that_was_cut_while_somebody_may_hold_it(
@@ -316,18 +322,18 @@ def test_inventory_merge_counts_a_card_that_was_cut_while_somebody_may_hold_it(
 
     While somebody may, they are not.
     """
-    before = _step((), {"acme": DriverView(devices=(_part("card"),))})
-    cut = {"acme": DriverView(devices=(_part("card-a", "card"), _part("card-b", "card")))}
+    before = _step((), {"acme": DriverView(devices=(_part("gpu-card"),))})
+    cut = {"acme": DriverView(devices=(_part("gpu-card-a", "gpu-card"), _part("gpu-card-b", "gpu-card")))}
 
     first = _step(before.devices, cut, held=held, at_s=1)
     merged = _step(first.devices, cut, held=held, at_s=2, counter_sets=first.counter_sets)
 
     assert [(device.name, device.health.state) for device in merged.devices] == [
-        ("card", HealthState.UNHEALTHY),
-        ("card-a", HealthState.HEALTHY),
-        ("card-b", HealthState.HEALTHY),
+        ("gpu-card", HealthState.UNHEALTHY),
+        ("gpu-card-a", HealthState.HEALTHY),
+        ("gpu-card-b", HealthState.HEALTHY),
     ]
-    shortage = Partitions(merged.devices, merged.counter_sets).shortage(("card",), ("card-a",))
+    shortage = Partitions(merged.devices, merged.counter_sets).shortage(("gpu-card",), ("gpu-card-a",))
     assert (shortage is not None, bool(Partitions(merged.devices, merged.counter_sets).rivals())) == (
         is_counted,
         is_counted,
@@ -339,15 +345,15 @@ def test_inventory_merge_keeps_the_counters_of_a_silent_driver() -> None:
     """A driver that is not loaded tells no counter sets, and its devices still take from those that
     it told before.
     """
-    card = CounterSet(name="card", counters={"slices": 7})
+    card = CounterSet(name="gpu-card", counters={"slices": 7})
     device = Device(
-        name="card-a",
+        name="gpu-card-a",
         device_class="gpu",
         driver="acme",
-        consumes=(CounterUse(counter_set="card", counter="slices", amount=3),),
+        consumes=(CounterUse(counter_set="gpu-card", counter="slices", amount=3),),
     )
 
-    merged = _step((device,), {}, held=("card-a",), counter_sets=(card,))
+    merged = _step((device,), {}, held=("gpu-card-a",), counter_sets=(card,))
 
     assert (merged.counter_sets, merged.devices[0].consumes) == ((card,), device.consumes)
 
@@ -355,17 +361,20 @@ def test_inventory_merge_keeps_the_counters_of_a_silent_driver() -> None:
 def test_inventory_merge_leaves_a_device_out_when_its_shares_or_counters_make_no_sense() -> None:
     """A warning says which device and why; the others stay."""
     devices = (
-        Device(name="a", device_class="gpu", capacity={"x": 1}, capacity_policies={"x": CapacityPolicy(default=1)}),
-        Device(name="b", device_class="gpu", consumes=(CounterUse(counter_set="card", counter="slices", amount=3),)),
-        Device(name="c", device_class="gpu"),
+        Device(name="gpu-a", device_class="gpu", capacity={"x": 1}, capacity_policies={"x": CapacityPolicy(default=1)}),
+        Device(
+            name="gpu-b", device_class="gpu", consumes=(CounterUse(counter_set="gpu-card", counter="slices", amount=3),)
+        ),
+        Device(name="gpu-c", device_class="gpu"),
     )
 
     merged = _step((), {"acme": DriverView(devices=devices)})
 
-    assert [device.name for device in merged.devices] == ["c"]
+    assert [device.name for device in merged.devices] == ["gpu-c"]
     assert merged.warnings == (
-        "acme: device 'a' is left out: capacity.x.requestPolicy: wanted none without allowMultipleAllocations: true",
-        "acme: device 'b' is left out: consumes names counter card/slices, which its driver does not have",
+        "acme: device 'gpu-a' is left out: capacity.x.requestPolicy: wanted none without allowMultipleAllocations: "
+        "true",
+        "acme: device 'gpu-b' is left out: consumes names counter gpu-card/slices, which its driver does not have",
     )
 
 
@@ -374,13 +383,32 @@ def test_inventory_merge_tells_two_drivers_with_counter_sets_of_one_name() -> No
 
     The other one's devices would count against hardware that is not theirs.
     """
-    card = CounterSet(name="card", counters={"slices": 7})
+    card = CounterSet(name="gpu-card", counters={"slices": 7})
 
     def view(name: str) -> DriverView:
-        use = CounterUse(counter_set="card", counter="slices", amount=3)
+        use = CounterUse(counter_set="gpu-card", counter="slices", amount=3)
         return DriverView(devices=(Device(name=name, device_class="gpu", consumes=(use,)),), counter_sets=(card,))
 
-    merged = _step((), {"b": view("b-0"), "a": view("a-0")})
+    merged = _step((), {"b": view("gpu-b-0"), "a": view("gpu-a-0")})
 
-    assert [device.name for device in merged.devices] == ["a-0"]
-    assert "b: counter set 'card' is left out: another driver has one of this name" in merged.warnings
+    assert [device.name for device in merged.devices] == ["gpu-a-0"]
+    assert "b: counter set 'gpu-card' is left out: another driver has one of this name" in merged.warnings
+
+
+def test_inventory_merge_leaves_out_a_counter_set_when_its_name_does_not_tell_the_class() -> None:
+    """The counter sets of all classes lie in one pool, so a warning names the set, and the device
+    that takes from it.
+    """
+    use = CounterUse(counter_set="card", counter="slices", amount=3)
+    view = DriverView(
+        devices=(Device(name="gpu-0", device_class="gpu", consumes=(use,)), Device(name="gpu-1", device_class="gpu")),
+        counter_sets=(CounterSet(name="card", counters={"slices": 7}),),
+    )
+
+    merged = _step((), {"acme": view})
+
+    assert ([device.name for device in merged.devices], merged.counter_sets) == (["gpu-1"], ())
+    assert merged.warnings == (
+        "acme: counter set 'card' is left out: wanted a name that begins with 'gpu-' and has no '--'",
+        "acme: device 'gpu-0' is left out: consumes names counter card/slices, which its driver does not have",
+    )

@@ -76,14 +76,14 @@ def _code(reply: PrepareReply) -> str:
 
 async def test_prepare_gives_edits_of_each_device_when_two_drivers_share_a_request(bench: _Bench) -> None:
     """Each driver prepares its own devices; common edits are joined and list all devices once."""
-    reply = await bench.prepare("other-1", "acme-0", "acme-1")
+    reply = await bench.prepare("gpu-other-1", "gpu-acme-0", "gpu-acme-1")
 
     assert isinstance(reply.result, Prepared)
-    assert sorted(reply.result.edits) == ["acme-0", "acme-1", "other-1"]
+    assert sorted(reply.result.edits) == ["gpu-acme-0", "gpu-acme-1", "gpu-other-1"]
     assert reply.result.common.env == {
-        "TOPOBUS_GPU_DEVICES": "acme-0,acme-1,other-1",
-        "TOY_ACME": "acme-0,acme-1",
-        "TOY_OTHER": "other-1",
+        "TOPOBUS_GPU_DEVICES": "gpu-acme-0,gpu-acme-1,gpu-other-1",
+        "TOY_ACME": "gpu-acme-0,gpu-acme-1",
+        "TOY_OTHER": "gpu-other-1",
     }
 
 
@@ -93,28 +93,28 @@ async def test_prepare_gives_each_device_its_own_configuration_when_a_claim_conf
     """A driver is called once with all of its devices, and can tell what each of them is configured
     with.
     """
-    config: dict[str, tuple[dict[str, Any], ...]] = {"acme-0": ({"mode": "mig"},)}
-    names = ("acme-0", "acme-1", "other-0")
+    config: dict[str, tuple[dict[str, Any], ...]] = {"gpu-acme-0": ({"mode": "mig"},)}
+    names = ("gpu-acme-0", "gpu-acme-1", "gpu-other-0")
 
     reply = await bench.preparer.prepare(
         PrepareRequest(op_id="op", owner=_OWNER, devices=names, config=({"mode": "all"},), device_config=config)
     )
 
     assert isinstance(reply.result, Prepared)
-    assert bench.drivers["acme"].prepared == [("acme-0", "acme-1")]
-    assert bench.drivers["acme"].config == {"acme-0": ({"mode": "mig"},), "acme-1": ({"mode": "all"},)}
-    assert bench.drivers["other"].config == {"other-0": ({"mode": "all"},)}
+    assert bench.drivers["acme"].prepared == [("gpu-acme-0", "gpu-acme-1")]
+    assert bench.drivers["acme"].config == {"gpu-acme-0": ({"mode": "mig"},), "gpu-acme-1": ({"mode": "all"},)}
+    assert bench.drivers["other"].config == {"gpu-other-0": ({"mode": "all"},)}
 
 
 async def test_prepare_gives_a_sick_device_only_to_who_looks_at_it(bench: _Bench) -> None:
     """Admin access is for finding out what is wrong: it is given a sick
     device, and nobody else is.
     """
-    bench.devices["acme-0"] = msgspec.structs.replace(bench.devices["acme-0"], health=_SICK)
+    bench.devices["gpu-acme-0"] = msgspec.structs.replace(bench.devices["gpu-acme-0"], health=_SICK)
 
-    refused = await bench.prepare("acme-0")
+    refused = await bench.prepare("gpu-acme-0")
     given = await bench.preparer.prepare(
-        PrepareRequest(op_id="op-2", owner=_OWNER, devices=("acme-0",), looked_at=("acme-0",))
+        PrepareRequest(op_id="op-2", owner=_OWNER, devices=("gpu-acme-0",), looked_at=("gpu-acme-0",))
     )
 
     assert _code(refused) == "device-unhealthy"
@@ -123,40 +123,40 @@ async def test_prepare_gives_a_sick_device_only_to_who_looks_at_it(bench: _Bench
 
 async def test_prepare_answers_the_same_when_an_operation_is_asked_again(bench: _Bench) -> None:
     """The same operation gets the stored answer, and the driver is not asked twice."""
-    first = await bench.prepare("acme-0")
-    second = await bench.prepare("acme-0")
+    first = await bench.prepare("gpu-acme-0")
+    second = await bench.prepare("gpu-acme-0")
 
     assert first == second
-    assert bench.drivers["acme"].prepared == [("acme-0",)]
+    assert bench.drivers["acme"].prepared == [("gpu-acme-0",)]
 
 
 async def test_prepare_refuses_when_an_operation_id_comes_with_another_request(bench: _Bench) -> None:
     """One operation id stands for one request."""
-    await bench.prepare("acme-0")
+    await bench.prepare("gpu-acme-0")
 
-    assert _code(await bench.prepare("acme-1")) == "operation-reused"
+    assert _code(await bench.prepare("gpu-acme-1")) == "operation-reused"
 
 
 async def test_prepare_runs_again_when_the_devices_were_unprepared_meanwhile(bench: _Bench) -> None:
     """After unprepare a stored answer would be a lie, so the driver prepares anew."""
-    await bench.prepare("acme-0")
-    await bench.preparer.unprepare(UnprepareRequest(op_id="op-2", owner=_OWNER, devices=("acme-0",)))
-    await bench.prepare("acme-0")
+    await bench.prepare("gpu-acme-0")
+    await bench.preparer.unprepare(UnprepareRequest(op_id="op-2", owner=_OWNER, devices=("gpu-acme-0",)))
+    await bench.prepare("gpu-acme-0")
 
     assert len(bench.drivers["acme"].prepared) == 2
 
 
 async def test_prepare_refuses_when_a_device_is_unknown(bench: _Bench) -> None:
     """An unknown device is named, and nothing is prepared."""
-    assert _code(await bench.prepare("acme-0", "acme-7")) == "device-unknown"
+    assert _code(await bench.prepare("gpu-acme-0", "gpu-acme-7")) == "device-unknown"
     assert bench.drivers["acme"].prepared == []
 
 
 async def test_prepare_refuses_when_a_device_is_unhealthy(bench: _Bench) -> None:
     """A sick device is not handed to a new container; the refusal says what is wrong with it."""
-    bench.devices["acme-0"] = msgspec.structs.replace(bench.devices["acme-0"], health=_SICK)
+    bench.devices["gpu-acme-0"] = msgspec.structs.replace(bench.devices["gpu-acme-0"], health=_SICK)
 
-    reply = await bench.prepare("acme-0")
+    reply = await bench.prepare("gpu-acme-0")
 
     assert _code(reply) == "device-unhealthy"
     assert isinstance(reply.result, Refusal)
@@ -166,19 +166,19 @@ async def test_prepare_refuses_when_a_device_is_unhealthy(bench: _Bench) -> None
 async def test_prepare_refuses_and_can_succeed_later_when_the_driver_hangs(bench: _Bench) -> None:
     """A hung driver costs its time limit, not more; the same operation succeeds once it is back."""
     bench.drivers["acme"].error = OSError("busy")
-    failed = await bench.prepare("acme-0")
+    failed = await bench.prepare("gpu-acme-0")
     bench.drivers["acme"].error = None
     bench.drivers["other"].go.clear()
-    preparing = asyncio.create_task(bench.prepare("other-0", op_id="op-2"))
+    preparing = asyncio.create_task(bench.prepare("gpu-other-0", op_id="op-2"))
     await asyncio.to_thread(bench.drivers["other"].held.wait)
     bench.clock.advance(_TIMEOUT_S)
     hung = await preparing
     bench.drivers["other"].go.set()
-    while (again := await bench.prepare("other-0", op_id="op-2")) == hung or "earlier call" in str(again):
+    while (again := await bench.prepare("gpu-other-0", op_id="op-2")) == hung or "earlier call" in str(again):
         await other_threads()
 
     assert (_code(failed), _code(hung)) == ("driver-failed", "driver-hung")
-    assert isinstance((await bench.prepare("acme-0")).result, Prepared)
+    assert isinstance((await bench.prepare("gpu-acme-0")).result, Prepared)
     assert isinstance(again.result, Prepared)
 
 
@@ -189,17 +189,17 @@ async def test_prepare_refuses_when_no_device_is_named(bench: _Bench) -> None:
 
 async def test_unprepare_is_fine_when_devices_are_unknown_or_never_prepared(bench: _Bench) -> None:
     """Undoing what was never done is no error."""
-    reply = await bench.preparer.unprepare(UnprepareRequest(op_id="op", owner=_OWNER, devices=("acme-0", "gone-9")))
+    reply = await bench.preparer.unprepare(UnprepareRequest(op_id="op", owner=_OWNER, devices=("gpu-acme-0", "gone-9")))
 
     assert reply.refusal is None
-    assert bench.drivers["acme"].unprepared == [("acme-0",)]
+    assert bench.drivers["acme"].unprepared == [("gpu-acme-0",)]
 
 
 async def test_unprepare_says_why_when_the_driver_fails(bench: _Bench) -> None:
     """A failed unprepare is told, so that the caller tries again."""
     bench.drivers["acme"].error = OSError("busy")
 
-    reply = await bench.preparer.unprepare(UnprepareRequest(op_id="op", owner=_OWNER, devices=("acme-0",)))
+    reply = await bench.preparer.unprepare(UnprepareRequest(op_id="op", owner=_OWNER, devices=("gpu-acme-0",)))
 
     assert reply.refusal is not None
     assert reply.refusal.reasons[0].code == "driver-failed"
@@ -234,10 +234,10 @@ async def test_prepare_takes_nodes_from_the_runtimes_folder_when_one_is_named(tm
     own, other = DeviceNode(path="/dev/toy0", permissions="r"), DeviceNode(path="/dev/x", host_path="/run/x")
     bench.drivers["acme"].nodes = (own, other)
 
-    reply = await bench.prepare("acme-0")
+    reply = await bench.prepare("gpu-acme-0")
 
     assert isinstance(reply.result, Prepared)
-    assert reply.result.edits["acme-0"].device_nodes == (
+    assert reply.result.edits["gpu-acme-0"].device_nodes == (
         DeviceNode(path="/dev/toy0", host_path="/machine/dev/toy0", permissions="r"),
         other,
     )
@@ -259,11 +259,11 @@ _KUBELET = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u2")
 @pytest.mark.parametrize(
     ("owner", "names", "is_shared", "code"),
     [
-        pytest.param(_KUBELET, ("reading-0", "reading-1"), False, "", id="reads"),
-        pytest.param(_KUBELET, ("reading-0", "reading-2"), False, "not-ahead", id="one-acts"),
-        pytest.param(_KUBELET, ("reading-0", "acme-0"), False, "not-ahead", id="driver-cannot-say"),
-        pytest.param(_KUBELET, ("reading-0",), True, "not-ahead", id="shared"),
-        pytest.param(_OWNER, ("reading-0",), False, "not-ahead", id="claim"),
+        pytest.param(_KUBELET, ("gpu-reading-0", "gpu-reading-1"), False, "", id="reads"),
+        pytest.param(_KUBELET, ("gpu-reading-0", "gpu-reading-2"), False, "not-ahead", id="one-acts"),
+        pytest.param(_KUBELET, ("gpu-reading-0", "gpu-acme-0"), False, "not-ahead", id="driver-cannot-say"),
+        pytest.param(_KUBELET, ("gpu-reading-0",), True, "not-ahead", id="shared"),
+        pytest.param(_OWNER, ("gpu-reading-0",), False, "not-ahead", id="claim"),
     ],
 )
 async def test_prepare_ahead_is_refused_when_anything_might_change(
@@ -274,11 +274,11 @@ async def test_prepare_ahead_is_refused_when_anything_might_change(
     Afterwards all are.
     """
     toy = _ReadingToy("reading", count=3)
-    toy.reads = frozenset({"reading-0", "reading-1"})
+    toy.reads = frozenset({"gpu-reading-0", "gpu-reading-1"})
     bench.add(toy)
     if is_shared:
-        bench.devices["reading-0"] = msgspec.structs.replace(
-            bench.devices["reading-0"], sharing=DeviceSharing(replicas=2)
+        bench.devices["gpu-reading-0"] = msgspec.structs.replace(
+            bench.devices["gpu-reading-0"], sharing=DeviceSharing(replicas=2)
         )
     request = PrepareRequest(op_id="op", owner=owner, devices=names, is_ahead=True)
 

@@ -24,14 +24,14 @@ from topobus.values.edits import ContainerEdits
 from topobus.values.request import Owner, OwnerKind
 
 GPU = Device(
-    name="acme-0",
+    name="gpu-acme-0",
     device_class="gpu",
     driver="acme",
     allows_multiple=True,
     capacity={"shares": 4},
     sharing=DeviceSharing(replicas=4),
 )
-SHARE = {"acme-0": {"shares": 1}}
+SHARE = {"gpu-acme-0": {"shares": 1}}
 
 
 def plugin(uid: str) -> Owner:
@@ -90,21 +90,21 @@ class Bench:
     async def prepare(self, owner: Owner) -> None:
         """Make the device ready for one share."""
         reply = await self.preparer.prepare(
-            PrepareRequest(op_id=f"p-{owner.uid}", owner=owner, devices=("acme-0",), shares=SHARE)
+            PrepareRequest(op_id=f"p-{owner.uid}", owner=owner, devices=("gpu-acme-0",), shares=SHARE)
         )
         assert isinstance(reply.result, Prepared)
 
     async def unprepare(self, owner: Owner) -> None:
         """Undo it for one owner."""
         reply = await self.preparer.unprepare(
-            UnprepareRequest(op_id=f"u-{owner.uid}", owner=owner, devices=("acme-0",))
+            UnprepareRequest(op_id=f"u-{owner.uid}", owner=owner, devices=("gpu-acme-0",))
         )
         assert reply.refusal is None
 
     @property
     def owners(self) -> list[str]:
         """Who has the device, as the journal says."""
-        entry = self.journal.entries.get("acme-0")
+        entry = self.journal.entries.get("gpu-acme-0")
         return [owner.owner.uid for owner in (entry.owners if entry is not None else ())]
 
 

@@ -41,14 +41,14 @@ class Polled:
 
     async def look(self, *faults: Observation) -> tuple[str, ...]:
         """Look once at a device with these faults, and give what is shown of it."""
-        self.driver.faults = {"toy-0": faults}
+        self.driver.faults = {"gpu-toy-0": faults}
         await self.poller.poll(MACHINE, ())
         return self.shown
 
     @property
     def shown(self) -> tuple[str, ...]:
         """Reasons that are shown of the device."""
-        return tuple(observation.reason for observation in self.poller.shown().observations.get("toy-0", ()))
+        return tuple(observation.reason for observation in self.poller.shown().observations.get("gpu-toy-0", ()))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_evidence_of_a_look_that_was_given_up_is_shown(polled: Polled) -> 
     it saw is not lost.
     """
     await polled.look()
-    polled.driver.faults = {"toy-0": (RISE,)}
+    polled.driver.faults = {"gpu-toy-0": (RISE,)}
     # As the driver's thread does when nobody waits for it any more.
     await asyncio.to_thread(polled.poller._observe, polled.poller.view.devices or ())
 

@@ -13,7 +13,6 @@ from support.kustomize import DEPLOY, Manifest, built, container_of, environment
 from topobus.bus.server_config.nats_accounts import Shape, accounts, is_outside
 from topobus.bus.server_config.nats_permissions import render_server
 from topobus.bus.server_config.nats_tls import server_tls
-from topobus.formats.messages.device_classes import DEVICE_SERVICES
 from topobus.keys.cluster_certificates import server_names
 from topobus.keys.secret_objects import (
     AUTHORITY_MAP,
@@ -26,6 +25,7 @@ from topobus.keys.secret_objects import (
     users_of,
 )
 from topobus.process.config import NatsSettings, ServiceSettings, load_settings
+from topobus.values.dra_names import DRIVER
 
 _WORKLOADS = ("DaemonSet", "Deployment")
 _LEAVES = ("kubernetes-leaf", "kubernetes-replicated-hub")
@@ -343,11 +343,10 @@ def _hub_settings(pod: Manifest) -> str:
 
 @pytest.mark.parametrize("overlay", ["kubernetes", "kubernetes-own-class"])
 def test_gateway_may_say_in_claims_what_became_of_each_classs_devices(overlay: str) -> None:
-    """Since Kubernetes 1.36 the right to a claim's `status.devices` names drivers: those of our
-    classes, and that of an overlay's own.
+    """Since Kubernetes 1.36 the right to a claim's `status.devices` names drivers: the one of all
+    classes, an overlay's own included.
     """
     role = named(built(overlay), "ClusterRole", "topobus-gateway")
     (rule,) = (rule for rule in role["rules"] if rule["resources"] == ["resourceclaims/driver"])
 
-    wanted = {*DEVICE_SERVICES, *_CLASSES.get(overlay, ())}
-    assert set(rule["resourceNames"]) == {f"{device_class}.topobus.dev" for device_class in wanted}
+    assert rule["resourceNames"] == [DRIVER]

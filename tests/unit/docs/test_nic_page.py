@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 def parameters(value: Any) -> Iterator[dict[str, Any]]:
     """Find opaque parameters, in order."""
     if isinstance(value, dict):
-        if value.get("driver") == "nic.topobus.dev":
+        if value.get("driver") == "topobus.dev":
             yield value["parameters"]
         for inner in value.values():
             yield from parameters(inner)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.formats.kubernetes.classic.classic_migration import Migration, Severity, migrate
 from topobus.formats.kubernetes.manifest import parse_some
 
@@ -59,7 +60,7 @@ def test_class_becomes_a_device_class_with_its_parameters_as_selectors() -> None
         "DeviceClass",
         {"name": "gpu", "labels": {"team": "a"}},
     )
-    assert made["spec"]["selectors"][0] == {"cel": {"expression": 'device.driver == "gpu.topobus.dev"'}}
+    assert made["spec"]["selectors"][0] == {"cel": {"expression": class_selector("gpu")}}
     assert made["spec"]["selectors"][1]["cel"]["expression"].endswith('.model.lowerAscii() == "h100"')
     assert _migrate(CLASS).is_complete
 

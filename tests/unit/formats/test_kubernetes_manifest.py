@@ -45,7 +45,7 @@ spec:
         deviceClassName: gpu
         selectors:
         - cel:
-            expression: device.attributes["gpu.topobus.dev"].model == "H100"
+            expression: device.attributes["topobus.dev"].model == "H100"
     - name: nic
       exactly:
         deviceClassName: nic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topobus.formats.kubernetes.limits import check_slice
-from topobus.formats.kubernetes.resource import Pool, RequestPolicy, SliceDevice, SliceSpec, ValidRange
+from topobus.formats.kubernetes.resource import Attribute, Pool, RequestPolicy, SliceDevice, SliceSpec, ValidRange
 from topobus.formats.kubernetes.slice_limits import check_device
 from topobus.formats.kubernetes.slices import fault_of_shares, health_reason, in_seconds, slice_device
 from topobus.values.counters import CapacityPolicy, CounterUse
@@ -86,7 +86,7 @@ def test_version_is_a_text_when_the_server_would_not_read_it_as_one(text: str) -
 
     attribute = shown.attributes["driverVersion"]
     pool = Pool(name="n", resource_slice_count=1)
-    assert check_slice(SliceSpec(driver="gpu.topobus.dev", node_name="n", pool=pool, devices=(shown,))) == []
+    assert check_slice(SliceSpec(driver="topobus.dev", node_name="n", pool=pool, devices=(shown,))) == []
     assert text in (attribute.version, attribute.string)
 
 
@@ -178,4 +178,15 @@ def test_slice_device_shows_what_it_consumes_by_counter_set() -> None:
         (consumption.counter_set, {name: counter.value for name, counter in consumption.counters.items()})
         for consumption in shown.consumes_counters
     ] == [("a", {"y": "2"}), ("b", {"w": "3", "x": "1"})]
-    assert slice_device(Device(name="g", device_class="gpu")) == SliceDevice(name="g")
+    assert slice_device(Device(name="g", device_class="gpu")) == SliceDevice(
+        name="g", attributes={"class": Attribute(string="gpu")}
+    )
+
+
+def test_slice_device_tells_its_class_whatever_its_driver_says() -> None:
+    """DeviceClasses select by the class, so a driver's own attribute of that name does not count."""
+    device = Device(name="gpu-0", device_class="gpu", attributes={"class": "nic", "model": "own"}, model="field")
+
+    attributes = slice_device(device).attributes
+
+    assert (attributes["class"], attributes["model"]) == (Attribute(string="gpu"), Attribute(string="own"))

@@ -26,9 +26,10 @@ from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER, group_of_class
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/fpga-functions.md"
-CLASS = "fpga.topobus.dev"
+CLASS = group_of_class("fpga")
 
 
 def claim_of_the_page() -> dict[str, Any]:
@@ -41,7 +42,7 @@ def claim_of_the_page() -> dict[str, Any]:
 def taken(*devices: Device) -> list[str]:
     """Allocate the page's claim on a node with these cards, in this order; gives what it takes."""
     spec = {
-        "driver": CLASS,
+        "driver": DRIVER,
         "nodeName": "n",
         "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
         "devices": [msgspec.to_builtins(slice_device(device)) for device in devices],

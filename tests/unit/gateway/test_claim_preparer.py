@@ -1,82 +1,118 @@
-"""What a claim's preparation reports when an earlier try has to be undone first."""
+"""Preparing and undoing claims: what is reported when an earlier try has to be undone first, and how
+the classes of a claim go together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.formats.containers.cdi import file_name
+from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareRequest
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.claim_answers import PreparedDevice
+from topobus.gateway.claims.claim_devices import ClaimDevices
+from topobus.gateway.claims.claim_files import ClaimFiles
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey
+from topobus.gateway.claims.claim_ledger import ClaimLedger
+from topobus.gateway.claims.claim_metadata import ClaimMetadata
+from topobus.gateway.claims.claim_steps import ClaimSteps
 from topobus.gateway.claims.claims import ClaimPreparer
+from topobus.gateway.claims.pinning import NoPinning
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice, ClaimAllocation
+from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
 from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.containers.live_containers import LiveContainers
 from topobus.gateway.metrics import ClaimMetrics
+from topobus.values.edits import ContainerEdits
+from topobus.values.errors import PeerUnavailable
 from topobus.values.names import ClaimUid
+from topobus.values.outcome import Reason, Refusal
+from topobus.values.request import Owner
 
 CLAIM = ClaimKey(namespace="default", name="c", uid=ClaimUid("u-c"))
 GPU_0, GPU_1 = (AllocatedDevice(request="r", pool="n1", device=f"gpu-{number}") for number in (0, 1))
+NIC_0 = AllocatedDevice(request="net", pool="n1", device="nic-0")
 
 
 class Calls:
     """The steps and reports of a claim, in the order of their calls. A new try is refused."""
 
-    def __init__(self, entry: ClaimEntry) -> None:
+    def __init__(self, *entries: ClaimEntry) -> None:
         self.made: list[str] = []
-        self.found: ClaimEntry | None = entry
+        self.found = entries
 
-    def get(self, *_: object) -> ClaimEntry | None:
-        """The checkpoint's entry."""
+    def of_claim(self, *_: object) -> tuple[ClaimEntry, ...]:
+        """The checkpoint's entries."""
         return self.found
 
-    def entries(self) -> Iterable[ClaimEntry]:
+    def entries(self) -> tuple[ClaimEntry, ...]:
         """All of them."""
-        return () if self.found is None else (self.found,)
+        return self.found
 
     def is_ready(self, _: ClaimEntry) -> bool:
         """No entry is."""
         return False
 
     async def read(self, *_: object) -> ClaimAllocation:
-        """The claim has one GPU."""
-        return ClaimAllocation(devices=(GPU_0,))
+        """The claim has one GPU and one NIC."""
+        return ClaimAllocation(devices=(GPU_0, NIC_0))
 
     async def undo(self, *_: object) -> tuple[str, ...]:
         """It succeeds."""
         self.made.append("undo")
-        self.found = None
+        self.found = ()
         return ("gpu-0",)
 
-    async def prepare(self, *_: object) -> ClaimEntry:
+    async def prepare(self, *_: object) -> tuple[ClaimEntry, ...]:
         """It fails."""
         self.made.append("prepare")
         raise ClaimFailed("no firmware")
 
-    def unprepared(self, *_: object) -> None:
+    def unprepared(self, _: ClaimKey, device_class: str) -> None:
         """Note the report."""
-        self.made.append("reported as unprepared")
+        self.made.append(f"{device_class} reported as unprepared")
+
+
+UNDONE = ["undo", "gpu reported as unprepared", "nic reported as unprepared"]
 
 
 @pytest.mark.parametrize(
-    ("entry", "calls"),
+    ("gpu", "nic", "calls"),
     [
-        ({"devices": (GPU_0,), "is_undoing": True}, ["undo", "reported as unprepared", "prepare"]),
-        ({"devices": (GPU_1,)}, ["undo", "reported as unprepared", "prepare"]),
-        ({"devices": (GPU_0,)}, ["prepare"]),
+        ({"devices": (GPU_0,), "is_undoing": True}, {"devices": (NIC_0,), "is_undoing": True}, [*UNDONE, "prepare"]),
+        ({"devices": (GPU_0,)}, {"devices": (NIC_0,), "is_undoing": True}, [*UNDONE, "prepare"]),
+        ({"devices": (GPU_1,)}, {"devices": (NIC_0,)}, [*UNDONE, "prepare"]),
+        ({"devices": (GPU_0,)}, None, [*UNDONE[:2], "prepare"]),
+        ({"devices": (GPU_0,)}, {"devices": (NIC_0,)}, ["prepare"]),
+        (None, None, ["prepare"]),
     ],
-    ids=["partly undone", "allocated again", "begun with the same devices"],
+    ids=[
+        "partly undone",
+        "one class partly undone",
+        "allocated again",
+        "allocated again with one more class",
+        "begun with the same devices",
+        "new",
+    ],
 )
 async def test_earlier_try_is_reported_as_undone_before_a_new_one_begins(
-    entry: dict[str, Any], calls: list[str]
+    gpu: dict[str, Any] | None, nic: dict[str, Any] | None, calls: list[str]
 ) -> None:
     """The claim's status must not show devices as prepared that were given back, whatever becomes of
     the new try.
     """
     made: Any = Calls(
-        ClaimEntry(namespace="default", name="c", uid=CLAIM.uid, device_class="gpu", attempt="a", **entry)
+        *(
+            ClaimEntry(namespace="default", name="c", uid=CLAIM.uid, device_class=name, attempt="a", **fields)
+            for name, fields in (("gpu", gpu), ("nic", nic))
+            if fields is not None
+        )
     )
     preparer = ClaimPreparer(
         cast(Any, SimpleNamespace(containers=None)),
@@ -89,8 +125,360 @@ async def test_earlier_try_is_reported_as_undone_before_a_new_one_begins(
         ClaimMetrics(CollectorRegistry()),
     )
 
-    answer = await preparer.prepare("gpu", CLAIM)
+    answer = await preparer.prepare(CLAIM)
 
     assert isinstance(answer, str)
     assert "no firmware" in answer
     assert made.made == calls
+
+
+class Node:
+    """A node's ledger, device services and claims, and a preparer of its own for them.
+
+    `trouble` has what a class's service answers instead of its work.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[str] = []
+        """The requests, each as `verb class op-id`, those of a class's service side by side."""
+        self.adopted: list[AdoptRequest] = []
+        self.requests: dict[str, PrepareRequest] = {}
+        self.refused: Refusal | None = None
+        self.trouble: dict[str, Refusal | PeerUnavailable] = {}
+        self.reported: list[str] = []
+        self.handed_out: list[tuple[str, tuple[str, ...]]] = []
+        self.checkpoint = Checkpoint.load(folder / "checkpoint.json", boot_id="b")
+        self.preparer = self._preparer()
+
+    @property
+    def verbs(self) -> list[str]:
+        """The requests without the ids of their operations."""
+        return [text.rpartition(" ")[0] for text in self.asked]
+
+    def cdi_files(self) -> list[str]:
+        """The classes that have a CDI file of the claim."""
+        return [
+            name for name in ("cpu", "gpu", "nic") if (self.folder / file_name(CDI_VENDOR, name, CLAIM.uid)).exists()
+        ]
+
+    def _preparer(self) -> ClaimPreparer:
+        us: Any = self
+        state: Any = SimpleNamespace(
+            node="n1", containers=LiveContainers(), hand_out=self.hand_out, ledger=None, device=lambda *_: None
+        )
+        metrics = ClaimMetrics(CollectorRegistry())
+        files = ClaimFiles(
+            self.folder,
+            metadata=ClaimMetadata(self.folder / "metadata", (), dict, lambda _: ()),
+            pinning=NoPinning(),
+            metrics=metrics,
+            tell=lambda _: None,
+        )
+        ledger = ClaimLedger(state, us, us, self.checkpoint, None)
+        devices = ClaimDevices(us, self.checkpoint, lambda _class, _name: None, lambda _: "")
+        steps = ClaimSteps(state, us, self.checkpoint, ledger, devices, us, NoPinning(), files)
+        deadlines = DeadlineSettings(claim_retry_s=0.0)
+        return ClaimPreparer(state, self.checkpoint, deadlines, ledger, steps, files, cast(Any, Reports(self)), metrics)
+
+    def hand_out(self, device_class: str, names: tuple[str, ...], *_: object) -> None:
+        """Note what is given."""
+        self.handed_out.append((device_class, names))
+
+    async def read(self, namespace: str, name: str) -> ApiObject:
+        """The claim: two GPUs, a NIC and a CPU of a group."""
+        results: list[dict[str, Any]] = [
+            {"request": "gpus", "driver": "topobus.dev", "pool": "n1", "device": "gpu-0"},
+            {"request": "gpus", "driver": "topobus.dev", "pool": "n1", "device": "gpu-1"},
+            {"request": "net", "driver": "topobus.dev", "pool": "n1", "device": "nic-0"},
+            {
+                "request": "cpus",
+                "driver": "topobus.dev",
+                "pool": "n1/cpu",
+                "device": "cpu-machine",
+                "shareID": "s",
+                "consumedCapacity": {"cpus": "2"},
+            },
+        ]
+        return ApiObject(
+            api_version="resource.k8s.io/v1",
+            kind="ResourceClaim",
+            metadata={"namespace": namespace, "name": name, "uid": CLAIM.uid},
+            status={"allocation": {"devices": {"results": results}}},
+        )
+
+    async def adopt(self, request: AdoptRequest, **_: object) -> Adopted | Refusal:
+        """The ledger's answer."""
+        self.asked.append(f"adopt all {request.op_id}")
+        self.adopted.append(request)
+        return self.refused or Adopted(decision_id="d")
+
+    async def release(self, op_id: str, *_: object, **__: object) -> None:
+        """The ledger lets go."""
+        self.asked.append(f"release all {op_id}")
+
+    async def prepare(self, device_class: str, request: PrepareRequest) -> Prepared | Refusal:
+        """A service's answer."""
+        self.asked.append(f"prepare {device_class} {request.op_id}")
+        self.requests[device_class] = request
+        trouble = self._troubled(device_class)
+        edits = {name: ContainerEdits(env={"A": name}) for name in request.devices}
+        return trouble or Prepared(edits=edits)
+
+    async def unprepare(self, op_id: str, _: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
+        """A service's answer."""
+        self.asked.append(f"unprepare {device_class} {op_id}")
+        return self._troubled(device_class)
+
+    async def refuse_forbidden(self, *_: object) -> None:
+        """All is allowed."""
+
+    def check(self, _: ClaimEntry) -> None:
+        """Nothing is in the way of attaching."""
+
+    async def detach(self, _: ClaimEntry) -> None:
+        """Nothing is attached."""
+
+    def _troubled(self, device_class: str) -> Refusal | None:
+        trouble = self.trouble.get(device_class)
+        if isinstance(trouble, PeerUnavailable):
+            raise trouble
+        return trouble
+
+
+class Reports:
+    """Notes what a node reports of its claims."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def prepared(self, entry: ClaimEntry) -> None:
+        """It is prepared."""
+        self._node.reported.append(f"prepared {entry.device_class}")
+
+    def unprepared(self, _: ClaimKey, device_class: str) -> None:
+        """It is undone."""
+        self._node.reported.append(f"unprepared {device_class}")
+
+
+CLASSES = ["cpu", "gpu", "nic"]
+AWAY = PeerUnavailable("the nic service is away", retry_after_s=0.0)
+NO = Refusal(reasons=(Reason(code="no-firmware", message="nic-0 has no firmware"),))
+
+
+def of_all(verb: str) -> list[str]:
+    """A request to the service of each class."""
+    return [f"{verb} {device_class}" for device_class in CLASSES]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node."""
+    return Node(tmp_path)
+
+
+async def test_claim_of_several_classes_is_adopted_once_and_prepared_together(node: Node) -> None:
+    """One decision of the ledger, one operation of each class's service, one answer for kubelet."""
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert (node.verbs[0], sorted(node.verbs[1:])) == ("adopt all", of_all("prepare"))
+    (adopted,) = node.adopted
+    assert adopted.devices == {"cpu": ("cpu-machine",), "gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0",)}
+    assert (adopted.shared, adopted.group_cpus) == ({"cpu": ("cpu-machine",)}, {"cpu-machine": 2})
+    assert {name: request.devices for name, request in node.requests.items()} == adopted.devices
+    assert _devices(answer) == [
+        ("cpu-machine", "n1/cpu", "s"),
+        ("gpu-0", "n1", ""),
+        ("gpu-1", "n1", ""),
+        ("nic-0", "n1", ""),
+    ]
+    assert all(node.checkpoint.is_ready(entry) for entry in node.checkpoint.of_claim(CLAIM.uid))
+    assert (node.cdi_files(), node.reported) == (CLASSES, of_all("prepared"))
+    assert node.handed_out == list(adopted.devices.items())
+
+
+async def test_prepared_claim_asks_nobody_when_kubelet_asks_again(node: Node) -> None:
+    """The answer is the same, out of the checkpoint."""
+    first = await node.preparer.prepare(CLAIM)
+    node.asked.clear()
+
+    assert await node.preparer.prepare(CLAIM) == first
+    assert node.asked == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error"), [(AWAY, "the nic service is away"), (NO, "nic-0 has no firmware")], ids=["away", "refused"]
+)
+async def test_nothing_is_prepared_while_one_class_is_not(
+    node: Node, trouble: Refusal | PeerUnavailable, error: str
+) -> None:
+    """No answer, no entry that is ready, no CDI file and no report, though the other classes are
+    done.
+
+    The next try continues the same operation, in which the done ones answer as before.
+    """
+    node.trouble["nic"] = trouble
+    refused = await node.preparer.prepare(CLAIM)
+    begun = node.checkpoint.of_claim(CLAIM.uid)
+    first = list(node.asked)
+    stored = (node.cdi_files(), list(node.reported), list(Checkpoint.load(node.folder / "checkpoint.json").entries()))
+    node.trouble.clear()
+    node.asked.clear()
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert isinstance(refused, str)
+    assert error in refused
+    assert [(entry.device_class, entry.is_prepared) for entry in begun] == [(name, False) for name in CLASSES]
+    assert len({entry.attempt for entry in begun}) == 1
+    assert stored == ([], [], list(begun))
+    assert len(_devices(answer)) == 4
+    assert sorted(node.asked) == sorted(first)
+    assert all(node.checkpoint.is_ready(entry) for entry in node.checkpoint.of_claim(CLAIM.uid))
+
+
+async def test_refusal_is_told_when_another_class_is_only_away(node: Node) -> None:
+    """Waiting for the service that is away would not help."""
+    node.trouble = {"gpu": AWAY, "nic": NO}
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert isinstance(answer, str)
+    assert "nic-0 has no firmware" in answer
+
+
+async def test_nobody_is_asked_to_prepare_when_the_ledger_refuses(node: Node) -> None:
+    """Nothing was taken: no entry of any class stays."""
+    node.refused = NO
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert isinstance(answer, str)
+    assert (node.verbs, node.checkpoint.entries(), node.handed_out) == (["adopt all"], (), [])
+
+
+async def test_unprepare_undoes_all_classes_and_lets_go_once(node: Node) -> None:
+    """The ledger hears of the end when nothing of any class is prepared any more."""
+    await node.preparer.prepare(CLAIM)
+    node.asked.clear()
+    node.reported.clear()
+
+    error = await node.preparer.unprepare(CLAIM)
+
+    assert error == ""
+    assert (sorted(node.verbs[:-1]), node.verbs[-1]) == (of_all("unprepare"), "release all")
+    assert (node.checkpoint.entries(), node.cdi_files()) == ((), [])
+    assert node.reported == of_all("unprepared")
+
+
+async def test_unprepare_lets_go_of_nothing_when_one_class_refuses(node: Node) -> None:
+    """The claim keeps the devices of all classes, and none counts as prepared.
+
+    The next try undoes the rest under the same operation, and lets go then.
+    """
+    await node.preparer.prepare(CLAIM)
+    node.asked.clear()
+    node.reported.clear()
+    node.trouble["nic"] = NO
+    error = await node.preparer.unprepare(CLAIM)
+    first, half = list(node.verbs), Checkpoint.load(node.folder / "checkpoint.json", boot_id="b").entries()
+    reported = list(node.reported)
+    node.trouble.clear()
+
+    again = await node.preparer.unprepare(CLAIM)
+
+    assert "nic-0 has no firmware" in error
+    assert (sorted(first), reported) == (of_all("unprepare"), [])
+    assert [(entry.device_class, entry.is_undoing) for entry in half] == [(name, True) for name in CLASSES]
+    assert (again, node.verbs.count("release all"), node.verbs[-1]) == ("", 1, "release all")
+    assert len({text.rpartition(" ")[2] for text in node.asked if text.startswith("unprepare")}) == 1
+    assert (node.checkpoint.entries(), node.reported) == ((), of_all("unprepared"))
+
+
+async def test_claim_is_left_whole_when_one_service_is_away(node: Node) -> None:
+    """Kubelet may end the pod; the entries of all classes stay until all are undone."""
+    await node.preparer.prepare(CLAIM)
+    node.trouble["nic"] = AWAY
+
+    error = await node.preparer.unprepare(CLAIM)
+
+    assert error == ""
+    left = node.checkpoint.of_claim(CLAIM.uid)
+    assert [(entry.device_class, entry.is_left) for entry in left] == [(name, True) for name in CLASSES]
+    assert "release all" not in node.verbs
+
+
+async def test_new_attempt_begins_after_one_that_was_undone_half(node: Node) -> None:
+    """Operations are answered once: the ids of a claim that was undone are not used again."""
+    await node.preparer.prepare(CLAIM)
+    (before,) = {entry.attempt for entry in node.checkpoint.of_claim(CLAIM.uid)}
+    node.trouble["nic"] = NO
+    await node.preparer.unprepare(CLAIM)
+    node.trouble.clear()
+    node.asked.clear()
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    (after,) = {entry.attempt for entry in node.checkpoint.of_claim(CLAIM.uid)}
+    assert len(_devices(answer)) == 4
+    assert after != before
+    assert sorted(node.verbs[:3]) == of_all("unprepare")
+    assert (node.verbs[3:5], sorted(node.verbs[5:])) == (["release all", "adopt all"], of_all("prepare"))
+
+
+async def test_devices_of_all_classes_are_made_ready_again_after_a_reboot(node: Node) -> None:
+    """The same attempt, with operations of the new boot."""
+    await node.preparer.prepare(CLAIM)
+    (before,) = {entry.attempt for entry in node.checkpoint.of_claim(CLAIM.uid)}
+    rebooted = Node(node.folder)
+    rebooted.checkpoint.boot_id = "later"
+
+    answer = await rebooted.preparer.prepare(CLAIM)
+
+    assert len(_devices(answer)) == 4
+    assert sorted(rebooted.asked[1:]) == [f"{text} {before}-prepare-later" for text in of_all("prepare")]
+    assert all(request.is_again for request in rebooted.requests.values())
+
+
+async def test_checkpoint_has_all_classes_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning and the end are one write each, so that no crash leaves a claim with one class
+    of its devices.
+    """
+    puts: list[list[tuple[str, bool]]] = []
+    put = node.checkpoint.put
+
+    async def noted(*entries: ClaimEntry) -> None:
+        puts.append([(entry.device_class, entry.is_prepared) for entry in entries])
+        await put(*entries)
+
+    monkeypatch.setattr(node.checkpoint, "put", noted)
+
+    await node.preparer.prepare(CLAIM)
+
+    assert puts == [[(name, False) for name in CLASSES], [(name, True) for name in CLASSES]]
+
+
+async def test_another_claims_device_is_refused_before_anything_of_the_claim_is_asked(node: Node) -> None:
+    """A NIC with which a claim is prepared stops the GPUs of the other as well."""
+    rival = ClaimEntry(
+        namespace="default",
+        name="rival",
+        uid=ClaimUid("u-rival"),
+        device_class="nic",
+        attempt="x",
+        devices=(NIC_0,),
+        is_prepared=True,
+    )
+    await node.checkpoint.put(rival)
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert isinstance(answer, str)
+    assert "claim default/rival holds nic-0" in answer
+    assert (node.asked, node.checkpoint.entries()) == ([], (rival,))
+
+
+def _devices(answer: tuple[PreparedDevice, ...] | str) -> list[tuple[str, str, str]]:
+    """Each device of an answer, with its pool and share; entries for the whole claim come last."""
+    assert not isinstance(answer, str), answer
+    return [(each.device, each.pool, each.share_id) for each in answer if not each.request.startswith("_")]

@@ -1,4 +1,4 @@
-"""A claim in protobuf: one driver's entries are changed, and every other byte stays, whatever the
+"""A claim in protobuf: our entries of one class are changed, and every other byte stays, whatever the
 claim's author wrote.
 """
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from topobus.formats.kubernetes.claim_wire import claim_uid, with_device_statuses
 from topobus.values.errors import ContractError
 
-NIC, GPU = "nic.topobus.dev", "gpu.example.com"
+OURS, OTHER = "topobus.dev", "gpu.example.com"
 READY = {
     "type": "Ready",
     "status": "True",
@@ -20,7 +20,7 @@ READY = {
     "lastTransitionTime": "2026-11-23T04:00:00Z",
 }
 ENTRY = {
-    "driver": NIC,
+    "driver": OURS,
     "pool": "n1",
     "device": "nic-0",
     "conditions": [{**READY, "observedGeneration": 3}],
@@ -45,7 +45,7 @@ def text(number: int, value: str) -> bytes:
 def claim(*devices: bytes) -> bytes:
     """A claim as an API server gives it: the numbers of generated.proto."""
     metadata = field(1, text(1, "c") + text(3, "default") + text(5, "u-1") + text(6, "42"))
-    allocation = field(1, field(1, field(2, field(2, text(1, NIC) + field(2, field(1, PARAMETERS))))))
+    allocation = field(1, field(1, field(2, field(2, text(1, OURS) + field(2, field(1, PARAMETERS))))))
     status = field(3, allocation + b"".join(field(4, device) for device in devices))
     unknown = (
         field(1, text(1, "resource.k8s.io/v1") + text(2, "ResourceClaim"))
@@ -79,40 +79,53 @@ def test_entry_is_written_in_the_apis_numbers() -> None:
         + text(6, "")
     )
     network = text(1, "net1") + text(2, "10.1.2.3/24") + text(3, "02:00:00:00:00:01")
-    written = entry(NIC, "nic-0") + field(4, condition) + field(5, field(1, b'{"mtu": 1400}')) + field(6, network)
+    written = entry(OURS, "nic-0") + field(4, condition) + field(5, field(1, b'{"mtu": 1400}')) + field(6, network)
 
-    assert with_device_statuses(claim(), NIC, [ENTRY]) == claim(written)
+    assert with_device_statuses(claim(), "nic", [ENTRY]) == claim(written)
     assert claim_uid(claim()) == "u-1"
 
 
 def test_others_entries_and_the_allocation_keep_their_bytes() -> None:
-    """Another driver's entry, and the parameters with their spaces, are what they were."""
-    other = entry(GPU, "gpu-0", "Ready")
+    """Another driver's entry, that of another class of ours, and the parameters with their spaces are
+    what they were.
+    """
+    other, gpu = entry(OTHER, "nic-0", "Ready"), entry(OURS, "gpu-0", "Ready")
 
-    changed = with_device_statuses(claim(other, entry(NIC, "nic-9", "Ready")), NIC, [ENTRY])
+    changed = with_device_statuses(claim(other, gpu, entry(OURS, "nic-9", "Ready")), "nic", [ENTRY])
 
-    assert field(4, other) in changed
+    assert field(4, other) + field(4, gpu) in changed
     assert PARAMETERS in changed
     assert b"nic-9" not in changed
+
+
+def test_classes_replace_their_own_entries_alone() -> None:
+    """A claim of a NIC and a GPU gets two writes in any order: neither takes the other's entry away."""
+    gpu = {**ENTRY, "device": "gpu-0"}
+
+    both = with_device_statuses(with_device_statuses(claim(), "nic", [ENTRY]), "gpu", [gpu])
+
+    assert (both.count(b"nic-0"), both.count(b"gpu-0")) == (1, 1)
+    assert with_device_statuses(both, "gpu", []) == with_device_statuses(claim(), "nic", [ENTRY])
+    assert with_device_statuses(both, "nic", []) == with_device_statuses(claim(), "gpu", [gpu])
 
 
 def test_conditions_of_others_stay_and_keep_their_entry() -> None:
     """Somebody else may watch our device: its condition stays when ours
     comes, and when ours goes.
     """
-    watched = claim(entry(NIC, "nic-0", "Ready", "Watched"))
+    watched = claim(entry(OURS, "nic-0", "Ready", "Watched"))
 
-    there = with_device_statuses(watched, NIC, [ENTRY])
-    gone = with_device_statuses(there, NIC, [])
+    there = with_device_statuses(watched, "nic", [ENTRY])
+    gone = with_device_statuses(there, "nic", [])
 
     assert (there.count(b"Ready"), there.count(b"Watched")) == (1, 1)
-    assert gone == claim(entry(NIC, "nic-0", "Watched"))
-    assert with_device_statuses(claim(entry(NIC, "nic-0", "Ready")), NIC, []) == claim()
+    assert gone == claim(entry(OURS, "nic-0", "Watched"))
+    assert with_device_statuses(claim(entry(OURS, "nic-0", "Ready")), "nic", []) == claim()
 
 
 def test_shares_of_a_device_are_entries_of_their_own() -> None:
     """The key is pool, device and share."""
-    changed = with_device_statuses(claim(), NIC, [{**ENTRY, "shareID": "a"}, {**ENTRY, "shareID": "b"}])
+    changed = with_device_statuses(claim(), "nic", [{**ENTRY, "shareID": "a"}, {**ENTRY, "shareID": "b"}])
 
     assert (changed.count(text(7, "a")), changed.count(text(7, "b"))) == (1, 1)
 
@@ -121,13 +134,13 @@ def test_shares_of_a_device_are_entries_of_their_own() -> None:
 def test_what_is_no_claim_is_refused(body: bytes) -> None:
     """JSON, and what is cut off."""
     with pytest.raises(ContractError):
-        with_device_statuses(body, NIC, [ENTRY])
+        with_device_statuses(body, "nic", [ENTRY])
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_claim_or_refused(data: bytes) -> None:
     """Nothing else can happen: no loop without end, no other error."""
     try:
-        with_device_statuses(b"k8s\x00" + data, NIC, [ENTRY])
+        with_device_statuses(b"k8s\x00" + data, "nic", [ENTRY])
     except ContractError:
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from topobus.devicekit.containers.cdi_files import write
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.config import ForeignSettings, GatewaySettings, KubeletSettings, check
@@ -17,7 +18,7 @@ from topobus.values.errors import ConfigError
 
 def entry(uid: str = "u-1", device_class: str = "gpu", *, is_prepared: bool = False) -> ClaimEntry:
     """An entry."""
-    devices = (AllocatedDevice(request="r", pool="n1", device="gpu-0"),)
+    devices = (AllocatedDevice(request="r", pool="n1", device=f"{device_class}-0"),)
     return ClaimEntry(
         namespace="default",
         name="c",
@@ -33,16 +34,43 @@ async def test_checkpoint_gives_back_what_was_stored_when_loaded_again(tmp_path:
     """A restarted gateway knows each claim and class as it left them; the folder is made."""
     path = tmp_path / "new" / "checkpoint.json"
     before = Checkpoint.load(path)
-    await before.put(entry())
-    await before.put(entry(device_class="nic"))
+    await before.put(entry(), entry(device_class="nic"))
+    await before.put(entry(uid="u-2"), entry(uid="u-2", device_class="nic"))
     await before.put(entry(is_prepared=True))
-    await before.remove("u-1", "nic")
-    await before.remove("u-1", "never-there")
+    await before.remove("u-2")
+    await before.remove("u-never-there")
 
     after = Checkpoint.load(path)
 
-    assert after.entries() == (entry(is_prepared=True),)
-    assert after.get("u-1", "nic") is None
+    assert after.entries() == (entry(is_prepared=True), entry(device_class="nic"))
+    assert after.of_claim("u-1") == after.entries()
+    assert (after.of_claim("u-2"), after.get("u-2", "nic")) == ((), None)
+
+
+async def test_claims_entries_are_on_disk_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write has the entries of all classes: no crash can fall between them.
+
+    A change of the claim is one write as well, and reaches no other claim.
+    """
+    written: list[tuple[tuple[str, bool], ...]] = []
+
+    def noted(folder: Path, name: str, data: bytes) -> None:
+        write(folder, name, data)
+        written.append(tuple((each.key, each.is_undoing) for each in Checkpoint.load(folder / name).entries()))
+
+    monkeypatch.setattr("topobus.gateway.claims.checkpoint.write", noted)
+    checkpoint = Checkpoint.load(tmp_path / "checkpoint.json")
+    await checkpoint.put(entry(), entry(device_class="nic"))
+    await checkpoint.put(entry("u-2"))
+
+    changed = await checkpoint.change_claim("u-1", lambda each: msgspec.structs.replace(each, is_undoing=True))
+
+    assert changed == checkpoint.of_claim("u-1")
+    assert written == [
+        (("u-1/gpu", False), ("u-1/nic", False)),
+        (("u-1/gpu", False), ("u-1/nic", False), ("u-2/gpu", False)),
+        (("u-1/gpu", True), ("u-1/nic", True), ("u-2/gpu", False)),
+    ]
 
 
 async def test_claim_is_not_ready_when_it_was_prepared_in_the_boot_before(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.device_status import replaced_statuses
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.objects import Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
@@ -72,11 +73,13 @@ class Server:
         self.allocated: set[str] = set()
         self.writes: list[tuple[float, str, list[str]]] = []
         """When, which claim, and the states of its devices; none: it was taken away."""
+        self.shown: dict[str, list[Mapping[str, Any]]] = {}
+        """Each claim's `status.devices`."""
         self.hangs = asyncio.Event()
         self.hangs.set()
 
     async def apply_device_status(
-        self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
+        self, name: str, namespace: str, *, uid: str, device_class: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
         """Answer what the test wants."""
         now_s = asyncio.get_running_loop().time()
@@ -85,6 +88,8 @@ class Server:
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, PeerUnavailable):
             raise answer
+        if answer is None:
+            self.shown[name] = replaced_statuses(self.shown.get(name, []), device_class, devices)
         return answer
 
     async def get(self, kind: object, name: str, namespace: str = "") -> ApiObject | None:
@@ -146,6 +151,40 @@ async def test_claim_is_written_at_once_when_prepared_attached_and_undone(server
 
     assert server.writes == [(0, "cpus", ["Prepared"]), (1, "net", ["Attached"]), (2, "cpus", []), (2, "net", [])]
     assert ReportRecord.open(tmp_path / "reports.json").reports == {}
+
+
+async def test_classes_of_a_claim_are_written_beside_each_other(server: Server, tmp_path: Path) -> None:
+    """Each class has its own report, also for the next process: what becomes of one device leaves
+    the entries of the claim's other classes as they are.
+    """
+    gpu, nic = entry("both", "gpu", needs_sandbox=False), entry("both")
+
+    def shown() -> list[tuple[str, str]]:
+        return [(device["device"], device["conditions"][0]["reason"]) for device in server.shown["both"]]
+
+    async with statuses(server, tmp_path) as made:
+        made.prepared(gpu)
+        made.prepared(nic)
+        made.attached(nic, SANDBOX, {"nic-0": NET1})
+        await asyncio.sleep(1)
+        attached = sorted(shown())
+        made.detached(nic)
+        await asyncio.sleep(1)
+        detached = shown()
+        made.attached(nic, SANDBOX, {"nic-0": NET1})
+        await asyncio.sleep(1)
+    async with statuses(server, tmp_path, gpu, in_pod(nic)) as made:
+        await asyncio.sleep(1)
+        again = sorted(shown())
+        made.unprepared(key(gpu), "gpu")
+        await asyncio.sleep(1)
+        gpu_gone = shown()
+        made.unprepared(key(nic), "nic")
+        await asyncio.sleep(1)
+
+    assert attached == again == [("gpu-0", "Prepared"), ("nic-0", "Attached")]
+    assert (detached, gpu_gone) == ([("gpu-0", "Prepared")], [("nic-0", "Attached")])
+    assert server.shown == {"both": []}
 
 
 async def test_claim_is_written_once_when_the_same_is_told_again(server: Server, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Promises of reading a claim: exactly this driver's devices on this node, or a refusal that names
-the place.
+"""Promises of reading a claim: exactly our devices on this node, of all classes, or a refusal that
+names the place.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from topobus.formats.containers.cdi import parse, problems, render
+from topobus.formats.kubernetes.alignment_request import PARAMETERS_KIND, PARAMETERS_VERSION, RESULT_KIND
 from topobus.formats.messages.messages import ApiObject, Prepared
 from topobus.gateway.claims.rules.claim_allocation import (
     AllocatedDevice,
@@ -24,7 +25,7 @@ UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 
 
 def result(
-    device: str = "gpu-0", request: str = "gpus", driver: str = "gpu.topobus.dev", pool: str = "n1", **more: Any
+    device: str = "gpu-0", request: str = "gpus", driver: str = "topobus.dev", pool: str = "n1", **more: Any
 ) -> dict[str, Any]:
     """One line of an allocation."""
     return {"request": request, "driver": driver, "pool": pool, "device": device, **more}
@@ -44,50 +45,94 @@ def claim(*results: Any, config: list[Any] | None = None, uid: str = UID) -> Api
 
 
 def read(api_object: ApiObject | None) -> ClaimAllocation | Refusal:
-    """Read it as the gpu driver of node n1."""
-    return allocation_of(api_object, namespace="default", name="c", uid=UID, driver="gpu.topobus.dev", node="n1")
+    """Read it as the gateway of node n1."""
+    return allocation_of(api_object, namespace="default", name="c", uid=UID, node="n1")
 
 
-def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_claim() -> None:
+def test_allocation_gives_our_devices_of_all_classes_when_several_drivers_share_a_claim() -> None:
     """Other drivers' lines are left to them; an alternative's name is cut.
 
-    What the ledger must hold covers all our classes.
+    A part has the devices of one class, and what the ledger must hold of all.
     """
     allocation = read(
         claim(
             result("gpu-1", "main/big"),
             result("gpu-0"),
-            result("nic-0", "net", "nic.topobus.dev"),
+            result("nic-0", "net"),
             result("x", "other", "gpu.example.com"),
             result("gpu-2", "watch", adminAccess=True),
         )
     )
 
-    assert allocation == ClaimAllocation(
-        devices=(
-            AllocatedDevice(request="main", pool="n1", device="gpu-1", alternative="big"),
-            AllocatedDevice(request="gpus", pool="n1", device="gpu-0"),
-            AllocatedDevice(request="watch", pool="n1", device="gpu-2", is_shared=True),
-        ),
-        held={"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0",)},
+    gpus = (
+        AllocatedDevice(request="main", pool="n1", device="gpu-1", alternative="big"),
+        AllocatedDevice(request="gpus", pool="n1", device="gpu-0"),
     )
+    nic = AllocatedDevice(request="net", pool="n1", device="nic-0")
+    watched = AllocatedDevice(request="watch", pool="n1", device="gpu-2", is_shared=True)
+    held = {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0",)}
+    assert isinstance(allocation, ClaimAllocation)
+    assert allocation == ClaimAllocation(devices=(*gpus, nic, watched), held=held)
+    assert allocation.classes == ("gpu", "nic")
+    assert allocation.part("gpu") == ClaimAllocation(devices=(*gpus, watched), held=held)
+    assert allocation.part("nic") == ClaimAllocation(devices=(nic,), held=held)
+
+
+def test_allocation_has_its_cpu_in_the_pool_of_cpus_when_it_has_other_devices_too() -> None:
+    """CPUs lie in a pool of their own; the claim is one all the same."""
+    allocation = read(claim(result("gpu-0", "a"), result("nic-0", "b"), result("cpu-4", "c", pool="n1/cpu")))
+
+    assert isinstance(allocation, ClaimAllocation)
+    assert allocation.held == {"cpu": ("cpu-4",), "gpu": ("gpu-0",), "nic": ("nic-0",)}
+    assert [(device.device, device.pool) for device in allocation.part("cpu").devices] == [("cpu-4", "n1/cpu")]
 
 
 def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
     """Class configs precede claim configs, however the allocation lists them.
 
-    Other drivers' are none of ours.
+    Other drivers' are none of ours, nor those of a name that once was a driver of ours.
     """
     config = [
-        {"source": "FromClaim", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"c": 3}}},
-        {"source": "FromClass", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"a": 1}}},
+        {"source": "FromClaim", "opaque": {"driver": "topobus.dev", "parameters": {"c": 3}}},
+        {"source": "FromClass", "opaque": {"driver": "topobus.dev", "parameters": {"a": 1}}},
         {"source": "FromClaim", "opaque": {"driver": "nic.topobus.dev", "parameters": {"b": 2}}},
+        {"source": "FromClaim", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"d": 4}}},
     ]
 
     allocation = read(claim(result(), config=config))
 
     assert isinstance(allocation, ClaimAllocation)
     assert allocation.config == {"gpu-0": ({"a": 1}, {"c": 3})}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reached"),
+    [
+        pytest.param({"apiVersion": "nic.topobus.dev/v1", "kind": "Interface"}, ["nic-0"], id="a-class"),
+        pytest.param({"apiVersion": "cpu.topobus.dev/v1", "kind": "CpuParameters"}, [], id="a-class-it-has-not"),
+        pytest.param({"apiVersion": "acme.example/v1", "kind": "X"}, ["gpu-0", "nic-0"], id="another-group"),
+        pytest.param({"apiVersion": "v1", "kind": "X"}, ["gpu-0", "nic-0"], id="no-group"),
+        pytest.param({"kind": "X"}, ["gpu-0", "nic-0"], id="no-version"),
+        pytest.param({"apiVersion": 7}, ["gpu-0", "nic-0"], id="a-version-that-is-no-text"),
+        pytest.param({"apiVersion": PARAMETERS_VERSION, "kind": PARAMETERS_KIND}, [], id="wishes-of-the-controller"),
+        pytest.param({"apiVersion": PARAMETERS_VERSION, "kind": RESULT_KIND}, [], id="its-answer"),
+    ],
+)
+def test_config_reaches_the_devices_of_its_class_when_its_group_is_a_class(
+    parameters: dict[str, Any], reached: list[str]
+) -> None:
+    """The group of the parameters tells whose they are.
+
+    Those of no class reach all devices, whose services refuse what they do not know. What is for
+    the controller reaches none.
+    """
+    config = [{"source": "FromClaim", "opaque": {"driver": "topobus.dev", "parameters": parameters}}]
+
+    allocation = read(claim(result("gpu-0", "a"), result("nic-0", "b"), config=config))
+
+    assert isinstance(allocation, ClaimAllocation)
+    assert allocation.config == dict.fromkeys(reached, (parameters,))
+    assert allocation.part("nic").config == {device: (parameters,) for device in reached if device == "nic-0"}
 
 
 def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() -> None:
@@ -99,7 +144,7 @@ def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() ->
         {
             "source": "FromClaim",
             "requests": requests,
-            "opaque": {"driver": "gpu.topobus.dev", "parameters": {"for": name}},
+            "opaque": {"driver": "topobus.dev", "parameters": {"for": name}},
         }
         for name, requests in (
             ("all", []),
@@ -153,9 +198,18 @@ def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> No
             id="unallocated",
         ),
         pytest.param(
-            claim(result(driver="nic.topobus.dev")), "claim-elsewhere", "gpu.topobus.dev", id="no-device-of-this-driver"
+            claim(result(driver="gpu.example.com")), "claim-elsewhere", "topobus.dev", id="no-device-of-this-driver"
         ),
         pytest.param(claim(result(pool="n2")), "claim-elsewhere", "n2", id="other-node"),
+        pytest.param(claim(result(), result("nic-0", pool="n2")), "claim-elsewhere", "n2", id="one-on-another-node"),
+        pytest.param(claim(result(pool="n1/cpu")), "claim-elsewhere", "n1/cpu", id="gpu-in-the-pool-of-cpus"),
+        pytest.param(
+            claim(result(), result("nic-0", pool="n1/cpu")), "claim-elsewhere", "nic-0", id="nic-in-the-pool-of-cpus"
+        ),
+        pytest.param(
+            claim(result(), result("cpu-4")), "claim-elsewhere", "wanted n1/cpu", id="cpu-in-the-pool-of-the-others"
+        ),
+        pytest.param(claim(result("cpu-4", pool="n2/cpu")), "claim-elsewhere", "n2/cpu", id="cpu-of-another-node"),
         pytest.param(claim(result(), {"request": "r"}), "claim-malformed", "results[1]", id="line-without-device"),
         pytest.param(claim("nonsense"), "claim-malformed", "results[0]", id="line-that-is-no-object"),
         pytest.param(claim(result(shareID=7)), "claim-malformed", "results[0].shareID", id="share-that-is-no-text"),
@@ -182,19 +236,19 @@ def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> No
             id="amount-below-none",
         ),
         pytest.param(
-            claim(result(), result("group-0", "r", "cpu.topobus.dev", shareID="s", consumedCapacity={"cpus": "500m"})),
+            claim(result(), result("cpu-numa-0", "r", pool="n1/cpu", shareID="s", consumedCapacity={"cpus": "500m"})),
             "claim-malformed",
             "results[1].consumedCapacity",
             id="part-of-a-cpu",
         ),
         pytest.param(
-            claim(result(), config=[{"opaque": {"driver": "gpu.topobus.dev", "parameters": "x"}}]),
+            claim(result(), config=[{"opaque": {"driver": "topobus.dev", "parameters": "x"}}]),
             "claim-malformed",
             "config[0]",
             id="parameters-that-are-no-object",
         ),
         pytest.param(
-            claim(result(), config=[{"requests": "gpus", "opaque": {"driver": "gpu.topobus.dev", "parameters": {}}}]),
+            claim(result(), config=[{"requests": "gpus", "opaque": {"driver": "topobus.dev", "parameters": {}}}]),
             "claim-malformed",
             "config[0]",
             id="requests-that-are-no-list",
@@ -220,6 +274,7 @@ def test_allocation_is_refused_with_the_place_when_unusable(stored: ApiObject | 
     ("stored", "is_here"),
     [
         pytest.param(claim(result()), True, id="still-allocated"),
+        pytest.param(claim(result("cpu-4", pool="n1/cpu")), True, id="still-has-a-cpu"),
         pytest.param(claim(result(pool="n2")), False, id="allocated-elsewhere"),
         pytest.param(claim("nonsense"), True, id="allocation-that-cannot-be-read"),
         pytest.param(claim(result(), uid="another"), False, id="another-claim-of-the-name"),

@@ -54,7 +54,7 @@ NIC = Device(
 def metadata(folder: Path, *versions: str) -> ClaimMetadata:
     """The files of a node with one known device."""
     inventory = Inventory(node="n1", device_class="nic", generation=1, devices=(NIC,))
-    return ClaimMetadata(folder, versions or ("v1alpha1",), lambda: {"nic": inventory})
+    return ClaimMetadata(folder, versions or ("v1alpha1",), lambda: {"nic": inventory}, lambda _: ())
 
 
 async def described(files: ClaimMetadata, entry: ClaimEntry = ENTRY) -> ClaimEntry:
@@ -102,17 +102,18 @@ async def test_file_has_a_requests_devices_with_their_attributes(tmp_path: Path)
                 "name": "fast",
                 "devices": [
                     {
-                        "driver": "nic.topobus.dev",
+                        "driver": "topobus.dev",
                         "pool": "n1",
                         "name": "nic-0",
                         "attributes": {
                             "resource.kubernetes.io/pciBusID": {"string": "0000:3b:00.0"},
+                            "class": {"string": "nic"},
                             "model": {"string": "ConnectX-7"},
                             "linkSpeed": {"int": 400},
                             "rdma": {"bool": True},
                         },
                     },
-                    {"driver": "nic.topobus.dev", "pool": "n1", "name": "nic-1"},
+                    {"driver": "topobus.dev", "pool": "n1", "name": "nic-1"},
                 ],
             }
         ],
@@ -133,9 +134,38 @@ async def test_network_data_comes_with_the_attachment_and_counts_a_generation(tm
     assert read(files.files(entry)["slow"])["metadata"]["generation"] == 1
 
 
+async def test_request_with_devices_of_two_classes_has_one_file(tmp_path: Path) -> None:
+    """Both classes mount the same file at the same place, whoever wrote it last.
+
+    It has the devices of both, with what those of either became, and counts no generation for the
+    second writer.
+    """
+    gpu = AllocatedDevice(request="fast", pool="n1", device="gpu-0")
+    nics = msgspec.structs.replace(ENTRY, devices=DEVICES[:1], has_metadata=True)
+    attachment = SandboxAttachment(
+        sandbox=Sandbox(id="s", uid="u", namespace="d", name="p"), is_attached=True, interfaces={"nic-0": NET1}
+    )
+    gpus = msgspec.structs.replace(ENTRY, device_class="gpu", devices=(gpu,), has_metadata=True)
+    entries = {"gpu": gpus, "nic": nics}
+    files = ClaimMetadata(tmp_path, ("v1alpha1",), dict, lambda _: entries.values())
+    await files.describe(nics)
+    await files.describe(gpus)
+    first = read(files.files(nics)["fast"])
+    entries["nic"] = msgspec.structs.replace(nics, attachment=attachment)
+    await files.attached(entries["nic"], {"nic-0": NET1})
+    await files.describe(gpus)
+
+    document = read(files.files(nics)["fast"])
+
+    assert files.files(gpus) == files.files(nics)
+    assert [device["name"] for device in first["requests"][0]["devices"]] == ["gpu-0", "nic-0"]
+    assert (first["metadata"]["generation"], document["metadata"]["generation"]) == (1, 2)
+    assert ["networkData" in device for device in document["requests"][0]["devices"]] == [False, True]
+
+
 def test_file_is_a_stream_of_versions() -> None:
     """A reader takes the first that it knows."""
-    claim = DescribedClaim(namespace="d", name="c", uid=ClaimUid("u"), driver="nic.topobus.dev", devices=DEVICES[:1])
+    claim = DescribedClaim(namespace="d", name="c", uid=ClaimUid("u"), driver="topobus.dev", devices=DEVICES[:1])
 
     text = documents(claim, ("v1beta1", "v1alpha1"), {"fast": 4})["fast"].decode()
 
@@ -166,8 +196,8 @@ async def test_container_finds_the_file_where_kubernetes_puts_it(
     assert (fast.name, fast.edits.mounts[0].host_path) == ("claim-3cec_metadata-fast", files.files(entry)["fast"])
     base = "/var/run/kubernetes.io/dra-device-attributes"
     assert [mount.container_path for mount in (fast.edits.mounts[0], slow.edits.mounts[0])] == [
-        f"{base}/{folder}/fast/nic.topobus.dev-metadata.json",
-        f"{base}/{folder}/slow/nic.topobus.dev-metadata.json",
+        f"{base}/{folder}/fast/topobus.dev-metadata.json",
+        f"{base}/{folder}/slow/topobus.dev-metadata.json",
     ]
     assert json.loads(render(spec))["devices"][0]["containerEdits"]["mounts"][0]["options"] == ["ro", "bind"]
     assert [(device.device, device.cdi_devices) for device in answer_of(entry)] == [
@@ -200,7 +230,7 @@ async def test_cdi_file_keeps_what_the_driver_gives(tmp_path: Path) -> None:
 
 async def test_claim_has_no_files_when_no_version_is_set(tmp_path: Path) -> None:
     """Off, nothing is written and nothing is mounted; a claim that has files keeps them."""
-    off = ClaimMetadata(tmp_path, (), dict)
+    off = ClaimMetadata(tmp_path, (), dict, lambda _: ())
     entry = await described(off)
     before = await described(metadata(tmp_path))
     await off.attached(before, {"nic-0": NET1})
@@ -234,12 +264,12 @@ async def test_files_are_made_again_at_the_start_and_others_go(tmp_path: Path) -
     entry = msgspec.structs.replace(await described(files), attachment=attachment)
     await described(files, msgspec.structs.replace(ENTRY, uid=ClaimUid("77")))
     remove(files.files(entry)["fast"])
-    leave(tmp_path, "other/a.json", "88_nic/thing")
+    leave(tmp_path, "other/a.json", "claim_88/thing")
 
     await files.restore([entry])
 
     assert "networkData" in read(files.files(entry)["fast"])["requests"][0]["devices"][0]
-    assert names(tmp_path) == ["3cec_nic", "88_nic", "other"]
+    assert names(tmp_path) == ["claim_3cec", "claim_88", "other"]
 
 
 async def test_files_go_with_their_claim(tmp_path: Path) -> None:

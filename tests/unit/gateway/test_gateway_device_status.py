@@ -39,12 +39,10 @@ NET1 = AttachedInterface(name="net1", mac="02:00:00:00:00:01", addresses=("10.1.
 
 def test_entry_has_interface_condition_and_what_the_api_has_no_field_for() -> None:
     """One entry a device: who has it, whether it is ready, the interface as the pod sees it."""
-    (entry,) = device_statuses(
-        msgspec.structs.replace(REPORT, interfaces={"nic-0": NET1}, generation=3), "nic.topobus.dev"
-    )
+    (entry,) = device_statuses(msgspec.structs.replace(REPORT, interfaces={"nic-0": NET1}, generation=3))
 
     assert entry == {
-        "driver": "nic.topobus.dev",
+        "driver": "topobus.dev",
         "pool": "n1",
         "device": "nic-0",
         "conditions": [
@@ -74,11 +72,11 @@ def test_health_is_a_condition_of_its_own_when_a_device_was_ever_sick() -> None:
     sick = HealthNote(is_healthy=False, code="fell-off-bus", message="gone", since="2026-11-23T05:00:00Z")
     report = msgspec.structs.replace(REPORT, devices=(NIC, SHARE), health={"nic-0": sick}, generation=3)
 
-    entries = device_statuses(report, "nic.topobus.dev")
+    entries = device_statuses(report)
     well = msgspec.structs.replace(report, health={"nic-0": HealthNote(is_healthy=True, since="2026-11-23T06:00:00Z")})
     watched = {"type": "Watched", "status": "True"}
     present = [{**entries[0], "conditions": [*entries[0]["conditions"], watched]}]
-    replaced = replaced_statuses(present, "nic.topobus.dev", device_statuses(well, "nic.topobus.dev"))
+    replaced = replaced_statuses(present, "nic", device_statuses(well))
 
     assert [condition["type"] for entry in entries for condition in entry["conditions"]] == [
         "Ready",
@@ -107,9 +105,7 @@ def test_device_stands_once_when_two_requests_look_at_it_and_shares_stand_apart(
     looker = msgspec.structs.replace(NIC, request="other", is_shared=True)
     other_share = msgspec.structs.replace(SHARE, share_id="7f3b5a52-26b6-4c3f-9a51-0d9c7d1c5d0a")
 
-    entries = device_statuses(
-        msgspec.structs.replace(REPORT, devices=(NIC, looker, SHARE, other_share)), "nic.topobus.dev"
-    )
+    entries = device_statuses(msgspec.structs.replace(REPORT, devices=(NIC, looker, SHARE, other_share)))
 
     assert [(entry["device"], entry.get("shareID", "")[:1]) for entry in entries] == [
         ("nic-0", ""),
@@ -118,9 +114,29 @@ def test_device_stands_once_when_two_requests_look_at_it_and_shares_stand_apart(
     ]
 
 
+def test_reports_of_two_classes_leave_each_others_entries_alone() -> None:
+    """A claim has one report a class, and each replaces the entries of its own class alone.
+
+    Another driver's device may have the same name.
+    """
+    gpu = msgspec.structs.replace(
+        REPORT, device_class="gpu", devices=(AllocatedDevice(request="gpu", pool="n1", device="gpu-0"),), pod=""
+    )
+    foreign = {"driver": "nic.example.com", "pool": "n1", "device": "nic-0", "conditions": [{"type": "Ready"}]}
+
+    nic_alone = replaced_statuses([foreign], "nic", device_statuses(REPORT))
+    both = replaced_statuses(nic_alone, "gpu", device_statuses(gpu))
+    gpu_alone = replaced_statuses(both, "nic", [])
+
+    assert both == [foreign, *device_statuses(REPORT), *device_statuses(gpu)]
+    assert gpu_alone == [foreign, *device_statuses(gpu)]
+    assert replaced_statuses(both, "gpu", []) == nic_alone
+    assert replaced_statuses(gpu_alone, "gpu", []) == [foreign]
+
+
 def test_device_that_needs_no_sandbox_is_ready_when_prepared() -> None:
     """Without a pod it is prepared; a CPU says which ones containers have for themselves."""
-    (entry,) = device_statuses(msgspec.structs.replace(REPORT, pod="", cpus={"nic-0": "4-7"}), "cpu.topobus.dev")
+    (entry,) = device_statuses(msgspec.structs.replace(REPORT, pod="", cpus={"nic-0": "4-7"}))
 
     assert (entry["conditions"][0]["reason"], entry["data"]) == ("Prepared", {"cpus": "4-7"})
     assert "networkData" not in entry
@@ -132,7 +148,7 @@ def test_refused_device_says_why_with_the_reasons_code() -> None:
         Refusal(reasons=(Reason(code="name-taken", message="net1 is taken"), Reason(code="x", message="and more")))
     )
 
-    (entry,) = device_statuses(msgspec.structs.replace(REPORT, refused=text, code=code), "nic.topobus.dev")
+    (entry,) = device_statuses(msgspec.structs.replace(REPORT, refused=text, code=code))
 
     condition = entry["conditions"][0]
     assert (condition["status"], condition["reason"]) == ("False", "NameTaken")
@@ -175,11 +191,11 @@ def test_entries_keep_the_apis_limits_whatever_a_driver_said() -> None:
         name="ü" * 200, mac="x" * 500, addresses=tuple(f"{index}::/{index}" for index in range(200)), mtu=2**32 - 1
     )
     report = msgspec.structs.replace(REPORT, interfaces={"nic-0": wild}, refused="y" * 40000, code="--")
-    result = {"request": "nic", "driver": "nic.topobus.dev", "pool": "n1", "device": "nic-0"}
+    result = {"request": "nic", "driver": "topobus.dev", "pool": "n1", "device": "nic-0"}
 
     status = ClaimStatus(
         allocation=msgspec.convert({"devices": {"results": [result]}}, AllocationResult),
-        devices=tuple(device_statuses(report, "nic.topobus.dev")),
+        devices=tuple(device_statuses(report)),
     )
 
     assert list(check_device_statuses(status)) == []

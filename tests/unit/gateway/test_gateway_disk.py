@@ -138,7 +138,7 @@ async def test_checkpoint_writes_nothing_when_nothing_differs(tmp_path: Path, mo
     monkeypatch.setattr(cdi_files.os, "fsync", _no_room)
 
     await checkpoint.put(entry("u-1"))
-    await checkpoint.remove("u-9", "gpu")
+    await checkpoint.remove("u-9")
 
     with pytest.raises(OSError, match="No space left"):
         await checkpoint.put(msgspec.structs.replace(entry("u-1"), is_prepared=True))

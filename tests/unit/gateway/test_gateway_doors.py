@@ -9,7 +9,7 @@ from topobus.gateway.config import CpuSettings, GatewaySettings, KubeletSettings
 from topobus.values.errors import ConfigError
 
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
-DRIVER = "gpu.topobus.dev"
+DRIVER = "topobus.dev"
 
 
 def names(folder: str, instance: str = UID) -> tuple[str, str]:
@@ -28,8 +28,8 @@ def test_sockets_carry_the_pods_uid_when_the_path_has_room() -> None:
 @pytest.mark.parametrize(
     ("length", "service", "registration"),
     [
-        (40, "gpu.topobus.dev/dra-1b50cb6e.sock", "gpu.topobus.dev-1b50cb6e-reg.sock"),
-        (70, "tb9ed43ecf.sock", "tb9ed43ecf.sock"),
+        (44, "topobus.dev/dra-1b50cb6e.sock", "topobus.dev-1b50cb6e-reg.sock"),
+        (70, "tb14bfa5a1.sock", "tb14bfa5a1.sock"),
     ],
 )
 def test_sockets_get_shorter_names_when_the_folder_is_long(length: int, service: str, registration: str) -> None:
@@ -47,7 +47,7 @@ def test_sockets_of_two_drivers_differ_when_only_hashes_fit() -> None:
     """The last fall-back names driver and gateway in one hash."""
     folder = "/" + "k" * 69
 
-    services = {driver_sockets(folder, folder, driver, UID).service for driver in (DRIVER, "nic.topobus.dev")}
+    services = {driver_sockets(folder, folder, driver, UID).service for driver in (DRIVER, "other.topobus.dev")}
 
     assert len(services) == 2
 

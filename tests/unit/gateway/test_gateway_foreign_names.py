@@ -11,6 +11,7 @@ from topobus.gateway.device_plugins.rules.foreign import (
     foreign_names,
     observations_of,
 )
+from topobus.values.dra_names import class_of_device
 from topobus.values.health import HealthState
 from topobus.values.names import is_dns_label
 
@@ -37,11 +38,23 @@ def test_names_differ_when_ids_do() -> None:
     """Ids that only differ in what a label cannot hold keep apart; any text gets a legal name."""
     ids = ["GPU-1", "gpu_1", "gpu-1", "", "***", "x" * 80, "Ümlaut"]
 
-    found_foreign_names = foreign_names(ids)
+    found_foreign_names = foreign_names("gpu-acme", ids)
 
     assert sorted(found_foreign_names.values()) == sorted(ids)
     assert all(is_dns_label(name) for name in found_foreign_names)
-    assert found_foreign_names["gpu-1"] == "gpu-1"
+    assert found_foreign_names["gpu-acme--gpu-1"] == "gpu-1"
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "amd.com/GPU__v2", "xn--a.example/npu", f"a.b/{'x' * 63}"])
+@pytest.mark.parametrize("id_", ["dev-0", "a--b", "--", "x" * 80, "GPU-1"])
+def test_names_tell_the_class_whatever_the_plugin_calls_its_devices(resource: str, id_: str) -> None:
+    """The class is read from the name, so nothing in an id or a resource may look like its end."""
+    device_class = class_of_resource(resource)
+
+    (name,) = foreign_names(device_class, [id_])
+
+    assert class_of_device("topobus.dev", name) == device_class
+    assert is_dns_label(name)
 
 
 def test_devices_carry_what_the_plugin_told() -> None:
@@ -49,12 +62,12 @@ def test_devices_carry_what_the_plugin_told() -> None:
     listed = [ForeignDevice(id="b", is_healthy=False), ForeignDevice(id="a", nodes=(0, 1))]
 
     devices = foreign_devices("w-acme", "acme.example/w", listed)
-    faults = observations_of(listed)
+    faults = observations_of("w-acme", listed)
 
     assert [(device.name, device.numa_nodes.ids if device.numa_nodes else None) for device in devices] == [
-        ("a", (0, 1)),
-        ("b", None),
+        ("w-acme--a", (0, 1)),
+        ("w-acme--b", None),
     ]
     assert devices[0].attributes == {"resource": "acme.example/w", "id": "a"}
-    assert [observation.state for observation in faults["b"]] == [HealthState.UNHEALTHY]
-    assert faults["a"] == ()
+    assert [observation.state for observation in faults["w-acme--b"]] == [HealthState.UNHEALTHY]
+    assert faults["w-acme--a"] == ()

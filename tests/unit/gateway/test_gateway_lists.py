@@ -137,11 +137,11 @@ def test_holders_name_the_group_when_cpus_were_chosen_of_one() -> None:
     """Kubelet knows the group, the ledger its CPUs: the claim holds both,
     and of the group a share.
     """
-    held = ledger(CLAIM, Holding(cpus=CpuSet(2, 4), groups={"cpus-numa-0": CpuSet(2, 4)}))
+    held = ledger(CLAIM, Holding(cpus=CpuSet(2, 4), groups={"cpu-numa-0": CpuSet(2, 4)}))
 
-    assert sorted(holders_of(held, "cpu")) == ["cpu-2", "cpu-4", "cpus-numa-0"]
-    assert share_holders(held, "cpu") == {"cpus-numa-0": ((CLAIM, HeldShare(amounts={"cpus": 2})),)}
-    assert sharers_of(held) == {("cpu", "cpus-numa-0"): frozenset({CLAIM})}
+    assert sorted(holders_of(held, "cpu")) == ["cpu-2", "cpu-4", "cpu-numa-0"]
+    assert share_holders(held, "cpu") == {"cpu-numa-0": ((CLAIM, HeldShare(amounts={"cpus": 2})),)}
+    assert sharers_of(held) == {("cpu", "cpu-numa-0"): frozenset({CLAIM})}
     assert (holders_of(held, "gpu"), share_holders(held, "gpu")) == ({}, {})
 
 

@@ -42,7 +42,7 @@ def pod(name: str, kind: ClusterChangeKind = ClusterChangeKind.PUT) -> ClusterCh
 
 def claim(name: str, device: str = "") -> ApiObject:
     """Make a claim; without a device it is not allocated."""
-    results = [{"request": "gpu", "driver": "gpu.topobus.dev", "pool": NODE, "device": device}]
+    results = [{"request": "gpu", "driver": "topobus.dev", "pool": NODE, "device": device}]
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",

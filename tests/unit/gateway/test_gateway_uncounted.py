@@ -28,7 +28,7 @@ def _inventory(cards: int = 1) -> Inventory:
 
 def _plan(inventory: Inventory) -> SlicePlan:
     return slice_plan(
-        SlicePool("gpu.topobus.dev", "n1", "u"),
+        SlicePool("n1", "u"),
         pool_devices(inventory, {}),
         (),
         counter_sets=shared_counters(inventory.counter_sets),
@@ -93,11 +93,11 @@ def test_publishable_leaves_out_what_breaks_a_limit_of_counters() -> None:
                 node="n1",
                 device_class="gpu",
                 generation=1,
-                devices=(Device(name="x", device_class="gpu", consumes=uses),),
+                devices=(Device(name="gpu-0", device_class="gpu", consumes=uses),),
             ),
             {},
         )
     )
 
     assert good == ()
-    assert "consumesCounters" in bad["x"]
+    assert "consumesCounters" in bad["gpu-0"]

@@ -42,10 +42,7 @@ def _pod(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = Non
 
 
 def _claim(*devices: str, uid: str = "u-c", **more: Any) -> ApiObject:
-    results = [
-        {"request": "gpu", "driver": f"{name.partition('-')[0]}.topobus.dev", "pool": NODE, "device": name, **more}
-        for name in devices
-    ]
+    results = [{"request": "gpu", "driver": "topobus.dev", "pool": NODE, "device": name, **more} for name in devices]
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -207,7 +204,7 @@ def test_allocation_names_what_may_be_sick_when_its_tolerations_bear_it(
     One that has no time left bears nothing.
     """
     claim = _claim("gpu-0", tolerations=tolerations)
-    allocation = allocation_of(claim, namespace="default", name="c", uid="u-c", driver="gpu.topobus.dev", node=NODE)
+    allocation = allocation_of(claim, namespace="default", name="c", uid="u-c", node=NODE)
 
     assert getattr(allocation, "tolerated", None) == tolerated
 

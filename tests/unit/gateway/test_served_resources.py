@@ -16,7 +16,7 @@ from topobus.values.device_sharing import DeviceSharing
 GPU = "topobus.dev/gpu"
 OURS = Device(name="gpu-0", device_class="gpu", model="T4")
 POOLED = Device(name="gpu-1", device_class="gpu", model="H100")
-ALL = 'device.driver == "gpu.topobus.dev"'
+ALL = 'device.driver == "topobus.dev" && device.attributes["topobus.dev"].class == "gpu"'
 
 
 def made(
@@ -49,7 +49,7 @@ def test_class_of_resource_is_the_newest_then_the_first_by_name() -> None:
     [
         pytest.param(made(), {"gpu-0": OURS}, [], "", id="all"),
         pytest.param(
-            made(f'{ALL} && device.attributes["gpu.topobus.dev"].model == "T4"'),
+            made(f'{ALL} && device.attributes["topobus.dev"].model == "T4"'),
             {"gpu-0": OURS},
             [POOLED],
             "",

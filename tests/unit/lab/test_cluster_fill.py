@@ -15,7 +15,7 @@ from topobus.values.request import Owner, OwnerKind
 
 
 def _claim(name: str, *devices: str, users: int = 1) -> dict[str, Any]:
-    results = [{"request": "r", "driver": "gpu.topobus.dev", "pool": "n1", "device": device} for device in devices]
+    results = [{"request": "r", "driver": "topobus.dev", "pool": "n1", "device": device} for device in devices]
     allocation = {"allocation": {"devices": {"results": results}}} if devices else {}
     reserved = [{"resource": "pods", "name": name, "uid": f"pod-{index}"} for index in range(users)]
     return {"metadata": {"name": name, "uid": f"uid-{name}"}, "status": {**allocation, "reservedFor": reserved}}

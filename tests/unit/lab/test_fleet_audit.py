@@ -15,7 +15,7 @@ from topobus.values.request import Owner, OwnerKind
 
 
 def _allocated(number: int, *devices: tuple[str, str]) -> ApiObject:
-    results = [{"driver": "gpu.topobus.dev", "pool": node, "device": name} for node, name in devices]
+    results = [{"driver": "topobus.dev", "pool": node, "device": name} for node, name in devices]
     return structs.replace(fleet_claim(number), status={"allocation": {"devices": {"results": results}}})
 
 
@@ -27,8 +27,8 @@ def _ledger(node: str, **held: list[str]) -> Ledger:
     return Ledger(node=node, allocations=allocations)
 
 
-WELL = [_allocated(0, ("n1", "a"), ("n1", "b")), _allocated(1, ("n2", "a"))]
-LEDGERS = [_ledger("n1", uid_000000=["a", "b"]), _ledger("n2", uid_000001=["a"])]
+WELL = [_allocated(0, ("n1", "gpu-a"), ("n1", "gpu-b")), _allocated(1, ("n2", "gpu-a"))]
+LEDGERS = [_ledger("n1", uid_000000=["gpu-a", "gpu-b"]), _ledger("n2", uid_000001=["gpu-a"])]
 
 
 def test_nothing_is_wrong_when_claims_and_ledgers_agree() -> None:
@@ -41,27 +41,27 @@ def test_nothing_is_wrong_when_claims_and_ledgers_agree() -> None:
     [
         pytest.param([WELL[0], fleet_claim(1)], LEDGERS, "claim claim-000001 is not allocated", id="lost"),
         pytest.param(
-            [WELL[0], _allocated(1, ("n1", "b"))],
+            [WELL[0], _allocated(1, ("n1", "gpu-b"))],
             LEDGERS,
-            "n1 gpu b is given to claims claim-000000 and claim-000001",
+            "n1 gpu gpu-b is given to claims claim-000000 and claim-000001",
             id="given-twice",
         ),
         pytest.param(
             WELL,
-            [_ledger("n1", uid_000000=["a", "b"], uid_000007=["b"]), LEDGERS[1]],
-            "ledger of n1: gpu b is held by uid-000000 and by uid-000007",
+            [_ledger("n1", uid_000000=["gpu-a", "gpu-b"], uid_000007=["gpu-b"]), LEDGERS[1]],
+            "ledger of n1: gpu gpu-b is held by uid-000000 and by uid-000007",
             id="held-twice",
         ),
         pytest.param(
             WELL,
             LEDGERS[:1],
-            "claim claim-000001 was given [('n2', 'gpu', 'a')], and ledgers hold [] for it",
+            "claim claim-000001 was given [('n2', 'gpu', 'gpu-a')], and ledgers hold [] for it",
             id="not-in-the-ledger",
         ),
         pytest.param(
             WELL[:1],
             LEDGERS,
-            "ledgers hold [('n2', 'gpu', 'a')] for uid-000001, which is no claim",
+            "ledgers hold [('n2', 'gpu', 'gpu-a')] for uid-000001, which is no claim",
             id="held-for-nobody",
         ),
     ],

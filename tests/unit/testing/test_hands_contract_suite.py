@@ -91,7 +91,7 @@ class _NamesOthers(FolderDriver):
     """Wants devices attached that nobody asked it about."""
 
     def to_attach(self, devices: Sequence[Device], context: PrepareContext) -> Sequence[str]:
-        return ["card-0", "card-1"]
+        return ["nic-card-0", "nic-card-1"]
 
 
 class _LooksAgain(FolderDriver):
@@ -120,13 +120,15 @@ class _Halves(FolderDriver):
     """Offers a card as two halves that write who has them into one file of the card."""
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
-        names = ("card-0-half-0", "card-0-half-1")
+        names = ("nic-card-0-half-0", "nic-card-0-half-1")
         return Discovery(
-            devices=[Device(name=name, device_class="nic", driver=self.name, partition_of="card-0") for name in names]
+            devices=[
+                Device(name=name, device_class="nic", driver=self.name, partition_of="nic-card-0") for name in names
+            ]
         )
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits]:
-        session = tree.path(CARDS) / "card-0" / "session"
+        session = tree.path(CARDS) / "nic-card-0" / "session"
         for device in devices:
             record = context.records[device.name]
             record.intend("session", {"was": session.read_text(encoding="utf-8"), "own": context.owner.name})
@@ -135,7 +137,7 @@ class _Halves(FolderDriver):
         return {device.name: ContainerEdits(env={"CARD": "0"}) for device in devices}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
-        session = tree.path(CARDS) / "card-0" / "session"
+        session = tree.path(CARDS) / "nic-card-0" / "session"
         for device in devices:
             if (step := context.records[device.name].step("session")) is not None:
                 session.write_text(self.without(session.read_text(encoding="utf-8"), step), encoding="utf-8")
@@ -167,7 +169,7 @@ class _Suite(HandsContract):
 
     def record(self, into: Path) -> RecordedMachine:
         recorded = build(_PROFILE, into)
-        (make_card(recorded.root, "card-0") / "session").write_text("", encoding="utf-8")
+        (make_card(recorded.root, "nic-card-0") / "session").write_text("", encoding="utf-8")
         return recorded
 
     def soil(self, recorded: RecordedMachine, device: Device) -> None:
@@ -219,7 +221,7 @@ def test_suite_fails_when_a_driver_puts_back_what_the_parts_of_a_card_share(tmp_
             suite, suite.record(tmp_path / driver.__name__ / "machine"), tmp_path / driver.__name__ / "journal"
         )
         with (
-            pytest.raises(AssertionError, match="card-0/session was b'', is b'contract-card-0-half-0 '")
+            pytest.raises(AssertionError, match="nic-card-0/session was b'', is b'contract-nic-card-0-half-0 '")
             if fails
             else nullcontext()
         ):

@@ -124,11 +124,11 @@ def test_groups_lose_the_cpus_that_another_takes() -> None:
     """What is left of a holding names no CPU of a group that it has no more, and no group of which
     nothing is left.
     """
-    held = Holding(cpus=CpuSet(0, 1, 4), groups={"cpus-numa-0": CpuSet(0, 1), "cpus-numa-1": CpuSet(4)})
+    held = Holding(cpus=CpuSet(0, 1, 4), groups={"cpu-numa-0": CpuSet(0, 1), "cpu-numa-1": CpuSet(4)})
 
     left = without(held, Holding(cpus=CpuSet(1, 4)))
 
-    assert left == Holding(cpus=CpuSet(0), groups={"cpus-numa-0": CpuSet(0)})
+    assert left == Holding(cpus=CpuSet(0), groups={"cpu-numa-0": CpuSet(0)})
 
 
 def test_replica_is_named_by_its_device_and_number() -> None:

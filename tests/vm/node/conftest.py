@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.kubernetes.client import object_path
+from topobus.values.dra_names import DRIVER, group_of_class
 from vm.kernel import sh
 from vm.kubelet import CLASSES, DEVICES, GATEWAY, Kubelet, connect
 from vm.node import Node
 
 _RESOURCES = "resource.k8s.io/v1"
-_DRIVER = "cpu.topobus.dev"
+_CLASS = group_of_class("cpu")
 _CARDS = {
     "TOPOBUS_NIC__VIRTUAL_FUNCTIONS": '[{"address":"0000:21:00.0","count":2}]',
     "TOPOBUS_NIC__PARTITIONS__PARENTS": "counted",
@@ -27,7 +29,7 @@ _CARDS = {
 # node, and a group is one by itself.
 _TEMPLATES = {
     "pair": {"count": 2},
-    "of-kubelet": {"count": 2, "selectors": [{"cel": {"expression": f'device.attributes["{_DRIVER}"].numaNode == 1'}}]},
+    "of-kubelet": {"count": 2, "selectors": [{"cel": {"expression": f'device.attributes["{DRIVER}"].numaNode == 1'}}]},
     "share-1": {"capacity": {"requests": {"cpus": "1"}}},
     "share-2": {"capacity": {"requests": {"cpus": "2"}}},
 }
@@ -57,12 +59,12 @@ async def cluster(kubelet: Kubelet, node: Node) -> Kubelet:
     """Start Topobus, which owns 4-7."""
     await asyncio.gather(kubelet.ready(), node.start("cpu"), node.start("topology"))
     await node.start("gateway", **GATEWAY)
-    selector = {"cel": {"expression": f'device.driver == "{_DRIVER}"'}}
-    await kubelet.make(CLASSES, {"metadata": {"name": _DRIVER}, "spec": {"selectors": [selector]}})
+    selector = {"cel": {"expression": class_selector("cpu")}}
+    await kubelet.make(CLASSES, {"metadata": {"name": _CLASS}, "spec": {"selectors": [selector]}})
     for name, asked in _TEMPLATES.items():
         devices = {
-            "requests": [{"name": "cpu", "exactly": {"deviceClassName": _DRIVER, **asked}}],
-            "constraints": [{"requests": ["cpu"], "matchAttribute": f"{_DRIVER}/numaNode"}] if "count" in asked else [],
+            "requests": [{"name": "cpu", "exactly": {"deviceClassName": _CLASS, **asked}}],
+            "constraints": [{"requests": ["cpu"], "matchAttribute": f"{DRIVER}/numaNode"}] if "count" in asked else [],
         }
         body = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
         await kubelet.make(object_path(_RESOURCES, "resourceclaimtemplates", namespace="default"), body)
@@ -81,7 +83,7 @@ async def cards(node: Node, cluster: Kubelet) -> Kubelet:
     sh("ip addr add 10.2.2.1/24 dev $(ls /sys/bus/pci/devices/0000:22:00.0/net)")
     for device in DEVICES.values():
         await node.device(device)
-    selector = {"cel": {"expression": 'device.driver == "nic.topobus.dev"'}}
+    selector = {"cel": {"expression": class_selector("nic")}}
     await cluster.make(CLASSES, {"metadata": {"name": "nic.topobus.dev"}, "spec": {"selectors": [selector]}})
     return cluster
 

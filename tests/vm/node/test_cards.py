@@ -51,7 +51,7 @@ async def _template(cluster: Kubelet) -> None:
         {
             "requests": [card],
             "opaque": {
-                "driver": "nic.topobus.dev",
+                "driver": "topobus.dev",
                 "parameters": {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": wanted},
             },
         }
@@ -93,10 +93,10 @@ async def test_interfaces_are_the_pods_and_come_back_as_they_were(
     assert inside["net2"]["address"] == "52:54:00:77:00:01"
     assert {"10.1.1.5", "10.2.2.5"} <= {each["local"] for link in inside.values() for each in link["addr_info"]}
     assert left == of_host - handed
-    told = {
+    reported = {
         each["networkData"]["interfaceName"]: each["networkData"]["hardwareAddress"]
         for each in claim["status"]["devices"]
     }
-    assert told == {name: link["address"] for name, link in inside.items()}
+    assert reported == {name: link["address"] for name, link in inside.items()}
     assert _states() == before
     assert interfaces() == of_host

@@ -135,7 +135,7 @@ async def _set(cluster: Kubelet, gate: _Gate) -> None:
     selectors = [
         {"cel": {"expression": expression}}
         for expression in (
-            'device.driver == "nic.topobus.dev"',
+            'device.driver == "topobus.dev"',
             'device.attributes["resource.kubernetes.io"].pciBusID == "0000:22:00.0"',
         )
     ]
@@ -174,7 +174,7 @@ async def gated(node: Node, cards: Kubelet) -> AsyncIterator[Kubelet]:
             },
             {"name": "cpu", "exactly": {"deviceClassName": "cpu.topobus.dev", "capacity": {"requests": {"cpus": "1"}}}},
         ]
-        config = {"requests": ["nic"], "opaque": {"driver": "nic.topobus.dev", "parameters": interface}}
+        config = {"requests": ["nic"], "opaque": {"driver": "topobus.dev", "parameters": interface}}
         body = {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": requests, "config": [config]}}}}
         await cards.make(TEMPLATES, body)
     yield cards
@@ -195,7 +195,7 @@ async def test_pods_have_their_devices_when_a_gate_is_not_as_by_default(
     """
     of_host = interfaces()
     await _set(gated, gate)
-    whole = {DEVICES["card"], DEVICES["plain"], "cpus-socket-1"}
+    whole = {DEVICES["card"], DEVICES["plain"], "cpu-socket-1"}
 
     async def are_published() -> bool:
         seen = await _slices(gated)
@@ -240,19 +240,19 @@ async def _sicken(cluster: Kubelet, node: Node, monitor: Monitor, gate: _Gate) -
     a taint, and the pod's status has what is wrong, each where its gate is on.
     """
 
-    async def told() -> list[dict[str, Any]]:
+    async def reported() -> list[dict[str, Any]]:
         statuses = (await cluster.pod("all"))["status"]["containerStatuses"]
-        resources = [each["resources"] for one in statuses for each in one.get("allocatedResourcesStatus", ())]
-        return [each for some in resources for each in some if each["health"] == "Unhealthy"]
+        resources = [each["resources"] for status in statuses for each in status.get("allocatedResourcesStatus", ())]
+        return [each for of_container in resources for each in of_container if each["health"] == "Unhealthy"]
 
     async def is_sick() -> bool:
         taints = (await _slices(cluster)).taints
-        return (bool(await told()) or not gate.has_health) and (bool(taints) or not gate.has_taints)
+        return (bool(await reported()) or not gate.has_health) and (bool(taints) or not gate.has_taints)
 
     monitor.link("nic1", is_up=False)
     await node.device(DEVICES["function"], "unhealthy")
-    await until("news of it", is_sick, said=told)
-    taints, sick = (await _slices(cluster)).taints, await told()
+    await until("news of it", is_sick, said=reported)
+    taints, sick = (await _slices(cluster)).taints, await reported()
     monitor.link("nic1", is_up=True)
     await node.device(DEVICES["function"])
 

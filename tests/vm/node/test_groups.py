@@ -51,7 +51,7 @@ async def test_claims_have_different_cpus_of_a_group_when_they_share_it(groups: 
     devices, seen = await _devices(groups), await groups.cpus()
     left, right, wide = (seen[f"{name}/main"] for name in ("left", "right", "wide"))
 
-    assert devices == {"left": "cpus-numa-2", "right": "cpus-numa-2", "wide": "cpus-numa-3"}
+    assert devices == {"left": "cpu-numa-2", "right": "cpu-numa-2", "wide": "cpu-numa-3"}
     assert {left.are, right.are} == {CpuSet(4), CpuSet(5)}
     assert (left.mems, right.mems, wide.mems) == ("2", "2", "3")
     assert wide.are == CpuSet(6, 7)

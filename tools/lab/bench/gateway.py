@@ -16,7 +16,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -35,7 +35,8 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.simulation.kubelet.simulator import Admission, Container, Pod
-from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.idset import NodeSet
 
@@ -100,14 +101,15 @@ async def _measure(rounds: int, groups: Collection[str]) -> list[Figure]:
         async with bench_node(_SERVICES, environment=_MANY_DEVICES) as node:
             for resource, count in (("gpu", 8), ("nic", 8)):
                 await node.kubelet.wait_for_resource(f"topobus.dev/{resource}", allocatable=count, timeout_s=30.0)
-                await node.kubelet.wait_for_driver(driver_name(resource))
+            await node.kubelet.wait_for_driver(DRIVER)
             figures.append(
                 Figure(case="gateway resident when ready", unit="MiB", value=_mib(node, "gateway"), budget=60.0)
             )
-            if "calls" in groups:
-                figures += await _calls(node, rounds)
+            # Before the calls, whose devices stay with kubelet.
             if "claims" in groups:
                 figures += await _claims(node, rounds)
+            if "calls" in groups:
+                figures += await _calls(node, rounds)
             if "lists" in groups:
                 figures += await _list_update(node, max(10, rounds // 10))
             if "faults" in groups:
@@ -204,11 +206,11 @@ async def _beside_floor(
 
 
 async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
-    names = sorted(node.kubelet.devices("topobus.dev/nic"))
-    driver = driver_name("nic")
+    names = {name: sorted(node.kubelet.devices(f"topobus.dev/{name}")) for name in ("gpu", "nic")}
+    names["cpu"] = [f"cpu-{cpu}" for cpu in range(8, 16)]
     undone: list[float] = []
     async with (
-        grpc.aio.insecure_channel(f"unix:{node.driver_socket(driver)}", options=_LOCAL) as channel,
+        grpc.aio.insecure_channel(f"unix:{node.driver_socket(DRIVER)}", options=_LOCAL) as channel,
         # On the disk of the gateway's own checkpoint.
         floor(node.folder / "floor-claims", await _ledger_bytes(node)) as bare,
     ):
@@ -226,14 +228,13 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
         )
         present: list[dra.Claim] = []
 
-        async def prepare_one(turn: int) -> float:
+        async def prepare_one(turn: int, classes: Sequence[str] = ("nic",)) -> float:
             """The previous claim is unprepared first, outside of this call's time."""
             if present:
                 undone.append(await undo(present.pop()))
-            name, uid = f"claim-{turn}", f"uid-{turn}"
-            await node.bus.put(
-                OBJECT, _claim(name, uid, driver, names[turn % 8]), kind="resourceclaim", namespace="default", name=name
-            )
+            name, uid = f"claim-{'-'.join(classes)}-{turn}", f"uid-{'-'.join(classes)}-{turn}"
+            devices = {device_class: names[device_class][turn % 8] for device_class in classes}
+            await node.bus.put(OBJECT, _claim(name, uid, devices), kind="resourceclaim", namespace="default", name=name)
             present.append(dra.Claim(namespace="default", name=name, uid=uid))
             began = time.perf_counter()
             answer = await prepare(dra.NodePrepareResourcesRequest(claims=present))
@@ -250,11 +251,22 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
             return spent_s
 
         prepared = await _beside_floor("prepare of one claim", node, "nic", bare, prepare_one, bare.prepare, rounds)
-        undone.append(await undo(present.pop()))
+        alone: list[float] = []
+        three: list[float] = []
+        for turn in range(rounds + _UNCOUNTED):
+            alone.append(await prepare_one(turn, ("gpu",)))
+            three.append(await prepare_one(turn, ("gpu", "nic", "cpu")))
+        await undo(present.pop())
     # Its processor time includes that of an unprepare, so it is not compared with the floor's.
     return [
         structs.replace(prepared, processors={}, floor_processors={}),
-        figure("unprepare of one claim", undone[_UNCOUNTED:]),
+        figure(
+            "prepare of a claim of GPU, NIC and CPU (floor: of one GPU)",
+            three[_UNCOUNTED:],
+            floor_s=alone[_UNCOUNTED:],
+            budget_ratio=1.3,
+        ),
+        figure("unprepare of one claim", undone[_UNCOUNTED : rounds + _UNCOUNTED]),
     ]
 
 
@@ -456,9 +468,12 @@ def _mib(node: BenchNode, service: str) -> float:
     return round(node.services[service].resident_mib(), 1)
 
 
-def _claim(name: str, uid: str, driver: str, device: str) -> ApiObject:
-    """Make a claim as the controller leaves it: allocated."""
-    results = [{"request": "one", "driver": driver, "pool": NODE, "device": device}]
+def _claim(name: str, uid: str, devices: Mapping[str, str]) -> ApiObject:
+    """Make a claim as the controller leaves it: allocated. A device of each class."""
+    results = [
+        {"request": device_class, "driver": DRIVER, "pool": pool_of_class(NODE, device_class), "device": device}
+        for device_class, device in devices.items()
+    ]
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",

@@ -22,7 +22,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct, structs
 
@@ -32,7 +31,8 @@ from topobus.formats.messages.catalogue import HEALTH, INVENTORY
 from topobus.formats.messages.messages import HealthEvent
 from topobus.simulation.machines import RecordedMachine
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 from topobus.values.health import HealthState
 
 __all__ = ["Taken", "main"]
@@ -180,11 +180,12 @@ async def _devices(node: BenchNode, server: ApiServerSimulator, device_class: st
             and all(device.health.state is HealthState.HEALTHY for device in inventory.devices)
         )
 
+    pool = pool_of_class(NODE, device_class)
     async with asyncio.timeout(_LIMIT_S):
         async for change in node.bus.watch(INVENTORY, node=NODE, device_class=device_class):
             if change.value is not None and is_well(change.value):
                 for device in change.value.devices:
-                    await node.kubelet.wait_for_health(driver_name(device_class), NODE, device.name, "Healthy")
+                    await node.kubelet.wait_for_health(DRIVER, pool, device.name, "Healthy")
                 await _until_published(server, device_class, {device.name for device in change.value.devices})
                 return change.value.devices
     raise AssertionError("the watch ended")
@@ -200,11 +201,11 @@ async def _strike(placed: PlacedFault, node: BenchNode, server: ApiServerSimulat
     metric = f'topobus_device_health_events_total{{class="{fault.device_class}",reason="{fault.code}",state="{fault.state}"}}'  # noqa: E501
     wanted = await _sample(service.port, metric) + len(names)
     kubelet_state = _KUBELET_STATES.get(fault.state)
-    driver = driver_name(fault.device_class)
+    pool = pool_of_class(NODE, fault.device_class)
 
     async def pod_status() -> None:
         for name in names:
-            await node.kubelet.wait_for_health(driver, NODE, name, kubelet_state or "", timeout_s=_LIMIT_S)
+            await node.kubelet.wait_for_health(DRIVER, pool, name, kubelet_state or "", timeout_s=_LIMIT_S)
 
     async def taint() -> None:
         await server.until(
@@ -272,16 +273,12 @@ async def _sample(port: int, metric: str) -> float:
 
 
 def _tainted_by_device(server: ApiServerSimulator, device_class: str) -> dict[str, bool]:
-    """Map each device in the class's slices to whether its health taints it."""
-    slices: list[dict[str, Any]] = [
-        resource_slice
-        for resource_slice in server.objects("ResourceSlice")
-        if resource_slice["spec"]["driver"] == driver_name(device_class)
-    ]
+    """Map each device of the class in slices to whether its health taints it."""
     return {
         device["name"]: any(taint["key"] == "topobus.dev/health" for taint in device.get("taints", ()))
-        for resource_slice in slices
+        for resource_slice in server.objects("ResourceSlice")
         for device in resource_slice["spec"].get("devices", ())
+        if class_of_device(resource_slice["spec"]["driver"], device["name"]) == device_class
     }
 
 

@@ -20,10 +20,12 @@ from typing import TypeVar
 from lab.chaos.observer import Grant, NodeObserver
 from topobus.bus.bus import Bus, Conflict
 from topobus.engine.alignment.planning.node_view import cpu_name
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.formats.kubernetes.objects import admit, ask_deletion, object_parts
 from topobus.formats.messages.catalogue import OBJECT, PLACE, RELEASE
 from topobus.formats.messages.messages import ApiObject, PlaceRequest, ReleaseRequest
 from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.values.dra_names import group_of_class
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Placement
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
@@ -99,8 +101,8 @@ def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
 
 
 def _class_object(device_class: str) -> ApiObject:
-    selector = {"cel": {"expression": f'device.driver == "{device_class}.topobus.dev"'}}
-    metadata = {"name": f"{device_class}.topobus.dev"}
+    selector = {"cel": {"expression": class_selector(device_class)}}
+    metadata = {"name": group_of_class(device_class)}
     return ApiObject(
         api_version="resource.k8s.io/v1", kind="DeviceClass", metadata=metadata, spec={"selectors": [selector]}
     )
@@ -231,7 +233,7 @@ class Lives:
         requests = [
             {
                 "name": name,
-                "exactly": {"deviceClassName": f"{name}.topobus.dev", "allocationMode": "ExactCount", "count": size},
+                "exactly": {"deviceClassName": group_of_class(name), "allocationMode": "ExactCount", "count": size},
             }
             for name, size in plan.devices
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from topobus.testing.apiserver import Object
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import class_of_device, node_of_pool
 from topobus.values.ledger import Ledger
 
 __all__ = ["faults_of", "left_at_nodes"]
@@ -20,7 +20,7 @@ _SHOWN = 5
 def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
     """Return what is wrong at the end of a fill. Empty when nothing is.
 
-    Shapes: claims — only of drivers of ours, each reserved for a pod.
+    Shapes: claims — only of our driver, each reserved for a pod.
     """
     held = _held(ledgers)
     holders: dict[tuple[str, str, str], list[str]] = {}
@@ -36,9 +36,7 @@ def faults_of(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[str]:
         elif len(status.get("reservedFor") or ()) != 1:
             unreserved.append(name)
         for result in results:
-            holders.setdefault((result["pool"], class_of_driver(result["driver"]) or "", result["device"]), []).append(
-                name
-            )
+            holders.setdefault(_device(result), []).append(name)
     doubles = [
         f"{'/'.join(device)} ({', '.join(names)})" for device, names in sorted(holders.items()) if len(names) > 1
     ]
@@ -66,8 +64,14 @@ def left_at_nodes(claims: Iterable[Object], ledgers: Iterable[Ledger]) -> list[s
         for claim in claims
         for result in (((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or ()
     ]
-    had = {(result["pool"], class_of_driver(result["driver"]) or "", result["device"]) for result in results}
+    had = {_device(result) for result in results}
     return ["/".join(device) for device in sorted(_held(ledgers).keys() - had)]
+
+
+def _device(result: Object) -> tuple[str, str, str]:
+    """Name a granted device as node, class and device."""
+    device_class = class_of_device(result["driver"], result["device"])
+    return node_of_pool(result["pool"]), device_class or "", result["device"]
 
 
 def _held(ledgers: Iterable[Ledger]) -> dict[tuple[str, str, str], str]:

@@ -17,7 +17,7 @@ from lab.cluster_fill.played_nodes import create
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
 from topobus.testing.apiserver import Object
-from topobus.values.device import driver_name
+from topobus.values.dra_names import group_of_class
 from topobus.values.errors import PeerUnavailable
 
 __all__ = ["GATE", "NAMESPACE", "Crowd", "claim_object", "pod_object"]
@@ -29,7 +29,7 @@ _DRA = "resource.k8s.io/v1"
 
 def claim_object(number: int, *, devices: int = 1) -> Object:
     """Make a claim for GPUs."""
-    exactly = {"deviceClassName": driver_name("gpu"), "allocationMode": "ExactCount", "count": devices}
+    exactly = {"deviceClassName": group_of_class("gpu"), "allocationMode": "ExactCount", "count": devices}
     spec = {"devices": {"requests": [{"name": "gpus", "exactly": exactly}]}}
     metadata = {"name": f"claim-{number:06d}", "namespace": NAMESPACE}
     return {"apiVersion": _DRA, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}

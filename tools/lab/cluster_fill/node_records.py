@@ -10,11 +10,15 @@ import msgspec
 from msgspec import Struct, structs
 
 from lab.bench.node_processes import NODE, bench_node
-from topobus.formats.kubernetes.slices import DEVICES_PER_SLICE, slice_device
+from topobus.formats.kubernetes.built_in_classes import class_selector
+from topobus.formats.kubernetes.pool_slices import name_prefix, pool_slices
+from topobus.formats.kubernetes.resource import SliceDevice
+from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.codec import encode
 from topobus.testing.apiserver import Object
-from topobus.values.device import Inventory, driver_name
+from topobus.values.device import Inventory
+from topobus.values.dra_names import group_of_class, pool_of_class
 from topobus.values.errors import PeerUnavailable
 from topobus.values.machine import Machine
 
@@ -66,12 +70,11 @@ def node_name(index: int) -> str:
 
 def class_object(device_class: str) -> Object:
     """Make the DeviceClass of a class of ours."""
-    driver = driver_name(device_class)
-    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    selector = {"cel": {"expression": class_selector(device_class)}}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
-        "metadata": {"name": driver},
+        "metadata": {"name": group_of_class(device_class)},
         "spec": {"selectors": [selector]},
     }
 
@@ -90,25 +93,20 @@ def node_object(record: NodeRecord) -> Object:
 
 
 def slice_objects(record: NodeRecord, node_uid: str) -> list[Object]:
-    """Make a node's ResourceSlices, as its gateway would: a pool per class, owned by the Node
-    object.
-    """
+    """Make a node's ResourceSlices, as its gateway would: cut by pool, owned by the Node object."""
     name = record.machine.node
     owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid, "controller": True}
-    slices: list[Object] = []
+    pools: dict[str, list[SliceDevice]] = {}
     for inventory in record.inventories:
-        devices = [msgspec.json.decode(encode(slice_device(device))) for device in inventory.devices]
-        starts = range(0, len(devices), DEVICES_PER_SLICE)
-        pool = {"name": name, "generation": 1, "resourceSliceCount": len(starts)}
-        for number, start in enumerate(starts):
-            spec = {
-                "driver": driver_name(inventory.device_class),
-                "nodeName": name,
-                "pool": pool,
-                "devices": devices[start : start + DEVICES_PER_SLICE],
-            }
-            metadata = {"name": f"{name}-{inventory.device_class}-{number}", "ownerReferences": [owner]}
-            slices.append(
-                {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
-            )
-    return slices
+        pool = pool_of_class(name, inventory.device_class)
+        pools.setdefault(pool, []).extend(map(slice_device, inventory.devices))
+    return [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"{name_prefix(index, spec)}made", "ownerReferences": [owner]},
+            "spec": msgspec.json.decode(encode(spec)),
+        }
+        for pool, devices in pools.items()
+        for index, spec in pool_slices(pool, devices).items()
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import class_of_device, node_of_pool
 from topobus.values.ledger import Ledger
 
 __all__ = ["find_faults"]
@@ -50,7 +50,11 @@ def find_faults(claims: Iterable[ApiObject], ledgers: Iterable[Ledger]) -> list[
             faults.append(f"claim {name} is not allocated")
             continue
         devices = {
-            (result["pool"], class_of_driver(result["driver"]) or result["driver"], result["device"])
+            (
+                node_of_pool(result["pool"]),
+                class_of_device(result["driver"], result["device"]) or result["driver"],
+                result["device"],
+            )
             for result in allocation_status["devices"]["results"]
         }
         faults += [

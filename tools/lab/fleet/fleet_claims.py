@@ -11,6 +11,7 @@ from typing import Any
 
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
+from topobus.values.dra_names import group_of_class
 
 __all__ = ["GPUS_OF_FOUR", "NAMESPACE", "claim_name", "fleet_claim"]
 
@@ -19,7 +20,7 @@ GPUS_OF_FOUR = 6
 """GPUs that four consecutive claims take together."""
 
 _ROOT = "resource.kubernetes.io/pcieRoot"
-_LARGE = "device.capacity['gpu.topobus.dev'].memory.compareTo(quantity('40Gi')) >= 0"
+_LARGE = "device.capacity['topobus.dev'].memory.compareTo(quantity('40Gi')) >= 0"
 
 
 def claim_name(number: int) -> str:
@@ -68,5 +69,5 @@ def _request(name: str, device_class: str, count: int, selector: str = "") -> di
     selectors = [{"cel": {"expression": selector}}] if selector else []
     return {
         "name": name,
-        "exactly": {"deviceClassName": f"{device_class}.topobus.dev", "count": count, "selectors": selectors},
+        "exactly": {"deviceClassName": group_of_class(device_class), "count": count, "selectors": selectors},
     }

@@ -17,7 +17,7 @@ from topobus.cli.objects.applying import find_object, plain_object
 from topobus.cli.objects.manifests import parse_namespaced, read_mixed
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.cli.render.tables import state_of
+from topobus.cli.render.tables import nodes_of, state_of
 from topobus.formats.kubernetes.classic.classic_handles import shown
 from topobus.formats.kubernetes.objects import metadata_of, name_of, object_parts
 from topobus.formats.messages.catalogue import OBJECT
@@ -124,7 +124,7 @@ def claims_listing(objects: Sequence[ApiObject]) -> Listing:
 def _row(api_object: ApiObject) -> Row:
     allocation = shown(api_object).status.get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or []
-    nodes = sorted({str(result.get("pool", "")) for result in results}) or [str(api_object.spec.get("nodeName") or "-")]
+    nodes = nodes_of(results) or [str(api_object.spec.get("nodeName") or "-")]
     devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
     metadata = metadata_of(api_object)
     labels = dict(metadata.labels or {})

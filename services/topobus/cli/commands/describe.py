@@ -69,7 +69,7 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
             return _describe_unstored(held, parts, Output(is_json=is_json))
         plain = plain_object(api_object)
         claims = await _claims_of(bus, api_object) if kind == "Pod" else {}
-        nodes = {device.pool for device in put_together(api_object, plain, (), (), (), claims).devices}
+        nodes = {device.node for device in put_together(api_object, plain, (), (), (), claims).devices}
         inventories = await as_of_now(
             bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes]
         )

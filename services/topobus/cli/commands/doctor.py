@@ -72,6 +72,7 @@ from topobus.formats.messages.relay_messages import NodeRelay
 from topobus.local_system.local_logins import is_local
 from topobus.local_system.system import Layout
 from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
@@ -404,7 +405,7 @@ def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path, *, has_device
 
 def _plugin_findings(device_plugins: Path, plugins: Path, *, has_devices: bool) -> list[Finding]:
     findings: list[Finding] = []
-    places = (("device plugin", device_plugins, "topobus*.sock"), ("DRA driver", plugins, "*.topobus.dev/dra*.sock"))
+    places = (("device plugin", device_plugins, "topobus*.sock"), ("DRA driver", plugins, f"{DRIVER}/dra*.sock"))
     for what, folder, pattern in places:
         sockets = sorted(folder.glob(pattern))
         if not sockets and not has_devices:

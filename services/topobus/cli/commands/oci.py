@@ -25,11 +25,12 @@ from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.engine.ledger.holdings import names_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
 from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
+from topobus.formats.kubernetes.alignment_request import PARAMETERS_KIND, RESULT_KIND
 from topobus.formats.kubernetes.classic.classic_handles import shown
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
-from topobus.values.device import driver_name
+from topobus.values.dra_names import DRIVER, class_of_device, class_of_group, node_of_pool
 from topobus.values.edits import ContainerEdits, Hook
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.idset import CpuSet, NodeSet
@@ -42,6 +43,8 @@ __all__ = ["oci", "oci_app"]
 oci_app = App(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
 
 _VENDOR = "topobus.dev"
+# What a claim wishes of the controller, and its answer.
+_CONTROLLERS_KINDS = frozenset({PARAMETERS_KIND, RESULT_KIND})
 _BY_GATEWAY = "run it in a pod; `topobus oci … --undo` gives back what was prepared for this spec"
 # A spec as a runtime would begin with: the merged parts are visible against it, and --spec gives a
 # real one.
@@ -331,11 +334,7 @@ async def _claim(
         if written:
             cdi_files += written
             continue
-        config = (
-            {name: tuple(_parameters(stored, driver_name(device_class), name)) for name in names}
-            if stored is not None
-            else {}
-        )
+        config = {name: tuple(_parameters(stored, device_class, name)) for name in names} if stored is not None else {}
         prepared = await _prepare(bus, node, owner, device_class, names, config)
         hooks = await _hooks(bus, node, device_class, prepared, config)
         devices = tuple(
@@ -391,18 +390,26 @@ async def _hooks(
     return hooks
 
 
-def _parameters(claim: ApiObject, driver: str, device: str) -> list[dict[str, Any]]:
+def _parameters(claim: ApiObject, device_class: str, device: str) -> list[dict[str, Any]]:
     """Collect the opaque configurations of one device: the classes' before the claim's, in the
     order of the allocation.
+
+    Parameters of the API group of a class are for its devices alone.
     """
     devices = (shown(claim).status.get("allocation") or {}).get("devices") or {}
     requests = {str(result.get("request")) for result in devices.get("results") or () if result.get("device") == device}
     wanted = requests | {request.partition("/")[0] for request in requests}
-    return [
+    every = [
         dict(opaque.get("parameters") or {})
         for entry in devices.get("config") or ()
-        if (opaque := entry.get("opaque") or {}).get("driver") == driver
+        if (opaque := entry.get("opaque") or {}).get("driver") == DRIVER
         and (not entry.get("requests") or wanted & {str(request) for request in entry["requests"]})
+    ]
+    return [
+        parameters
+        for parameters in every
+        if parameters.get("kind") not in _CONTROLLERS_KINDS
+        and class_of_group(str(parameters.get("apiVersion", "")).partition("/")[0]) in (device_class, None)
     ]
 
 
@@ -484,12 +491,12 @@ def _answers(device_class: str, prepared: Prepared) -> list[PluginAnswer]:
 def _held(claim: ApiObject, node: str) -> dict[str, set[str]]:
     """Class to devices of ours that a claim has on a node."""
     allocation = shown(claim).status.get("allocation") or {}
-    suffix = driver_name("")
     held: dict[str, set[str]] = {}
     for result in (allocation.get("devices") or {}).get("results") or ():
-        driver = str(result.get("driver", ""))
-        if driver.endswith(suffix) and result.get("pool") == node:
-            held.setdefault(driver.removesuffix(suffix), set()).add(str(result.get("device")))
+        device = str(result.get("device"))
+        device_class = class_of_device(str(result.get("driver", "")), device)
+        if device_class is not None and node_of_pool(str(result.get("pool", ""))) == node:
+            held.setdefault(device_class, set()).add(device)
     return held
 
 

@@ -5,7 +5,8 @@ autoscaler that has to know what a new node brings.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,10 +17,11 @@ from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import MachineSource, one_of_classes
 from topobus.cli.render.output import Output
 from topobus.cli.simulation.node import open_machine
-from topobus.formats.kubernetes.pool_slices import name_prefix, pool_slices, publishable
+from topobus.formats.kubernetes.pool_slices import name_prefix, own_part, pool_slices, publishable
 from topobus.formats.kubernetes.resource import API_VERSION, SliceDevice, SliceSpec
 from topobus.formats.kubernetes.slices import HEALTH_REASON, shared_counters, slice_device, slice_order
-from topobus.values.device import Inventory, driver_name
+from topobus.values.device import Inventory
+from topobus.values.dra_names import pool_of_class
 from topobus.values.names import is_dns_subdomain
 
 __all__ = ["slices"]
@@ -34,7 +36,11 @@ def slices(
     machine: MachineSource,
     device_class: Annotated[
         tuple[str, ...],
-        Parameter(name="--class", help="Only this class: those that the gateway's `exposure` offers by DRA."),
+        Parameter(
+            name="--class",
+            help="Only this class: those that the gateway's `exposure` offers by DRA. The node's pool is printed "
+            "with devices of these classes alone.",
+        ),
     ] = (),
     node: Annotated[str | None, Parameter(help="The node's name; default: the machine's.")] = None,
     template: Annotated[
@@ -58,12 +64,15 @@ def slices(
     for word in device_class:
         one_of_classes(word, [inventory.device_class for inventory in inventories])
     specs: list[tuple[str, SliceSpec]] = []
-    for inventory in sorted(inventories, key=lambda inventory: inventory.device_class):
-        if not device_class or inventory.device_class in device_class:
-            of_class, left_out = _published_slices(inventory, name)
-            specs += [(name_prefix(index, spec).removesuffix("-"), spec) for index, spec in of_class.items()]
-            for device, why in left_out.items():
-                out.note(f"warning: {device} is left out: {why}")
+    chosen = [inventory for inventory in inventories if not device_class or inventory.device_class in device_class]
+    for pool, of_pool in groupby(
+        sorted(chosen, key=lambda inventory: (pool_of_class(name, inventory.device_class), inventory.device_class)),
+        lambda inventory: pool_of_class(name, inventory.device_class),
+    ):
+        published, left_out = _published_slices(pool, tuple(of_pool))
+        specs += [(name_prefix(index, spec).removesuffix("-"), spec) for index, spec in published.items()]
+        for device, why in left_out.items():
+            out.note(f"warning: {device} is left out: {why}")
     document = _template(name, [spec for _, spec in specs]) if template else _list(specs)
     if out.is_json:
         out.document(document)
@@ -72,15 +81,23 @@ def slices(
     return ExitCode.OK
 
 
-def _published_slices(inventory: Inventory, node: str) -> tuple[dict[int, SliceSpec], dict[str, str]]:
-    """Cut an inventory into slices as the gateway does on a node that has just started.
+def _published_slices(pool: str, inventories: Sequence[Inventory]) -> tuple[dict[int, SliceSpec], dict[str, str]]:
+    """Cut a pool into slices as the gateway does on a node that has just started.
 
-    Shapes: result — the slices by index, and name to why of each device that a server would refuse.
+    Shapes: inventories — by class; result — the slices by index, and name to why of each device
+            that is left out.
     A taint has no time: that is when the node's own services see the fault.
     """
-    devices, left_out = publishable(map(_timeless, map(slice_device, slice_order(inventory.devices))))
-    counter_sets = shared_counters(inventory.counter_sets)
-    return pool_slices(driver_name(inventory.device_class), node, devices, counter_sets), left_out
+    left_out: dict[str, str] = {}
+    kept: list[Inventory] = []
+    for inventory in inventories:
+        own, strange = own_part(inventory)
+        kept.append(own)
+        left_out |= strange
+    ordered = [device for own in kept for device in slice_order(own.devices)]
+    devices, refused = publishable(map(_timeless, map(slice_device, ordered)))
+    counter_sets = shared_counters(counted for own in kept for counted in own.counter_sets)
+    return pool_slices(pool, devices, counter_sets), left_out | refused
 
 
 def _timeless(device: SliceDevice) -> SliceDevice:
@@ -102,7 +119,7 @@ def _list(specs: Iterable[tuple[str, SliceSpec]]) -> dict[str, Any]:
 
 
 def _template(name: str, specs: Iterable[SliceSpec]) -> dict[str, Any]:
-    """Name a pool for its driver: node names are not known yet."""
+    """Name the pools for the driver in place of the node, whose name is not known yet."""
     templates: list[dict[str, Any]] = []
     for spec in specs:
         if spec.devices or spec.shared_counters:
@@ -112,7 +129,8 @@ def _template(name: str, specs: Iterable[SliceSpec]) -> dict[str, Any]:
                 if spec.shared_counters
                 else {"devices": [_template_device(device) for device in spec.devices]}
             )
-            templates.append({"driver": spec.driver, "poolName": spec.driver, **content})
+            pool = spec.driver + spec.pool.name.removeprefix(name)
+            templates.append({"driver": spec.driver, "poolName": pool, **content})
     return {
         "apiVersion": "karpenter.sh/v1alpha1",
         "kind": "DynamicResourceTemplate",

@@ -31,7 +31,6 @@ from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.process.clock import SystemClock
-from topobus.values.device import driver_name
 from topobus.values.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.values.request import OwnerKind
 from topobus.values.timestamps import rfc3339
@@ -253,12 +252,8 @@ async def built_in_classes(bus: Bus, kind: str) -> list[ApiObject]:
     """List the classes that claims can name although they are not stored, if `kind` is that of
     classes: one for each class that a node has.
     """
-    names = (
-        {driver_name(parts["device_class"]) for parts in await bus.keys(INVENTORY)}
-        if kind.lower() == "deviceclass"
-        else ()
-    )
-    return [built_in_class_object(name) for name in sorted(names)]
+    classes = {parts["device_class"] for parts in await bus.keys(INVENTORY)} if kind.lower() == "deviceclass" else ()
+    return [built_in_class_object(device_class) for device_class in sorted(classes)]
 
 
 async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:

@@ -18,13 +18,14 @@ from rich.text import Text
 from topobus.cli.render.answers import reason_lines, summary
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
-from topobus.cli.render.tables import claim_names, state_of
+from topobus.cli.render.tables import claim_names, node_of, state_of
 from topobus.engine.drawing.leaves import short_address
 from topobus.formats.kubernetes.classic.classic_handles import shown
 from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.formats.messages.nouns import CLUSTER
-from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import class_of_device
 from topobus.values.ledger import Allocation, Ledger
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.timestamps import short_time
@@ -46,6 +47,7 @@ class Granted(Struct, frozen=True, kw_only=True):
     request: str
     driver: str
     pool: str
+    node: str
     device: str
     numa_nodes: str
     """NUMA nodes that it is local to. `?` when they are unknown."""
@@ -244,7 +246,7 @@ def _granted_row(device: Granted) -> Row:
             device.request,
             Text(device.device, "name"),
             device.driver,
-            device.pool,
+            device.node,
             device.numa_nodes,
             device.below or "-",
             health,
@@ -303,13 +305,15 @@ def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, 
 
 def _granted(result: dict[str, Any], devices: dict[tuple[str, str], dict[str, Device]]) -> Granted:
     driver, pool, name = (str(result.get(key) or "") for key in ("driver", "pool", "device"))
-    device = devices.get((pool, driver.removesuffix(driver_name(""))), {}).get(name)
+    node = node_of(driver, pool)
+    device = devices.get((node, class_of_device(driver, name) or ""), {}).get(name)
     worst = device.health.worst if device is not None else None
     above = (str(device.pcie_switch) if device.pcie_switch else device.pcie_root) if device is not None else ""
     return Granted(
         request=str(result.get("request") or ""),
         driver=driver,
         pool=pool,
+        node=node,
         device=name,
         numa_nodes=str(device.numa_nodes) if device is not None and device.numa_nodes is not None else "?",
         below=short_address(above) if above and not above.startswith("pci") else above,

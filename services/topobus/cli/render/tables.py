@@ -5,7 +5,7 @@ Pure except for the age, which needs the present time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,8 +17,9 @@ from topobus.formats.kubernetes.built_in_classes import BUILT_IN
 from topobus.formats.kubernetes.classic.classic_handles import shown
 from topobus.formats.kubernetes.objects import is_of_cluster, metadata_of
 from topobus.formats.messages.messages import ApiObject
+from topobus.values.dra_names import DRIVER, node_of_pool
 
-__all__ = ["age", "claim_names", "object_listing", "state_of"]
+__all__ = ["age", "claim_names", "node_of", "nodes_of", "object_listing", "state_of"]
 
 Cells = Callable[[ApiObject], tuple[Cell, ...]]
 
@@ -114,9 +115,23 @@ def age(created: str, now: datetime) -> str:
 def _claim(api_object: ApiObject) -> tuple[Cell, ...]:
     results = _results(api_object)
     users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
-    nodes = sorted({str(result.get("pool", "")) for result in results})
+    nodes = nodes_of(results)
     devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
     return ", ".join(nodes) or "-", devices or "-", "\n".join(users) or "-"
+
+
+def nodes_of(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Name the nodes of granted devices. Another driver's pool counts as a node.
+
+    >>> nodes_of([{"driver": "topobus.dev", "pool": pool} for pool in ("node-a", "node-a/cpu")])
+    ['node-a']
+    """
+    return sorted({node_of(str(result.get("driver", "")), str(result.get("pool", ""))) for result in results})
+
+
+def node_of(driver: str, pool: str) -> str:
+    """Name the node of a pool, or another driver's pool."""
+    return node_of_pool(pool) if driver == DRIVER else pool
 
 
 def _pod(api_object: ApiObject) -> tuple[Cell, ...]:

@@ -20,7 +20,7 @@ from topobus.formats.kubernetes.classic.classic import is_classic
 from topobus.formats.kubernetes.objects import metadata_of, object_parts
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.device import driver_name
+from topobus.values.dra_names import class_of_device, node_of_pool
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
 from topobus.values.resource_names import is_resource_name
@@ -154,8 +154,8 @@ def claim_lines(answer: ClaimAnswer) -> list[str]:
     return [
         f"claim {claim}: "
         + ", ".join(
-            f"{granted_device.device} ({granted_device.driver.removesuffix(driver_name(''))})"
-            for granted_device in result.devices.results
+            f"{granted.device} ({class_of_device(granted.driver, granted.device) or granted.driver})"
+            for granted in result.devices.results
         )
         for claim, result in answer.allocations.items()
     ]
@@ -175,13 +175,9 @@ def _held_by(
     held: dict[str, tuple[str, ...]] = {}
     shared: dict[str, tuple[str, ...]] = {}
     for granted_device in allocation.devices.results:
-        if (
-            granted_device.admin_access
-            or granted_device.pool != node
-            or not granted_device.driver.endswith(driver_name(""))
-        ):
+        device_class = class_of_device(granted_device.driver, granted_device.device)
+        if granted_device.admin_access or device_class is None or node_of_pool(granted_device.pool) != node:
             continue
-        device_class = granted_device.driver.removesuffix(driver_name(""))
         held[device_class] = (*held.get(device_class, ()), granted_device.device)
         if granted_device.share_id is not None:
             shared[device_class] = (*shared.get(device_class, ()), granted_device.device)

@@ -42,7 +42,7 @@ from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject, PlaceRequest
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
-from topobus.values.device import driver_name
+from topobus.values.dra_names import DRIVER, class_of_device, group_of_class, pool_of_class
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.ledger import Ledger
 from topobus.values.outcome import Placement, Reason, Refusal
@@ -64,7 +64,7 @@ class BuiltinDriver:
         state: StandaloneState,
         context: ClassicContext,
     ) -> None:
-        self.name = driver_name(device_class)
+        self.name = group_of_class(device_class)
         self._class = device_class
         self._group = parameters.group_of_class(device_class)
         self._bus = runtime.bus
@@ -228,8 +228,9 @@ class BuiltinDriver:
         }
         given = self._state.input_for(node, [(Claim(claim.claim), ClaimSpec()) for claim in claims], excluded=excluded)
         pools = given.pools or ()
-        own = [pool for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node)]
-        devices = [candidate for pool in own for candidate in pool.candidates]
+        place = (DRIVER, pool_of_class(node, self._class))
+        own = [pool for pool in pools if (pool.id.driver, pool.id.pool) == place]
+        devices = [candidate for pool in own for candidate in pool.candidates if self._is_mine(candidate.id)]
         # A classic claim holds whole devices and counts nothing.
         uncounted = {device: "what takes from the same counters" for pool in own for device in rivals(pool)}
         wanted = [
@@ -260,7 +261,7 @@ class BuiltinDriver:
         )
         digest = hashlib.sha256("/".join((node, *devices)).encode()).hexdigest()[:12]
         op_id = f"classic-{uid}-{classic_lifecycle.attempt_of(claim_work.claim).number}-{digest}-{self._refusals.count(uid)}"  # noqa: E501
-        ids = [DeviceId(self.name, node, device) for device in devices]
+        ids = [DeviceId(DRIVER, pool_of_class(node, self._class), device) for device in devices]
         try:
             reply = await self._ledgers.place(node, PlaceRequest(op_id=op_id, pod=request))
         except PeerUnavailable as err:
@@ -333,7 +334,10 @@ class BuiltinDriver:
 
     def _held_in(self, ledger: Ledger, owner: Owner) -> tuple[str, ...]:
         held = self._ledgers.devices_held(ledger, owner)
-        return tuple(sorted(device_id.device for device_id in held if device_id.driver == self.name))
+        return tuple(sorted(device_id.device for device_id in held if self._is_mine(device_id)))
+
+    def _is_mine(self, device_id: DeviceId) -> bool:
+        return class_of_device(device_id.driver, device_id.device) == self._class
 
     def _holding(self, claim: ApiObject) -> str:
         """Name the node on which a claim holds devices already. Empty when there is none."""

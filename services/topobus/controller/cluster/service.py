@@ -210,7 +210,7 @@ class ClusterController:
                 why=why,
                 next_step=f"find out who made it: kubectl get resourceslice {name} -o yaml",
             )
-            node = self._state.node_objects.get(self._state.pool_of(name))
+            node = self._state.node_objects.get(self._state.pool_node(name))
             if node is not None:
                 await self._events.warn(node, "ForeignResourceSlice", f"ResourceSlice {name} does not count: {why}")
         self._told_foreign = foreign

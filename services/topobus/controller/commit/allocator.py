@@ -34,7 +34,7 @@ from topobus.engine.scheduling.aligned_allocation import read_alignment_request
 from topobus.formats.kubernetes.alignment_request import AlignmentRequest
 from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec
 from topobus.process.service import Runtime
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import DRIVER, node_of_pool
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Reason
 from topobus.values.request import PodRequest
@@ -209,7 +209,7 @@ class Allocator(NodeSearch):
         fleet choose the same node now and then.
         """
         return any(
-            device.pool == node or class_of_driver(device.driver) is None
+            device.driver != DRIVER or node_of_pool(device.pool) == node
             for each_member in members
             for device in self.refusals.refused(each_member.key)
         )

@@ -37,7 +37,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.tracing import entered
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
 
@@ -295,5 +295,5 @@ def refused_devices(attempt: Attempt, refusal: Refusal, all_of_node: Iterable[De
     request itself or does not answer, as no other device there helps.
     """
     if any(reason.code in ("policy-forbidden", "node-silent", NODE_FAILED) for reason in refusal.reasons):
-        return [device for device in all_of_node if class_of_driver(device.driver) is not None]
+        return [device for device in all_of_node if device.driver == DRIVER]
     return lifecycle.devices_of(attempt.allocation, attempt.node)

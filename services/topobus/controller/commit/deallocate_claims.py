@@ -32,6 +32,7 @@ from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.work_queue import Again, Result
+from topobus.values.dra_names import node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.timestamps import rfc3339
 
@@ -287,5 +288,6 @@ class ClusterDeallocation:
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:
-    """Name the nodes whose devices an allocation has. Our pools have the names of their nodes."""
-    return {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()
+    """Name the nodes whose devices an allocation has. Our pools name their nodes."""
+    results = allocation.devices.results if allocation is not None else ()
+    return {node_of_pool(granted_device.pool) for granted_device in results}

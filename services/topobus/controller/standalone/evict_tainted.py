@@ -38,6 +38,7 @@ from topobus.formats.messages.nouns import CLUSTER
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import Again, Result, WorkQueue
+from topobus.values.dra_names import node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.timestamps import rfc3339
@@ -173,7 +174,8 @@ class Evictor:
         claim = stored.value
         number = classic_lifecycle.attempt_of(claim).number if is_classic(claim) else attempts.number_of(claim)
         op_id = f"evict-{stored.uid}-{number}"
-        node = eviction.device.pool if eviction.device.pool in self._state.nodes() else CLUSTER
+        pool_node = node_of_pool(eviction.device.pool)
+        node = pool_node if pool_node in self._state.nodes() else CLUSTER
         await self._decisions.publish("evict", stored.claim.owner, Refusal(reasons=(reason,)), op_id=op_id, node=node)
 
     async def _write_rule_status(

@@ -39,6 +39,7 @@ from topobus.formats.kubernetes.resource import DeviceClassSpec, SliceDevice, Sl
 from topobus.formats.kubernetes.shape import Problem, read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.device import Inventory
+from topobus.values.dra_names import node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
@@ -129,7 +130,7 @@ class ClusterState(NodeState):
         return tuple(
             candidate.id
             for pool in self.stock.table_of(node).pools
-            if pool.id.pool == node
+            if node_of_pool(pool.id.pool) == node
             for candidate in pool.candidates
         )
 

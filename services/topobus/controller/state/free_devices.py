@@ -24,6 +24,7 @@ from topobus.engine.allocation.values import (
 )
 from topobus.engine.claims.stored import Stored
 from topobus.values.device import Device
+from topobus.values.dra_names import node_of_pool
 from topobus.values.ledger import Ledger
 from topobus.values.quantity import Quantity
 from topobus.values.request import Owner
@@ -207,7 +208,7 @@ class FreeDevices:
             (
                 candidate.id
                 for pool in pools
-                if pool.id.pool == node
+                if node_of_pool(pool.id.pool) == node
                 for candidate in pool.candidates
                 if candidate.id not in own
             )

@@ -1,67 +1,76 @@
 """Converts inventories to ResourceSlices for the stand-alone home: the same slices that a gateway
 publishes in a cluster.
 
-Each class gives a slice (driver `<class>.topobus.dev`, pool = the node). The conversion of a device
-is in `topobus.formats.kubernetes.slices`, which the gateway uses as well.
+All classes of a pool are cut together. The conversion of a device is in
+`topobus.formats.kubernetes.slices` and the cut in `topobus.formats.kubernetes.pool_slices`, which the
+gateway uses as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from topobus.engine.allocation.values import DeviceId, Slice
-from topobus.formats.kubernetes.resource import (
-    Pool,
-    SliceDevice,
-    SliceSpec,
-)
-from topobus.formats.kubernetes.slices import (
-    COUNTER_SETS_PER_SLICE,
-    DEVICES_PER_SLICE,
-    shared_counters,
-    slice_device,
-    slice_order,
-)
-from topobus.values.device import Device, Inventory, driver_name
+from topobus.formats.kubernetes.pool_slices import own_part, pool_slices
+from topobus.formats.kubernetes.resource import CounterSet as SharedCounters
+from topobus.formats.kubernetes.resource import SliceDevice
+from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
+from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger
 from topobus.values.quantity import Quantity
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["consumed_by_pods", "devices_of_owner", "holders_from_ledger", "slices_from_inventory"]
+__all__ = [
+    "ClassDevices",
+    "consumed_by_pods",
+    "devices_of_class",
+    "devices_of_owner",
+    "holders_from_ledger",
+    "slices_of_pool",
+]
 
 
-def slices_from_inventory(
-    inventory: Inventory, form: Callable[[Device], SliceDevice] = slice_device
-) -> tuple[Slice, ...]:
-    """Convert an inventory to slices. Counters have slices of their own, as in a cluster.
+class ClassDevices(NamedTuple):
+    """What one class has in its pool."""
+
+    generation: int
+    """Of the inventory."""
+    devices: tuple[SliceDevice, ...]
+    counter_sets: tuple[SharedCounters, ...] = ()
+
+
+def devices_of_class(inventory: Inventory, form: Callable[[Device], SliceDevice] = slice_device) -> ClassDevices:
+    """Convert an inventory to what its class has in the pool.
+
+    Left out is what `own_part` leaves out.
 
     Shapes: form — converts one device, as `slice_device` does.
-    Order: devices as `slice_order` has them. Slice names carry an index, so the order of slices is
-    theirs.
+    Order: devices as `slice_order` has them.
     """
-    driver = driver_name(inventory.device_class)
-    devices = tuple(form(device) for device in slice_order(inventory.devices))
-    chunks = [devices[start : start + DEVICES_PER_SLICE] for start in range(0, len(devices), DEVICES_PER_SLICE)]
-    sets = shared_counters(inventory.counter_sets)
-    counters = [sets[start : start + COUNTER_SETS_PER_SLICE] for start in range(0, len(sets), COUNTER_SETS_PER_SLICE)]
-    pool = Pool(
-        name=inventory.node, generation=inventory.generation, resource_slice_count=max(len(chunks) + len(counters), 1)
+    kept, _ = own_part(inventory)
+    return ClassDevices(
+        kept.generation,
+        tuple([form(device) for device in slice_order(kept.devices)]),
+        shared_counters(kept.counter_sets),
     )
-    name = f"{inventory.node}-{inventory.device_class}"
-    return (
-        *(
-            Slice(f"{name}-{index:03d}", SliceSpec(driver=driver, pool=pool, node_name=inventory.node, devices=chunk))
-            for index, chunk in enumerate(chunks)
-        ),
-        *(
-            Slice(
-                f"{name}-counters-{index:03d}",
-                SliceSpec(driver=driver, pool=pool, node_name=inventory.node, shared_counters=chunk),
-            )
-            for index, chunk in enumerate(counters)
-        ),
+
+
+def slices_of_pool(pool: str, classes: Sequence[ClassDevices]) -> tuple[Slice, ...]:
+    """Cut what the classes of a pool have into slices.
+
+    Order: the name of a slice ends with its index, so the order of slices is theirs.
+    """
+    specs = pool_slices(
+        pool,
+        [device for of_class in classes for device in of_class.devices],
+        [counter_set for of_class in classes for counter_set in of_class.counter_sets],
+        # Grows with each of them.
+        sum(of_class.generation for of_class in classes),
     )
+    return tuple(Slice(f"{pool}/{index:03x}", spec) for index, spec in specs.items())
 
 
 def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, Owner]:
@@ -82,7 +91,7 @@ def consumed_by_pods(ledger: Ledger) -> dict[DeviceId, dict[str, Quantity]]:
         for holding in allocation.holdings if allocation.owner.kind is not OwnerKind.CLAIM else ():
             for device_class, shares in holding.shares.items():
                 for device, share in shares.items():
-                    used = consumed.setdefault(DeviceId(driver_name(device_class), ledger.node, device), {})
+                    used = consumed.setdefault(_device_id(ledger.node, device_class, device), {})
                     for name, amount in share.amounts.items():
                         used[name] = used.get(name, Quantity(0)) + Quantity.of(amount)
     return consumed
@@ -103,7 +112,15 @@ def _held_in(ledger: Ledger, cpu_devices: Iterable[Device]) -> Iterator[tuple[De
             for device_class, devices in holding.devices.items():
                 shares = holding.shared.get(device_class, ())
                 for device in devices:
-                    yield DeviceId(driver_name(device_class), ledger.node, device), allocation.owner, device in shares
+                    yield (
+                        _device_id(ledger.node, device_class, device),
+                        allocation.owner,
+                        device in shares,
+                    )
         for cpu in cpus:
             if cpu in names:
-                yield DeviceId(driver_name("cpu"), ledger.node, names[cpu]), allocation.owner, False
+                yield _device_id(ledger.node, "cpu", names[cpu]), allocation.owner, False
+
+
+def _device_id(node: str, device_class: str, device: str) -> DeviceId:
+    return DeviceId(DRIVER, pool_of_class(node, device_class), device)

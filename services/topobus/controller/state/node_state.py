@@ -15,7 +15,8 @@ from topobus.engine.alignment.planning.node_view import aligned_view
 from topobus.engine.allocation.values import DeviceId
 from topobus.engine.health.strays import without_strays
 from topobus.engine.scheduling.closer_devices import is_closest
-from topobus.values.device import Device, Inventory, class_of_driver
+from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import class_of_device, node_of_pool
 from topobus.values.idset import NodeSet
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
@@ -151,7 +152,7 @@ class NodeState:
 
         Cost: O(1). The first device of an inventory is found in O(devices).
         """
-        place = (device_id.pool, class_of_driver(device_id.driver) or "")
+        place = (node_of_pool(device_id.pool), class_of_device(device_id.driver, device_id.device) or "")
         by_name = self._by_name.get(place)
         if by_name is None:
             inventory = self.inventories.get(place)

@@ -22,7 +22,8 @@ from topobus.engine.cel.seam import DeviceFacts, facts_of
 from topobus.formats.kubernetes.resource import SliceDevice
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.codec import encode
-from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HEALTHY, DeviceHealth, HealthState
 from topobus.values.machine import Machine
 
@@ -40,11 +41,10 @@ class _Form:
     """A device as slices show it, with what searches derive from it."""
 
     device: SliceDevice
-    driver: str
 
     @cached_property
     def facts(self) -> DeviceFacts:
-        return facts_of(self.driver, self.device)
+        return facts_of(DRIVER, self.device)
 
     @cached_property
     def unreadable(self) -> tuple[str, str]:
@@ -102,7 +102,7 @@ class SharedValues(DeviceViews):
         if kind is None or kind.device.attributes is not device.attributes or not is_plain:
             return slice_device(device)
         if kind.form is None:
-            kind.form = _Form(slice_device(device), driver_name(device.device_class))
+            kind.form = _Form(slice_device(device))
             self._forms[id(kind.form.device)] = kind.form
         return kind.form.device
 
@@ -112,7 +112,7 @@ class SharedValues(DeviceViews):
         Errors: raises ValueError for a capacity that is no quantity.
         """
         form = self._forms.get(id(device))
-        is_known = form is not None and form.device is device and form.driver == driver
+        is_known = form is not None and form.device is device and driver == DRIVER
         return form.facts if form is not None and is_known else facts_of(driver, device)
 
     def unreadable(self, device: SliceDevice) -> tuple[str, str]:

@@ -7,11 +7,11 @@ controller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from topobus.controller.state.age_order import AgeOrder
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
-from topobus.controller.state.inventory_slices import slices_from_inventory
+from topobus.controller.state.inventory_slices import ClassDevices, devices_of_class, slices_of_pool
 from topobus.controller.state.pod_links import PodLinks
 from topobus.controller.state.taint_index import read_rule, silenced
 from topobus.engine.allocation.values import (
@@ -29,9 +29,11 @@ from topobus.formats.kubernetes.built_in_classes import built_in_class
 from topobus.formats.kubernetes.classic.classic import is_classic
 from topobus.formats.kubernetes.objects import NODE_ANNOTATION
 from topobus.formats.kubernetes.resource import DeviceClassSpec
+from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
-from topobus.values.device import Inventory, class_of_driver, driver_name
+from topobus.values.device import Inventory
+from topobus.values.dra_names import class_of_group, group_of_class, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.machine import Machine
 
@@ -58,6 +60,8 @@ class StandaloneState(ClusterState):
         """Grows with every change of a pod."""
         self.claim_set_epoch = 0
         """Grows when a claim is created or deleted, not when it changes."""
+        self._in_pool: dict[tuple[str, str], ClassDevices] = {}
+        """What each node and class has in its pool."""
         self._built_in: dict[str, DeviceClassSpec] = {}
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
         self._of_kind: dict[str, dict[ObjectKey, Stored]] = {}
@@ -73,25 +77,25 @@ class StandaloneState(ClusterState):
         before = self.machines.get(machine.node)
         super().put_machine(machine)
         if before is None or before.node_set != machine.node_set:
-            # Their slices change, if they lie on NUMA nodes that the machine did not have before or
-            # no longer has.
-            for device_class in self.classes_on(machine.node):
-                self._publish(self.inventories[machine.node, device_class])
+            # Devices change, if they lie on NUMA nodes that the machine did not have before or no
+            # longer has.
+            self._publish(machine.node, self.classes_on(machine.node))
 
     def put_inventory(self, inventory: Inventory) -> None:
         """Store an inventory, and the slices of its devices."""
         super().put_inventory(inventory)
-        self._publish(inventory)
-        name = driver_name(inventory.device_class)
+        self._publish(inventory.node, (inventory.device_class,))
+        name = group_of_class(inventory.device_class)
         if name not in self._built_in:
-            self._built_in[name] = built_in_class(name)
+            self._built_in[name] = built_in_class(inventory.device_class)
             self.class_epoch += 1
 
     def drop_inventory(self, node: str, device_class: str) -> None:
         """Remove an inventory."""
         super().drop_inventory(node, device_class)
-        self._put_slices((0, (node, device_class)), ())
-        name = driver_name(device_class)
+        if self._in_pool.pop((node, device_class), None) is not None:
+            self._put_pool(node, pool_of_class(node, device_class))
+        name = group_of_class(device_class)
         if name in self._built_in and not any(other_class == device_class for _, other_class in self.inventories):
             del self._built_in[name]
             self.class_epoch += 1
@@ -104,22 +108,33 @@ class StandaloneState(ClusterState):
         """
         before = self.silent
         super().note_silence(silent)
-        for place in sorted(before.keys() ^ self.silent.keys()):
-            if place in self.inventories:
-                self._publish(self.inventories[place])
+        changed: dict[str, list[str]] = {}
+        for node, device_class in sorted(before.keys() ^ self.silent.keys()):
+            if (node, device_class) in self.inventories:
+                changed.setdefault(node, []).append(device_class)
+        for node, device_classes in changed.items():
+            self._publish(node, device_classes)
 
-    def _publish(self, inventory: Inventory) -> None:
-        place = (inventory.node, inventory.device_class)
-        since = self.silent.get(place)
+    def _publish(self, node: str, changed: Collection[str]) -> None:
+        """Convert the inventories of these classes, and put the pools that they are in."""
+        for device_class in changed:
+            self._in_pool[node, device_class] = self._shown(self.inventories[node, device_class])
+        for pool in sorted({pool_of_class(node, device_class) for device_class in changed}):
+            self._put_pool(node, pool)
+
+    def _put_pool(self, node: str, pool: str) -> None:
+        classes = sorted(name for name in self.classes_on(node) if pool_of_class(node, name) == pool)
+        slices = slices_of_pool(pool, [self._in_pool[node, name] for name in classes]) if classes else ()
+        self._put_slices((0, pool), slices)
+
+    def _shown(self, inventory: Inventory) -> ClassDevices:
+        since = self.silent.get((inventory.node, inventory.device_class))
         machine = self.machines.get(inventory.node)
         if machine is not None:
             inventory = without_strays(inventory, machine)
-        slices = (
-            slices_from_inventory(inventory, self.shared.slice_device)
-            if since is None
-            else silenced(slices_from_inventory(unheard(inventory, since=since)), since)
-        )
-        self._put_slices((0, place), slices)
+        if since is None:
+            return devices_of_class(inventory, self.shared.slice_device)
+        return devices_of_class(unheard(inventory, since=since), lambda device: silenced(slice_device(device), since))
 
     def put_object(self, key: ObjectKey, stored: Stored) -> None:
         """Store an object.
@@ -227,7 +242,7 @@ class StandaloneState(ClusterState):
     @property
     def device_classes(self) -> frozenset[str]:
         """Name the classes of which any node has an inventory."""
-        return frozenset(class_of_driver(name) or "" for name in self._built_in)
+        return frozenset(class_of_group(name) or "" for name in self._built_in)
 
     def clear_objects(self) -> None:
         """Remove all objects: the store was lost, and a new snapshot follows."""
@@ -318,19 +333,15 @@ class StandaloneState(ClusterState):
                 allocation = other.structured.held
             except ContractError:
                 continue
-            pools = (
-                {granted_device.pool for granted_device in allocation.devices.results}
-                if allocation is not None
-                else set()
-            )
-            nodes = pools & set(self.nodes())
+            results = allocation.devices.results if allocation is not None else ()
+            nodes = {node_of_pool(granted_device.pool) for granted_device in results} & set(self.nodes())
             if nodes:
                 return min(nodes)
         return None
 
     @property
     def classes(self) -> Mapping[str, DeviceClassSpec]:
-        """Return all classes: the built-in one of each Topobus driver, and the stored ones, which
+        """Return all classes: the built-in one of each device class, and the stored ones, which
         take precedence.
         """
         if self._all_classes is None or self._all_classes[0] != self.class_epoch:

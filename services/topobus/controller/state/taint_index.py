@@ -71,22 +71,10 @@ def _tainted(resource_slice: Slice, rules: tuple[TaintRule, ...]) -> Slice:
     )
 
 
-def silenced(slices: tuple[Slice, ...], since: str) -> tuple[Slice, ...]:
-    """Add a taint to the devices of a service that does not answer."""
+def silenced(device: SliceDevice, since: str) -> SliceDevice:
+    """Add a taint to a device whose service does not answer."""
     mark = Taint(key=SILENT_TAINT, value=since, effect="NoSchedule", time_added=since or None)
-    return tuple(
-        replace(
-            resource_slice,
-            spec=_with_devices(
-                resource_slice.spec,
-                tuple(
-                    msgspec.structs.replace(device, taints=(mark, *device.taints))
-                    for device in resource_slice.spec.devices
-                ),
-            ),
-        )
-        for resource_slice in slices
-    )
+    return msgspec.structs.replace(device, taints=(mark, *device.taints))
 
 
 def _with_devices(spec: SliceSpec, devices: tuple[SliceDevice, ...]) -> SliceSpec:

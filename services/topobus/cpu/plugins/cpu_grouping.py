@@ -1,7 +1,7 @@
 """Groups CPUs into devices: one for each NUMA node, socket or level-3 cache, or one for the
 machine.
 
-Each device is named `cpus-<unit>-<id>` and has a capacity `cpus`, of which claims take shares. The
+Each device is named `cpu-<unit>-<id>` and has a capacity `cpus`, of which claims take shares. The
 node's ledger chooses the CPUs of a claim, not this service. A CPU whose unit is not known is in no
 group of that kind.
 """
@@ -52,7 +52,7 @@ def _only(values: Iterable[T | None]) -> T | None:
 
 
 def _device(settings: CpuGroupSettings, driver: str, unit: int, group: Sequence[Cpu], near: CpuFacts) -> Device:
-    name = "cpus-machine" if settings.groups == "machine" else f"cpus-{settings.groups}-{unit}"
+    name = "cpu-machine" if settings.groups == "machine" else f"cpu-{settings.groups}-{unit}"
     cores = {cpu.core if cpu.core is not None else cpu.id for cpu in group}
     threads = max(1, len(group) // len(cores))
     step = threads if settings.whole_cores else 1

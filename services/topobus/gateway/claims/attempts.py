@@ -28,14 +28,12 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class Attempts:
-    """How the preparation of each claim goes, by claim uid. For a claim with several classes the
-    failure may be any of theirs.
-    """
+    """How the preparation of each claim goes, by claim uid."""
 
     def __init__(self) -> None:
         self.changed = Broadcast()
         self._running: dict[ClaimUid, int] = {}
-        self._failures: dict[tuple[ClaimUid, str], Failure] = {}
+        self._failures: dict[ClaimUid, Failure] = {}
 
     @contextmanager
     def running(self, uid: ClaimUid) -> Iterator[None]:
@@ -53,25 +51,21 @@ class Attempts:
         """Return whether a try of this claim is running."""
         return uid in self._running
 
-    def failed(self, uid: ClaimUid, device_class: str, error: str, at_s: float, code: str = "") -> None:
+    def failed(self, uid: ClaimUid, error: str, at_s: float, code: str = "") -> None:
         """Note that a try failed."""
-        self._failures[uid, device_class] = Failure(error=error, at_s=at_s, code=code)
+        self._failures[uid] = Failure(error=error, at_s=at_s, code=code)
 
-    def ended(self, uid: ClaimUid, device_class: str) -> None:
-        """Forget failures of a claim's class, because it is prepared or undone."""
-        self._failures.pop((uid, device_class), None)
+    def ended(self, uid: ClaimUid) -> None:
+        """Forget a claim's failure, because it is prepared or undone."""
+        self._failures.pop(uid, None)
 
     def failure(self, uid: ClaimUid) -> Failure | None:
-        """Return the newest failure of a claim.
+        """Return the last failure of a claim.
 
         None when no try has failed since it was prepared or undone.
         """
-        return max(
-            (failure for (claim, _), failure in self._failures.items() if claim == uid),
-            key=lambda failure: failure.at_s,
-            default=None,
-        )
+        return self._failures.get(uid)
 
     def keep(self, uids: set[ClaimUid]) -> None:
         """Keep these claims and forget all others."""
-        self._failures = {key: failure for key, failure in self._failures.items() if key[0] in uids}
+        self._failures = {uid: failure for uid, failure in self._failures.items() if uid in uids}

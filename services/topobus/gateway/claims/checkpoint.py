@@ -19,6 +19,7 @@ from topobus.devicekit.containers.cdi_files import remove_leftovers, write
 from topobus.formats.containers.cdi import CdiSpec
 from topobus.formats.messages.codec import decode, encode
 from topobus.gateway.broadcast import Broadcast
+from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.disk import DiskWork
@@ -45,15 +46,15 @@ class SandboxAttachment(Struct, frozen=True, kw_only=True):
 
 
 class ClaimEntry(Struct, frozen=True, kw_only=True):
-    """One claim at one driver."""
+    """One claim's devices of one class."""
 
     namespace: str
     name: str
     uid: ClaimUid
     device_class: str
     attempt: str
-    """Part of the operation ids of this preparation: the same on every retry, another one after an
-    unprepare."""
+    """Part of the operation ids of this preparation: the same for all classes of the claim and on
+    every retry, another one after an unprepare."""
     devices: tuple[AllocatedDevice, ...] = ()
     is_prepared: bool = False
     """False: begun. A retry continues the same attempt. An unprepare undoes what may have
@@ -116,6 +117,11 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
         own = {cdi_device_name(self.uid, device.device) for device in self.devices if not device.is_shared}
         cpusets = [device.edits.cpuset for device in self.cdi.devices if device.name in own]
         return CpuSet.of(cpu for cpuset in cpusets if cpuset is not None for cpu in cpuset.cpus)
+
+    @property
+    def claim(self) -> ClaimKey:
+        """Return the claim as kubelet names it."""
+        return ClaimKey(namespace=self.namespace, name=self.name, uid=self.uid)
 
     @property
     def key(self) -> str:
@@ -196,8 +202,12 @@ class Checkpoint:
         return tuple(self._entries[key] for key in sorted(self._entries))
 
     def get(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
-        """Return the entry of one claim at one driver."""
+        """Return the entry of one claim's devices of one class."""
         return self._entries.get(f"{uid}/{device_class}")
+
+    def of_claim(self, uid: ClaimUid) -> tuple[ClaimEntry, ...]:
+        """Return the entries of one claim, by class."""
+        return tuple(entry for entry in self.entries() if entry.uid == uid)
 
     def is_ready(self, entry: ClaimEntry) -> bool:
         """Return whether containers may have an entry's devices: their preparation is complete and
@@ -206,20 +216,22 @@ class Checkpoint:
         return entry.is_running and entry.boot_id == self.boot_id
 
     def ready(self, uid: ClaimUid, device_class: str) -> ClaimEntry | None:
-        """Return the entry of one claim at one driver if containers may have its devices.
+        """Return the entry of one claim's devices of one class if containers may have them.
 
         None: it is not prepared, or was prepared in an earlier boot.
         """
         entry = self.get(uid, device_class)
         return entry if entry is not None and self.is_ready(entry) else None
 
-    async def put(self, entry: ClaimEntry) -> None:
-        """Store an entry. It is on disk when this returns.
+    async def put(self, *entries: ClaimEntry) -> None:
+        """Store the entries of a claim. All of them are on disk when this returns.
 
         Errors: raises OSError when the disk refuses. Memory is then unchanged.
         """
-        with span("write checkpoint", claim_uid=entry.uid):
-            await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
+        with span("write checkpoint", claim_uid=entries[0].uid):
+            await self._disk.do(
+                lambda: self._save(lambda: self._entries | {claim_entry.key: claim_entry for claim_entry in entries})
+            )
 
     async def change(self, key: str, change: Callable[[ClaimEntry], ClaimEntry]) -> ClaimEntry | None:
         """Change an entry after all running writes have ended, and store it.
@@ -228,25 +240,34 @@ class Checkpoint:
 
         Errors: raises OSError when the disk refuses. Memory is then unchanged.
         """
-
-        def changed() -> dict[str, ClaimEntry]:
-            entry = self._entries.get(key)
-            return self._entries if entry is None else {**self._entries, key: change(entry)}
-
-        await self._disk.do(lambda: self._save(changed))
+        await self._change(lambda entry: entry.key == key, change)
         return self._entries.get(key)
 
-    async def remove(self, uid: ClaimUid, device_class: str, *, is_kept: bool = False) -> None:
-        """Remove an entry. A missing one is no error.
+    async def change_claim(self, uid: ClaimUid, change: Callable[[ClaimEntry], ClaimEntry]) -> tuple[ClaimEntry, ...]:
+        """Change all entries of a claim after all running writes have ended, and store them.
+
+        Errors: raises OSError when the disk refuses. Memory is then unchanged.
+        """
+        await self._change(lambda entry: entry.uid == uid, change)
+        return self.of_claim(uid)
+
+    async def _change(self, is_meant: Callable[[ClaimEntry], bool], change: Callable[[ClaimEntry], ClaimEntry]) -> None:
+        await self._disk.do(
+            lambda: self._save(
+                lambda: {key: change(entry) if is_meant(entry) else entry for key, entry in self._entries.items()}
+            )
+        )
+
+    async def remove(self, uid: ClaimUid, *, is_kept: bool = False) -> None:
+        """Remove a claim's entries. That there are none is no error.
 
         `is_kept`: the claim still holds its devices, and is remembered in `undone`.
         """
-        key = f"{uid}/{device_class}"
         undone = frozenset({uid} if is_kept else ())
         with span("write checkpoint", claim_uid=uid):
             await self._disk.do(
                 lambda: self._save(
-                    lambda: {other: entry for other, entry in self._entries.items() if other != key}, undone
+                    lambda: {key: entry for key, entry in self._entries.items() if entry.uid != uid}, undone
                 )
             )
 

@@ -8,7 +8,7 @@ because the runtime would continue to give its devices to every container that n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from topobus.devicekit.containers.cdi_files import check_writable, delete, restore_files, write, write_missing
@@ -55,13 +55,8 @@ class ClaimFiles:
         written.
         """
         await self._metadata.restore(entries)
-        rendered = {
-            _file(entry): self._render(entry, spec)
-            for entry in wanted
-            if (spec := self._metadata.described(entry)) is not None
-        }
         try:
-            written, orphans = await asyncio.to_thread(restore_files, self._folder, CDI_VENDOR, rendered)
+            written, orphans = await asyncio.to_thread(restore_files, self._folder, CDI_VENDOR, self._rendered(wanted))
         except OSError as err:
             raise ConfigError(
                 f"gateway: cdi_dir: cannot use {self._folder}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR"
@@ -91,28 +86,34 @@ class ClaimFiles:
         Errors: raises OSError, after passing it to `tell`.
         """
         await self._metadata.mend(entry)
-        await self.write(entry, only_missing=True)
+        wanted = self._rendered([entry])
+        if wanted:
+            await self._write(lambda: write_missing(self._folder, wanted))
 
-    async def write(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
-        """Write an entry's file. With `only_missing`, an existing file is left unchanged.
+    async def write(self, entries: Sequence[ClaimEntry]) -> None:
+        """Write the files of a claim's entries in one turn.
 
         Errors: raises OSError, after passing it to `tell`.
         """
-        spec = self._metadata.described(entry)
-        if spec is None:
-            return
-        wanted = {_file(entry): self._render(entry, spec)}
+        wanted = self._rendered(entries)
+        if wanted:
+            with span("write CDI file", claim_uid=entries[0].uid), self._metrics.writing():
+                await self._write(lambda: [write(self._folder, name, data) for name, data in wanted.items()])
+
+    async def _write(self, work: Callable[[], object]) -> None:
         try:
-            with span("write CDI file", claim_uid=entry.uid, device_class=entry.device_class):
-                if only_missing:
-                    await self._disk.do(lambda: asyncio.to_thread(write_missing, self._folder, wanted))
-                else:
-                    with self._metrics.writing(entry.device_class):
-                        await self._disk.do(lambda: asyncio.to_thread(write, self._folder, *wanted.popitem()))
+            await self._disk.do(lambda: asyncio.to_thread(work))
         except OSError as err:
             self._tell(why_unwritable(err))
             raise
         self._tell("")
+
+    def _rendered(self, entries: Iterable[ClaimEntry]) -> dict[str, bytes]:
+        return {
+            _file(entry): self._render(entry, spec)
+            for entry in entries
+            if (spec := self._metadata.described(entry)) is not None
+        }
 
     async def delete(self, entry: ClaimEntry) -> None:
         """Remove an entry's files, if they are there.

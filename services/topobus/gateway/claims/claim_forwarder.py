@@ -23,6 +23,7 @@ from topobus.gateway.config import KubeletSettings
 from topobus.gateway.device_plugins.sockets import CallRefused, dialling
 from topobus.gateway.node_lock import NodeLock
 from topobus.process.logging import get_logger
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ClaimForwarder"]
@@ -50,7 +51,7 @@ class ClaimForwarder:
         self._preparer = preparer
         self._opened.set()
 
-    async def local_or_forwarded(self, driver: str, method: str, request: Message, reply: type[R]) -> ClaimPreparer | R:
+    async def local_or_forwarded(self, method: str, request: Message, reply: type[R]) -> ClaimPreparer | R:
         """Return this gateway's preparer when it holds the node lock, else the answer of the
         gateway that holds it.
 
@@ -60,7 +61,7 @@ class ClaimForwarder:
         try:
             async with asyncio.timeout(self._limit_s):
                 while self._preparer is None:
-                    answer = await self._pass_on(driver, method, request, reply)
+                    answer = await self._pass_on(method, request, reply)
                     if answer is not None:
                         return answer
                     await self._wait_a_moment()
@@ -71,7 +72,7 @@ class ClaimForwarder:
                 next_step="find out why it hangs, or end it: then this one takes over",
             ) from err
 
-    async def _pass_on(self, driver: str, method: str, request: Message, reply: type[R]) -> R | None:
+    async def _pass_on(self, method: str, request: Message, reply: type[R]) -> R | None:
         """Call the other gateway. None when it is ending, or about to begin.
 
         Errors: raises CallRefused with its error.
@@ -80,7 +81,7 @@ class ClaimForwarder:
         if instance is None:
             return None
         path = Path(
-            driver_sockets(self._kubelet.plugins_dir, self._kubelet.plugins_registry_dir, driver, instance).service
+            driver_sockets(self._kubelet.plugins_dir, self._kubelet.plugins_registry_dir, DRIVER, instance).service
         )
         async with dialling(path) as channel:
             call = channel.unary_unary(
@@ -92,12 +93,10 @@ class ClaimForwarder:
                 answer = await call(request, timeout=self._limit_s)
             except grpc.aio.AioRpcError as err:
                 if err.code() in _ENDING:
-                    get_logger().debug(
-                        "claims.pass-failed", driver=driver, method=method, instance=instance, error=err.details()
-                    )
+                    get_logger().debug("claims.pass-failed", method=method, instance=instance, error=err.details())
                     return None
                 raise CallRefused(err.code(), err.details() or err.code().name) from err
-        get_logger().info("claims.passed-on", driver=driver, method=method, instance=instance)
+        get_logger().info("claims.passed-on", method=method, instance=instance)
         return answer
 
     async def _wait_a_moment(self) -> None:

@@ -9,6 +9,7 @@ name.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -25,6 +26,7 @@ from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device_sharing import HeldShare
 from topobus.values.errors import ConfigError
 from topobus.values.idset import CpuSet
+from topobus.values.names import ClaimUid
 from topobus.values.outcome import Refusal
 
 __all__ = ["ClaimLedger", "Releaser"]
@@ -50,45 +52,54 @@ class ClaimLedger:
         self._checkpoint = checkpoint
         self._releaser = releaser
 
-    async def adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
+    async def adopt(
+        self, entries: Sequence[ClaimEntry], claim: ClaimKey, claim_allocation: ClaimAllocation
+    ) -> tuple[ClaimEntry, ...]:
         """Adopt a claim in the ledger. When it refuses, release holders that are claims that are
         over, and try once more.
 
-        The returned entry names the attempt that succeeded.
+        The returned entries name the attempt that succeeded.
 
-        Errors: raises ClaimFailed when the ledger refuses (the entry has then left the checkpoint),
-        PeerUnavailable when it cannot be reached.
+        Errors: raises ClaimFailed when the ledger refuses (the entries have then left the
+        checkpoint), PeerUnavailable when it cannot be reached.
         """
-        adopted = await self._try_adopt(entry, claim, claim_allocation)
+        adopted = await self._try_adopt(entries, claim, claim_allocation)
         if not isinstance(adopted, Refusal):
             return adopted
         # Nothing was taken, so nothing has to be undone. The next try must be a new operation,
         # because this one's answer is stored.
-        await self._checkpoint.remove(entry.uid, entry.device_class)
+        await self._checkpoint.remove(claim.uid)
         if self._releaser is not None and await self._releaser.settle():
-            entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
-            await self._checkpoint.put(entry)
-            adopted = await self._try_adopt(entry, claim, claim_allocation)
+            attempt = uuid.uuid4().hex
+            entries = [msgspec.structs.replace(entry, attempt=attempt) for entry in entries]
+            await self._checkpoint.put(*entries)
+            adopted = await self._try_adopt(entries, claim, claim_allocation)
             if not isinstance(adopted, Refusal):
                 return adopted
-            await self._checkpoint.remove(entry.uid, entry.device_class)
+            await self._checkpoint.remove(claim.uid)
         raise refused(adopted)
 
     async def _try_adopt(
-        self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation
-    ) -> ClaimEntry | Refusal:
+        self, entries: Sequence[ClaimEntry], claim: ClaimKey, claim_allocation: ClaimAllocation
+    ) -> tuple[ClaimEntry, ...] | Refusal:
         """Adopt the claim once: exclusive devices are held, devices with admin access are only
         recorded.
 
-        The returned entry has the CPUs that were chosen out of groups.
+        The returned entries have the CPUs that were chosen out of groups.
         """
-        looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
-        if looked_at:
+        attempt = entries[0].attempt
+        looked_at = {
+            device_class: tuple(
+                sorted({device.device for device in claim_allocation.part(device_class).devices if device.is_shared})
+            )
+            for device_class in claim_allocation.classes
+        }
+        if any(looked_at.values()):
             # What holds nothing comes first: if it is refused, nothing has been taken.
             request = AdoptRequest(
-                op_id=f"{entry.attempt}-adopt-shared",
+                op_id=f"{attempt}-adopt-shared",
                 owner=claim.owner,
-                devices={entry.device_class: looked_at},
+                devices={device_class: names for device_class, names in looked_at.items() if names},
                 is_shared=True,
                 pods=claim_allocation.users,
             )
@@ -96,9 +107,9 @@ class ClaimLedger:
             if isinstance(adopted, Refusal):
                 return adopted
         if not claim_allocation.held:
-            return entry
+            return tuple(entries)
         request = AdoptRequest(
-            op_id=f"{entry.attempt}-adopt",
+            op_id=f"{attempt}-adopt",
             owner=claim.owner,
             devices=claim_allocation.held,
             shared=claim_allocation.by_share,
@@ -107,14 +118,14 @@ class ClaimLedger:
             pods=claim_allocation.users,
             group_cpus={**self._whole_groups(claim_allocation), **claim_allocation.group_cpus},
         )
-        adopted = await self._asks.adopt(request, but_cpus=self._cpus_of_others(entry))
+        adopted = await self._asks.adopt(request, but_cpus=self._cpus_of_others(claim.uid))
         if isinstance(adopted, Refusal):
             return adopted
         for device_class, names in claim_allocation.held.items():
             parts = dict.fromkeys(claim_allocation.by_share.get(device_class, ()), HeldShare())
             parts |= claim_allocation.shares.get(device_class, {})
             self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence, parts)
-        return msgspec.structs.replace(entry, cpus=adopted.cpus)
+        return tuple(msgspec.structs.replace(entry, cpus=adopted.cpus) for entry in entries)
 
     def _whole_groups(self, claim_allocation: ClaimAllocation) -> dict[str, int]:
         """Count the CPUs of groups that a claim has as a whole: where the cluster has no consumable
@@ -127,13 +138,13 @@ class ClaimLedger:
                 counts[name] = len(device.near_cpus & (self._asks.owned_cpus or device.near_cpus))
         return counts
 
-    def _cpus_of_others(self, entry: ClaimEntry) -> CpuSet:
+    def _cpus_of_others(self, uid: ClaimUid) -> CpuSet:
         """Return the CPUs that containers of other claims may run on. A ledger that was lost does
         not have them until it is rebuilt.
         """
         taken = CpuSet()
         for other in self._checkpoint.entries():
-            if other.is_running and other.uid != entry.uid:
+            if other.is_running and other.uid != uid:
                 taken |= other.own_cpus
         return taken
 

@@ -20,27 +20,36 @@ from topobus.devicekit.containers.cdi_files import write
 from topobus.formats.containers.cdi import CdiSpec
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.device_metadata import DescribedClaim, described_spec, documents, generation_of
 from topobus.gateway.config import MetadataSettings
 from topobus.gateway.disk import DiskWork
 from topobus.process.logging import get_logger
-from topobus.values.device import Inventory, driver_name
-from topobus.values.names import is_dns_subdomain
+from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER
+from topobus.values.names import ClaimUid, is_dns_subdomain
 from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["ClaimMetadata"]
 
-# A claim's uid and its class.
-_OURS = re.compile(r"[0-9A-Za-z.-]+_[a-z0-9-]+")
+# With a claim's uid.
+_OURS = re.compile(r"claim_[0-9A-Za-z.-]+")
 
 
 class ClaimMetadata:
     """The files of all claims of this node."""
 
     def __init__(
-        self, folder: Path, versions: tuple[str, ...], inventories: Callable[[], Mapping[str, Inventory]]
+        self,
+        folder: Path,
+        versions: tuple[str, ...],
+        inventories: Callable[[], Mapping[str, Inventory]],
+        of_claim: Callable[[ClaimUid], Iterable[ClaimEntry]],
     ) -> None:
-        """`versions` to write (empty: no new files), `inventories` as the source of attributes."""
+        """`versions` to write (empty: no new files), `inventories` as the source of attributes,
+        `of_claim` returns the entries of a claim, of which a request may have devices of several.
+        """
+        self._of_claim = of_claim
         self._folder = folder
         self._versions = versions
         self._inventories = inventories
@@ -48,21 +57,26 @@ class ClaimMetadata:
 
     @classmethod
     def open(
-        cls, settings: MetadataSettings, beside: Path, inventories: Callable[[], Mapping[str, Inventory]]
+        cls,
+        settings: MetadataSettings,
+        beside: Path,
+        inventories: Callable[[], Mapping[str, Inventory]],
+        of_claim: Callable[[ClaimUid], Iterable[ClaimEntry]],
     ) -> ClaimMetadata:
         """Open with the settings and the folder that contains the checkpoint."""
-        return cls(Path(settings.dir) if settings.dir else beside / "device-metadata", settings.versions, inventories)
+        folder = Path(settings.dir) if settings.dir else beside / "device-metadata"
+        return cls(folder, settings.versions, inventories, of_claim)
 
     async def restore(self, entries: Iterable[ClaimEntry]) -> None:
         """Write missing files, without attributes where no inventory is known yet, and remove those
         of claims that no longer exist.
         """
-        wanted = {_name(entry): entry for entry in entries if entry.has_metadata}
+        wanted = [entry for entry in entries if entry.has_metadata]
         try:
-            await asyncio.to_thread(_remove_others, self._folder, wanted.keys())
+            await asyncio.to_thread(_remove_others, self._folder, {_name(entry) for entry in wanted})
         except OSError as err:
             get_logger().warning("metadata.unreadable", folder=str(self._folder), error=str(err))
-        for entry in wanted.values():
+        for entry in wanted:
             await self.mend(entry)
 
     async def describe(self, entry: ClaimEntry) -> bool:
@@ -87,7 +101,7 @@ class ClaimMetadata:
         missing = await asyncio.to_thread(_missing, self.files(entry).values())
         if missing:
             get_logger().warning("metadata.mended", claim_uid=entry.uid, files=missing)
-            await self._write(entry, entry.attachment.interfaces if entry.attachment is not None else {})
+            await self._write(entry, _interfaces(entry))
 
     async def delete(self, entry: ClaimEntry) -> None:
         """Remove a claim's files.
@@ -109,12 +123,18 @@ class ClaimMetadata:
         """Return a claim's CDI file with the mounts of its files."""
         if not entry.has_metadata:
             return entry.cdi
-        return described_spec(entry.cdi, _claim(entry, {}, {}), entry.device_class, self.files(entry))
+        return described_spec(entry.cdi, _claim(entry, entry.devices, {}, {}), entry.device_class, self.files(entry))
 
     async def _write(self, entry: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> bool:
         # A claim that has files keeps them after the setting was changed.
         versions = self._versions or ("v1alpha1",)
-        claim = _claim(entry, self._attributes(entry), interfaces)
+        requests = {device.request for device in entry.devices}
+        devices = list(entry.devices)
+        for other in self._of_claim(entry.uid):
+            if other.device_class != entry.device_class:
+                devices += [device for device in other.devices if device.request in requests]
+                interfaces = {**_interfaces(other), **interfaces}
+        claim = _claim(entry, sorted(devices, key=_place), self._attributes(devices), interfaces)
         try:
             await self._disk.do(lambda: asyncio.to_thread(_write_all, self._folder / _name(entry), claim, versions))
         except OSError as err:
@@ -125,32 +145,47 @@ class ClaimMetadata:
             return False
         return True
 
-    def _attributes(self, entry: ClaimEntry) -> dict[str, dict[str, Any]]:
-        inventory = self._inventories().get(entry.device_class)
-        devices = {
-            device.device: inventory.device(device.device) if inventory is not None else None
-            for device in entry.devices
-        }
+    def _attributes(self, devices: Iterable[AllocatedDevice]) -> dict[str, dict[str, Any]]:
+        inventories = self._inventories()
+        own_devices = [
+            inventory.device(allocated.device)
+            for allocated in devices
+            if (inventory := inventories.get(allocated.device_class)) is not None
+        ]
         return {
-            name: {key: msgspec.to_builtins(attribute) for key, attribute in slice_device(device).attributes.items()}
-            for name, device in devices.items()
+            device.name: {
+                key: msgspec.to_builtins(attribute) for key, attribute in slice_device(device).attributes.items()
+            }
+            for device in own_devices
             if device is not None
         }
 
 
 def _claim(
-    entry: ClaimEntry, attributes: Mapping[str, Mapping[str, Any]], interfaces: Mapping[str, AttachedInterface]
+    entry: ClaimEntry,
+    devices: Iterable[AllocatedDevice],
+    attributes: Mapping[str, Mapping[str, Any]],
+    interfaces: Mapping[str, AttachedInterface],
 ) -> DescribedClaim:
     return DescribedClaim(
         namespace=entry.namespace,
         name=entry.name,
         uid=entry.uid,
-        driver=driver_name(entry.device_class),
-        devices=entry.devices,
+        driver=DRIVER,
+        devices=tuple(devices),
         pod_claim_name=entry.pod_claim_name,
         attributes=attributes,
         interfaces=interfaces,
     )
+
+
+def _place(device: AllocatedDevice) -> tuple[str, str]:
+    # The same whichever class writes the file.
+    return device.request, device.device_class
+
+
+def _interfaces(entry: ClaimEntry) -> Mapping[str, AttachedInterface]:
+    return entry.attachment.interfaces if entry.attachment is not None else {}
 
 
 def _write_all(folder: Path, claim: DescribedClaim, versions: tuple[str, ...]) -> None:
@@ -196,4 +231,4 @@ def _remove_others(folder: Path, wanted: Collection[str]) -> None:
 
 
 def _name(entry: ClaimEntry) -> str:
-    return f"{entry.uid}_{entry.device_class}".replace("/", "-")
+    return f"claim_{entry.uid}".replace("/", "-")

@@ -1,9 +1,10 @@
-"""The steps by which a claim's devices of one class are prepared and undone, in an order that
-survives a crash at any point.
+"""The steps by which a claim's devices are prepared and undone, in an order that survives a crash at
+any point.
 
-To prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`), prepare the
-devices (`claim_devices`), then write the CDI file (`claim_files`) and "done" to the checkpoint. To
-undo: the same in the opposite order. Both may be repeated. Only this module decides the order. The
+To prepare: write "begun" to the checkpoint, adopt in the ledger (`claim_ledger`), have the service
+of each class prepare its devices (`claim_devices`), then write the CDI files (`claim_files`) and
+"done" to the checkpoint. To undo: the same in the opposite order. Both may be repeated. The classes
+of a claim go side by side, and begin and end together. Only this module decides the order. The
 caller holds the claim's lock.
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from typing import TypeVar
 
 import msgspec
 
@@ -28,14 +31,16 @@ from topobus.gateway.claims.rules.claim_cdi import cdi_spec
 from topobus.gateway.containers.live_containers import StillRuns, nodes_of
 from topobus.gateway.node_state import NodeState
 from topobus.process.tracing import span
-from topobus.values.device import driver_name
+from topobus.values.errors import PeerUnavailable
 from topobus.values.outcome import Refusal
 
 __all__ = ["ClaimSteps"]
 
+T = TypeVar("T")
+
 
 class ClaimSteps:
-    """Prepares and undoes claims, one class of one claim at a time."""
+    """Prepares and undoes claims, one claim at a time."""
 
     def __init__(
         self,
@@ -84,8 +89,8 @@ class ClaimSteps:
             raise refused(forbidden)
         await self._files.mend(entry)
 
-    async def read(self, device_class: str, claim: ClaimKey) -> ClaimAllocation:
-        """Read which devices of a class a claim is allocated on this node.
+    async def read(self, claim: ClaimKey) -> ClaimAllocation:
+        """Read which devices a claim is allocated on this node.
 
         Errors: raises ClaimFailed when it is none that can be prepared, PeerUnavailable while it
         cannot be read.
@@ -93,114 +98,121 @@ class ClaimSteps:
         with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
             api_object = await self._reader.read(claim.namespace, claim.name)
         allocation = allocation_of(
-            api_object,
-            namespace=claim.namespace,
-            name=claim.name,
-            uid=claim.uid,
-            driver=driver_name(device_class),
-            node=self._state.node,
+            api_object, namespace=claim.namespace, name=claim.name, uid=claim.uid, node=self._state.node
         )
         if isinstance(allocation, Refusal):
             raise refused(allocation)
         return allocation
 
-    async def prepare(self, device_class: str, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
+    async def prepare(self, claim: ClaimKey, allocation: ClaimAllocation) -> tuple[ClaimEntry, ...]:
         """Prepare a claim as it is allocated, or continue where an earlier try with the same devices
-        ended.
+        ended. Its devices count as prepared when those of all classes are.
 
         Errors: raises ClaimFailed when it is refused, PeerUnavailable while a service does not
         answer, OSError when a file cannot be written.
         """
-        entry = await self._begun(device_class, claim, allocation)
-        entry = await self._ledger.adopt(entry, claim, allocation)
-        if entry.attachment is not None:
-            # The attachment is from an earlier boot, whose sandboxes are gone.
-            await self._attachments.detach(entry)
-            entry = msgspec.structs.replace(entry, attachment=None, left_sandbox=entry.attachment.sandbox.id)
-        allocation = msgspec.structs.replace(allocation, cpus=entry.cpus)
-        entry = await self._prepare_devices(entry, claim, allocation)
-        self._attachments.check(entry)
-        entry = msgspec.structs.replace(entry, has_metadata=await self._files.describe(entry))
-        async with self._pinning.promising(entry) as refusal:
-            if refusal is not None:
-                raise refused(refusal)
+        entries = await self._begun(claim, allocation)
+        entries = await self._ledger.adopt(entries, claim, allocation)
+        entries = await _side_by_side(self._prepare_class(entry, claim, allocation) for entry in entries)
+        async with AsyncExitStack() as stack:
+            for entry in entries:
+                refusal = await stack.enter_async_context(self._pinning.promising(entry))
+                if refusal is not None:
+                    raise refused(refusal)
             # Concurrently: the next start restores each from the other, and kubelet gets no answer
             # before both are on disk.
-            for outcome in await asyncio.gather(
-                self._files.write(entry), self._checkpoint.put(entry), return_exceptions=True
-            ):
-                if outcome is not None:
-                    raise outcome
-        return entry
+            await _side_by_side([self._files.write(entries), self._checkpoint.put(*entries)])
+        return entries
 
-    async def undo(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
+    async def undo(self, entries: Sequence[ClaimEntry], claim: ClaimKey) -> tuple[str, ...]:
         """Undo a claim, and return the devices that it had.
 
         Errors: raises ClaimFailed when it is refused, PeerUnavailable while a service does not
         answer or a container has the devices (StillRuns), OSError when a file cannot be removed.
         """
-        device_class = entry.device_class
-        if not entry.is_undoing:
+        if not all(entry.is_undoing for entry in entries):
             # From here on the claim must not count as prepared, even if the undoing is interrupted.
-            entry = (
-                await self._checkpoint.change(
-                    entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_undoing=True)
-                )
-                or entry
+            entries = await self._checkpoint.change_claim(
+                claim.uid, lambda entry: msgspec.structs.replace(entry, is_undoing=True)
             )
-        why_held = self._state.containers.why_held(entry)
-        if why_held:
-            raise StillRuns(why_held, nodes=nodes_of(entry))
+        for entry in entries:
+            why_held = self._state.containers.why_held(entry)
+            if why_held:
+                raise StillRuns(why_held, nodes=nodes_of(entry))
+        names = await _side_by_side(self._undo_class(entry, claim) for entry in entries)
+        await self._ledger.let_go(entries[0].attempt, claim)
+        await self._checkpoint.remove(claim.uid, is_kept=self._ledger.is_settled)
+        for entry in entries:
+            self._devices.forget(entry)
+        await self._pinning.released()
+        return tuple(name for of_class in names for name in of_class)
+
+    async def _undo_class(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
         await self._attachments.detach(entry)
         names = await self._devices.undo(entry, claim)
         await self._files.delete(entry)
-        if not any(
-            claim_entry.uid == claim.uid and claim_entry.device_class != device_class
-            for claim_entry in self._checkpoint.entries()
-        ):
-            await self._ledger.let_go(entry.attempt, claim)
-        await self._checkpoint.remove(claim.uid, device_class, is_kept=self._ledger.is_settled)
-        self._devices.forget(entry)
-        await self._pinning.released()
         return names
 
-    async def _begun(self, device_class: str, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
-        """Ensure "begun" in the checkpoint, by this or an earlier try."""
-        entry = self._checkpoint.get(claim.uid, device_class)
-        self._devices.check_rivals(claim, device_class, allocation)
-        if entry is None:
-            entry = ClaimEntry(
+    async def _begun(self, claim: ClaimKey, allocation: ClaimAllocation) -> Sequence[ClaimEntry]:
+        """Ensure "begun" in the checkpoint for each class, by this or an earlier try."""
+        earlier = {entry.device_class: entry for entry in self._checkpoint.of_claim(claim.uid)}
+        attempt = next((entry.attempt for entry in earlier.values()), uuid.uuid4().hex)
+        entries: list[ClaimEntry] = []
+        for device_class in allocation.classes:
+            part = allocation.part(device_class)
+            self._devices.check_rivals(claim, device_class, part)
+            entry = earlier.get(device_class) or ClaimEntry(
                 namespace=claim.namespace,
                 name=claim.name,
                 uid=claim.uid,
                 device_class=device_class,
-                attempt=uuid.uuid4().hex,
+                attempt=attempt,
             )
-        if not entry.is_running:
-            entry = msgspec.structs.replace(entry, devices=allocation.devices)
-            await self._checkpoint.put(entry)
-        return entry
+            entries.append(entry if entry.is_running else msgspec.structs.replace(entry, devices=part.devices))
+        await self._checkpoint.put(*entries)
+        return entries
 
-    async def _prepare_devices(self, entry: ClaimEntry, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
-        """Have the device service prepare the devices, and return the entry with its results."""
+    async def _prepare_class(self, entry: ClaimEntry, claim: ClaimKey, allocation: ClaimAllocation) -> ClaimEntry:
+        """Have the device service of a class prepare its devices, and return the entry with its
+        results.
+        """
+        if entry.attachment is not None:
+            # The attachment is from an earlier boot, whose sandboxes are gone.
+            await self._attachments.detach(entry)
+            entry = msgspec.structs.replace(entry, attachment=None, left_sandbox=entry.attachment.sandbox.id)
         device_class = entry.device_class
+        part = msgspec.structs.replace(allocation.part(device_class), cpus=entry.cpus)
         # After a reboot the devices are prepared again, with another operation id.
         op_id = f"{entry.attempt}-prepare" + (f"-{self._checkpoint.boot_id[:8]}" if entry.is_running else "")
-        answers = await self._devices.prepare(op_id, claim, device_class, allocation, is_again=entry.is_running)
-        to_attach = _own_of(allocation, "attach", answers.prepared.to_attach)
-        to_adjust = _own_of(allocation, "adjust", answers.prepared.to_adjust)
-        return msgspec.structs.replace(
+        answers = await self._devices.prepare(op_id, claim, device_class, part, is_again=entry.is_running)
+        to_attach = _own_of(part, "attach", answers.prepared.to_attach)
+        to_adjust = _own_of(part, "adjust", answers.prepared.to_adjust)
+        entry = msgspec.structs.replace(
             entry,
             is_prepared=True,
             boot_id=self._checkpoint.boot_id,
             to_attach=to_attach,
             to_adjust=to_adjust,
-            config={name: allocation.config[name] for name in {*to_attach, *to_adjust} if name in allocation.config},
-            pods=allocation.pods,
-            generation=allocation.generation,
-            pod_claim_name=allocation.pod_claim_name,
+            config={name: part.config[name] for name in {*to_attach, *to_adjust} if name in part.config},
+            pods=part.pods,
+            generation=part.generation,
+            pod_claim_name=part.pod_claim_name,
             cdi=cdi_spec(claim.uid, device_class, answers.prepared, answers.by_request),
         )
+        self._attachments.check(entry)
+        return msgspec.structs.replace(entry, has_metadata=await self._files.describe(entry))
+
+
+async def _side_by_side(works: Iterable[Awaitable[T]]) -> tuple[T, ...]:
+    """Do what belongs to a claim's classes at once, and wait until all of it has ended.
+
+    Errors: raises one of the errors, a final one before one that may pass.
+    """
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if failures:
+        raise min(failures, key=lambda failure: isinstance(failure, PeerUnavailable))
+    return tuple(outcome for outcome in outcomes if not isinstance(outcome, BaseException))
 
 
 def _own_of(claim_allocation: ClaimAllocation, verb: str, names: Sequence[str]) -> tuple[str, ...]:

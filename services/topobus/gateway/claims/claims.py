@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import msgspec
 
 from topobus.gateway.asks import StillAtWork
 from topobus.gateway.claims.attempts import Attempts
-from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claims.claim_answers import PreparedDevice, answer_of
 from topobus.gateway.claims.claim_files import ClaimFiles, why_unwritable
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey
@@ -137,12 +137,12 @@ class ClaimPreparer:
                     )
         return is_done
 
-    async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
-        """Prepare a claim's devices of one class. A text is the claim's error."""
+    async def prepare(self, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
+        """Prepare a claim's devices. A text is the claim's error."""
         with self.attempts.running(claim.uid):
             try:
-                with self._metrics.preparing(device_class):
-                    prepared = await self._patiently(claim, lambda: self._prepare(device_class, claim))
+                with self._metrics.preparing():
+                    prepared = await self._patiently(claim, lambda: self._prepare(claim))
             except StillRuns as err:
                 error, code = f"{err}{await self._containers.openers_of(err.nodes)}", ""
             except (ClaimFailed, TopobusError) as err:
@@ -152,25 +152,25 @@ class ClaimPreparer:
             except OSError as err:
                 error, code = why_unwritable(err), ""
             else:
-                self.attempts.ended(claim.uid, device_class)
+                self.attempts.ended(claim.uid)
                 return prepared
             where = f"{claim.namespace}/{claim.name}"
             get_logger().warning("claim.prepare-failed", claim_uid=claim.uid, claim=where, error=error, code=code)
             error = f"claim {where}: {error}"
-            self.attempts.failed(claim.uid, device_class, error, asyncio.get_running_loop().time(), code)
+            self.attempts.failed(claim.uid, error, asyncio.get_running_loop().time(), code)
             return error
 
-    async def unprepare(self, device_class: str, claim: ClaimKey) -> str:
+    async def unprepare(self, claim: ClaimKey) -> str:
         """Undo a claim. Returns its error, empty when done. An unknown claim was undone before."""
         try:
-            with self._metrics.unpreparing(device_class):
-                await self._wait_for_containers(device_class, claim)
-                await self._patiently(claim, lambda: self._unprepare(device_class, claim))
-            self.attempts.ended(claim.uid, device_class)
+            with self._metrics.unpreparing():
+                await self._wait_for_containers(claim)
+                await self._patiently(claim, lambda: self._unprepare(claim))
+            self.attempts.ended(claim.uid)
             return ""
         except PeerUnavailable as err:
             evidence = await self._containers.openers_of(err.nodes) if isinstance(err, StillRuns) else ""
-            if await self._leave(device_class, claim, f"{err}{evidence}"):
+            if await self._leave(claim, f"{err}{evidence}"):
                 return ""
             error = str(err)
         except (ClaimFailed, TopobusError) as err:
@@ -184,22 +184,21 @@ class ClaimPreparer:
         )
         return f"claim {claim.namespace}/{claim.name}: {error}"
 
-    async def _leave(self, device_class: str, claim: ClaimKey, why: str) -> bool:
+    async def _leave(self, claim: ClaimKey, why: str) -> bool:
         """Let kubelet end the pod of a claim that cannot be undone now, because a peer is away,
         perhaps permanently, or a container that kubelet has forgotten still runs.
 
-        The entry stays, and the devices stay held, until it is undone. False when not even that
+        Its entries stay, and the devices stay held, until it is undone. False when not even that
         could be stored.
         """
         async with self._locks.of(claim.uid):
-            entry = self._checkpoint.get(claim.uid, device_class)
-            if entry is None or not entry.is_undoing:
-                return entry is None
+            entries = self._checkpoint.of_claim(claim.uid)
+            if not all(entry.is_undoing for entry in entries):
+                return False
+            if not entries:
+                return True
             try:
-                left_for = tuple(sorted(container.id for container in self._containers.of_claim(entry)))
-                await self._checkpoint.change(
-                    entry.key, lambda claim_entry: msgspec.structs.replace(claim_entry, is_left=True, left_for=left_for)
-                )
+                await self._checkpoint.change_claim(claim.uid, self._left)
             except OSError as err:
                 get_logger().error("claim.unleft", claim_uid=claim.uid, error=why_unwritable(err))
                 return False
@@ -209,12 +208,15 @@ class ClaimPreparer:
             "claim.left",
             claim_uid=claim.uid,
             claim=where,
-            device_class=device_class,
             why=why,
             held="until it is undone",
         )
-        self.attempts.ended(claim.uid, device_class)
+        self.attempts.ended(claim.uid)
         return True
+
+    def _left(self, entry: ClaimEntry) -> ClaimEntry:
+        left_for = tuple(sorted(container.id for container in self._containers.of_claim(entry)))
+        return msgspec.structs.replace(entry, is_left=True, left_for=left_for)
 
     async def undo_left(self) -> None:
         """Undo claims that were left, as soon as the missing peer is back or their containers have
@@ -223,31 +225,29 @@ class ClaimPreparer:
         while True:
             self._has_left.clear()
             ticket = self._containers.changed.ticket()
-            left = [entry for entry in self._checkpoint.entries() if entry.is_left]
+            left = dict.fromkeys(entry.claim for entry in self._checkpoint.entries() if entry.is_left)
             if not left:
                 await self._has_left.wait()
                 continue
-            for entry in left:
-                claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+            for claim in left:
                 try:
-                    async with self._locks.of(entry.uid), asyncio.timeout(self._deadlines.claim_s):
-                        await self._unprepare(entry.device_class, claim)
+                    async with self._locks.of(claim.uid), asyncio.timeout(self._deadlines.claim_s):
+                        await self._unprepare(claim)
                 except (ClaimFailed, TopobusError, OSError, TimeoutError) as err:
-                    get_logger().debug("claim.still-left", claim_uid=entry.uid, error=str(err))
+                    get_logger().debug("claim.still-left", claim_uid=claim.uid, error=str(err))
             try:
                 async with asyncio.timeout(self._deadlines.retry_s):
                     await ticket.wait()
             except TimeoutError:
                 continue
 
-    async def _wait_for_containers(self, device_class: str, claim: ClaimKey) -> None:
+    async def _wait_for_containers(self, claim: ClaimKey) -> None:
         """Wait a moment for the end of containers that have a claim's devices."""
         try:
             async with asyncio.timeout(_ENDING_S):
                 while True:
                     ticket = self._containers.changed.ticket()
-                    entry = self._checkpoint.get(claim.uid, device_class)
-                    if entry is None or not self._containers.why_held(entry):
+                    if not any(map(self._containers.why_held, self._checkpoint.of_claim(claim.uid))):
                         return
                     await ticket.wait()
         except TimeoutError:
@@ -287,39 +287,49 @@ class ClaimPreparer:
                     attempt += 1
                 await asyncio.sleep(wait_s)
 
-    async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
-        entry = self._checkpoint.get(claim.uid, device_class)
-        if entry is not None and self._checkpoint.is_ready(entry):
-            await self._steps.mend(entry)
-            return answer_of(entry)
-        allocation = await self._steps.read(device_class, claim)
-        if entry is not None and (entry.devices != allocation.devices or entry.is_undoing):
+    async def _prepare(self, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
+        entries = self._checkpoint.of_claim(claim.uid)
+        if entries and all(map(self._checkpoint.is_ready, entries)):
+            for entry in entries:
+                await self._steps.mend(entry)
+            return _answer(entries)
+        allocation = await self._steps.read(claim)
+        if entries and (
+            {entry.device_class: entry.devices for entry in entries}
+            != {device_class: allocation.part(device_class).devices for device_class in allocation.classes}
+            or any(entry.is_undoing for entry in entries)
+        ):
             # The claim was allocated again between two tries, or is partly undone. The earlier
             # operation is undone completely, and a new one begins.
-            await self._unprepare(device_class, claim)
-        entry = await self._steps.prepare(device_class, claim, allocation)
+            await self._unprepare(claim)
+        entries = await self._steps.prepare(claim, allocation)
         self._count_prepared()
-        self._reports.prepared(entry)
+        for entry in entries:
+            self._reports.prepared(entry)
         where = f"{claim.namespace}/{claim.name}"
-        devices = sorted({device.device for device in entry.devices})
+        devices = sorted({device.device for entry in entries for device in entry.devices})
         get_logger().info(
-            "claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=devices
+            "claim.prepared", claim_uid=claim.uid, claim=where, classes=list(allocation.classes), devices=devices
         )
-        return answer_of(entry)
+        return _answer(entries)
 
-    async def _unprepare(self, device_class: str, claim: ClaimKey) -> None:
-        entry = self._checkpoint.get(claim.uid, device_class)
-        if entry is None:
+    async def _unprepare(self, claim: ClaimKey) -> None:
+        entries = self._checkpoint.of_claim(claim.uid)
+        if not entries:
             return
-        names = await self._steps.undo(entry, claim)
+        names = await self._steps.undo(entries, claim)
         self._count_prepared()
-        self._reports.unprepared(claim, device_class)
-        where = f"{entry.namespace}/{entry.name}"
-        get_logger().info(
-            "claim.unprepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(names)
-        )
+        classes = [entry.device_class for entry in entries]
+        for device_class in classes:
+            self._reports.unprepared(claim, device_class)
+        where = f"{claim.namespace}/{claim.name}"
+        get_logger().info("claim.unprepared", claim_uid=claim.uid, claim=where, classes=classes, devices=list(names))
 
     def _count_prepared(self) -> None:
         self._metrics.set_prepared(
             entry.device_class for entry in self._checkpoint.entries() if self._checkpoint.is_ready(entry)
         )
+
+
+def _answer(entries: Iterable[ClaimEntry]) -> tuple[PreparedDevice, ...]:
+    return tuple(prepared for entry in entries for prepared in answer_of(entry))

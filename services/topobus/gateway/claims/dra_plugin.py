@@ -1,5 +1,5 @@
-"""The DRA driver of one class: serves its two sockets, keeps them registered with kubelet, and
-handles kubelet's calls.
+"""The node's DRA driver: serves its two sockets, keeps them registered with kubelet, and handles
+kubelet's calls.
 
 One handler serves both API versions: v1 and v1beta1 (and v1 and v1alpha1 of the health API) differ
 only in the package's name. This is why handlers are added by name instead of by the generated
@@ -35,7 +35,7 @@ from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
-from topobus.values.device import driver_name
+from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 from topobus.values.errors import ConfigError
 from topobus.values.names import ClaimUid
 
@@ -59,11 +59,10 @@ _SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", *_HEALTH_SERVICES)
 
 
 class DraDriver(registration_rpc.RegistrationServicer):
-    """Serves one class as `<class>.topobus.dev`."""
+    """Serves the devices of all classes as `topobus.dev`."""
 
     def __init__(
         self,
-        device_class: str,
         *,
         sockets: DriverSockets,
         watch: FolderWatch,
@@ -73,8 +72,6 @@ class DraDriver(registration_rpc.RegistrationServicer):
         deadlines: DeadlineSettings,
         clock: Clock,
     ) -> None:
-        self.device_class = device_class
-        self.driver = driver_name(device_class)
         self.status = "waiting for kubelet"
         """`registered`, or what stands in the way."""
         self._registry = Path(sockets.registration)
@@ -99,7 +96,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 self._set_status("our socket was removed")
             except (ConfigError, OSError) as err:
                 if str(err) != self.status:
-                    get_logger().error("driver.serve-failed", driver=self.driver, error=str(err))
+                    get_logger().error("driver.serve-failed", driver=DRIVER, error=str(err))
                 self._set_status(str(err))
             await self._clock.sleep(self._deadlines.retry_s)
 
@@ -115,7 +112,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         """Remove sockets of this driver without a listener: a gateway that was killed could not
         remove them, and kubelet dials a dead socket again and again.
         """
-        for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
+        for path, pattern in zip((self._service, self._registry), stale_patterns(DRIVER), strict=True):
             for name in (path.name, pattern):
                 await asyncio.to_thread(remove_stale, path.parent, name)
 
@@ -126,13 +123,13 @@ class DraDriver(registration_rpc.RegistrationServicer):
             serving(self._service, self._add_services),
             serving(self._registry, lambda server: registration_rpc.add_RegistrationServicer_to_server(self, server)),
         ):
-            get_logger().info("driver.served", driver=self.driver)
+            get_logger().info("driver.served", driver=DRIVER)
             sockets = [(path, identity(path)) for path in (self._service, self._registry)]
             try:
                 await self._watch.until(lambda: any(identity(path) != own for path, own in sockets))
             finally:
                 await self._finish_calls()
-        get_logger().info("driver.lost", driver=self.driver, why="a socket of ours was removed or replaced")
+        get_logger().info("driver.lost", driver=DRIVER, why="a socket of ours was removed or replaced")
 
     async def _finish_calls(self) -> None:
         """Let running calls about claims finish, because kubelet repeats a call that was cut off
@@ -188,7 +185,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         """Describe this driver to kubelet's plugin watcher."""
         return registration.PluginInfo(
             type="DRAPlugin",
-            name=self.driver,
+            name=DRIVER,
             endpoint=str(self._service),
             supported_versions=list(_SUPPORTED_VERSIONS),
         )
@@ -200,10 +197,10 @@ class DraDriver(registration_rpc.RegistrationServicer):
     ) -> registration.RegistrationStatusResponse:
         """Record kubelet's decision. A refusal needs an operator."""
         if request.plugin_registered:
-            get_logger().info("driver.registered", driver=self.driver)
+            get_logger().info("driver.registered", driver=DRIVER)
             self._set_status("registered")
         else:
-            get_logger().error("driver.refused", driver=self.driver, error=request.error)
+            get_logger().error("driver.refused", driver=DRIVER, error=request.error)
             self._set_status(f"kubelet refused the driver: {request.error}")
         return registration.RegistrationStatusResponse()
 
@@ -214,9 +211,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
     ) -> dra.NodePrepareResourcesResponse:
         """Prepare claims. A failure is reported as the error of its claim."""
         with self._counted():
-            return await answer(
-                context, self._metrics, "NodePrepareResources", self.device_class, self._prepare(request)
-            )
+            return await answer(context, self._metrics, "NodePrepareResources", DRIVER, self._prepare(request))
 
     async def NodeUnprepareResources(
         self,
@@ -225,9 +220,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
     ) -> dra.NodeUnprepareResourcesResponse:
         """Undo claims. The answer has an entry for every claim of the request."""
         with self._counted():
-            return await answer(
-                context, self._metrics, "NodeUnprepareResources", self.device_class, self._unprepare(request)
-            )
+            return await answer(context, self._metrics, "NodeUnprepareResources", DRIVER, self._unprepare(request))
 
     async def NodeWatchResources(
         self,
@@ -241,7 +234,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         deadline = 0.0
         while True:
             ticket = self._state.changed.ticket()
-            entries = self._state.health(self.device_class)
+            entries = self._state.claims_health()
             if self._state.is_connected:
                 seen_at = int(self._clock.now().timestamp())
             if entries != sent or telling != self._tellings or self._clock.monotonic() >= deadline:
@@ -258,13 +251,13 @@ class DraDriver(registration_rpc.RegistrationServicer):
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
         preparer = await self._forwarder.local_or_forwarded(
-            self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse
+            "NodePrepareResources", request, dra.NodePrepareResourcesResponse
         )
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
         async def prepare(claim: ClaimKey) -> dra.NodePrepareResourceResponse:
-            prepared = await _guarded(claim, "NodePrepareResources", preparer.prepare(self.device_class, claim))
+            prepared = await _guarded(claim, "NodePrepareResources", preparer.prepare(claim))
             if isinstance(prepared, str):
                 return dra.NodePrepareResourceResponse(error=prepared)
             return dra.NodePrepareResourceResponse(
@@ -284,13 +277,13 @@ class DraDriver(registration_rpc.RegistrationServicer):
 
     async def _unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
         preparer = await self._forwarder.local_or_forwarded(
-            self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse
+            "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse
         )
         if not isinstance(preparer, ClaimPreparer):
             return preparer
 
         async def unprepare(claim: ClaimKey) -> dra.NodeUnprepareResourceResponse:
-            error = await _guarded(claim, "NodeUnprepareResources", preparer.unprepare(self.device_class, claim))
+            error = await _guarded(claim, "NodeUnprepareResources", preparer.unprepare(claim))
             return dra.NodeUnprepareResourceResponse(error=error)
 
         return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, unprepare))
@@ -308,7 +301,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
             return message
         get_logger().warning(
             "health.shortened",
-            driver=self.driver,
+            driver=DRIVER,
             devices=len(devices),
             size_bytes=size_bytes,
             limit_bytes=LIST_LIMIT_BYTES,
@@ -318,8 +311,9 @@ class DraDriver(registration_rpc.RegistrationServicer):
         return health.NodeWatchResourcesResponse(devices=devices)
 
     def _to_wire(self, entry: HealthEntry, seen_at: int) -> health.DeviceHealth:
+        pool = pool_of_class(self._state.node, class_of_device(DRIVER, entry.device) or "")
         return health.DeviceHealth(
-            device=health.DeviceIdentifier(pool_name=self._state.node, device_name=entry.device),
+            device=health.DeviceIdentifier(pool_name=pool, device_name=entry.device),
             health=_HEALTH[entry.health],
             last_updated_time=seen_at,
             health_check_timeout_seconds=int(3 * self._deadlines.health_refresh_s),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.claim_reading import ClaimReader
 from topobus.gateway.claims.claims import ClaimPreparer
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
@@ -66,7 +65,8 @@ class ForgottenClaims:
         if isinstance(listing, str):
             return frozenset()
         forgotten: set[str] = set()
-        for entry in self._checkpoint.entries():
+        # The entries of a claim's classes begin and end together, so one of them is enough.
+        for entry in {entry.uid: entry for entry in self._checkpoint.entries()}.values():
             # Only claims that kubelet does not list are read from the API server. On an ordinary
             # node there are none.
             if not entry.is_running or is_listed(listing.uses, entry.namespace, entry.name):
@@ -88,7 +88,5 @@ class ForgottenClaims:
                     claim=where,
                     why="not allocated here, and no container has it",
                 )
-                await self._preparer.unprepare(
-                    entry.device_class, ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
-                )
+                await self._preparer.unprepare(entry.claim)
         return frozenset(forgotten)

@@ -21,7 +21,7 @@ from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.attachments import AttachmentReports, Describe, PodDetails
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
-from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
+from topobus.gateway.claims.claim_key import ClaimFailed, refused
 from topobus.gateway.claims.claim_reading import ClaimReader
 from topobus.gateway.claims.rules.claim_pods import pods_of
 from topobus.gateway.claims.sandbox_entries import is_attached_to, is_reserved, with_attachment, without_attachment
@@ -315,7 +315,7 @@ class SandboxAttachments:
         if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)
         attaching.is_under_way = True
-        claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+        claim = entry.claim
         op_id = f"{entry.attempt}-attach-{sandbox.id}"
         answer = await self._asks.attach(
             op_id, claim.owner, entry.device_class, entry.to_attach, begun.sandbox, entry.config
@@ -425,7 +425,7 @@ class SandboxAttachments:
         Errors: raises ClaimFailed when the device service refuses, PeerUnavailable when it is away,
         OSError when the checkpoint cannot be written.
         """
-        claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+        claim = entry.claim
         op_id = f"{entry.attempt}-detach-{sandbox.id}"
         refusal = await self._asks.detach(op_id, claim.owner, entry.device_class, entry.to_attach, sandbox)
         if refusal is not None:

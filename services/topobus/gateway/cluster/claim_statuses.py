@@ -27,7 +27,6 @@ from topobus.gateway.node_state import Broadcast
 from topobus.kubernetes.answers import INVALID
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
-from topobus.values.device import driver_name
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
@@ -239,10 +238,13 @@ class ClaimStatuses:
 
         An internal error does not stop the other claims: it is logged, and retried like a refusal.
         """
-        driver = driver_name(report.device_class)
         try:
             rejected = await self._cluster.apply_device_status(
-                report.name, report.namespace, uid=report.uid, driver=driver, devices=device_statuses(report, driver)
+                report.name,
+                report.namespace,
+                uid=report.uid,
+                device_class=report.device_class,
+                devices=device_statuses(report),
             )
             if rejected is None or await self._is_over(report, rejected):
                 self._log(report, "written" if rejected is None else "over")

@@ -38,6 +38,7 @@ from topobus.kubernetes.answers import CONFLICT, GONE, INVALID, NOT_FOUND, Histo
 from topobus.kubernetes.client import BACKOFF_LIMIT_S, KubernetesClient, object_path
 from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
+from topobus.values.dra_names import group_of_class
 from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["KubernetesCluster"]
@@ -126,10 +127,10 @@ class KubernetesCluster:
         return answer if isinstance(answer, Rejected) else None
 
     async def apply_device_status(
-        self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
+        self, name: str, namespace: str, *, uid: str, device_class: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
-        """Apply a driver's entries for a claim's devices, under the driver's name. Its earlier
-        entries that are not in the list are removed. Entries of other drivers stay.
+        """Apply the entries of a claim's devices of a class, under the class's name. Its earlier
+        entries that are not in the list are removed. Entries of other classes and drivers stay.
         """
         version = await self._version_of(CLAIMS)
         # No list instead of an empty one: what this manager applied before is removed either way.
@@ -143,12 +144,12 @@ class KubernetesCluster:
             "status": status,
         }
         # Only the driver writes entries of its devices, so it may take over a contested field.
-        params = {"fieldManager": driver, "force": "true"}
+        params = {"fieldManager": group_of_class(device_class), "force": "true"}
         path = _path(CLAIMS, version, namespace, name, part="status")
         answer = await self._ask("PATCH", path, params=params, body=body, is_applied=True)
         if isinstance(answer, Rejected):
             return (
-                await self._replace_device_status(name, namespace, uid, driver, devices)
+                await self._replace_device_status(name, namespace, uid, device_class, devices)
                 if _is_about_bytes(answer)
                 else answer
             )
@@ -156,13 +157,13 @@ class KubernetesCluster:
         if devices and not shown:
             message = "the server stores no status.devices: its feature DRAResourceClaimDeviceStatus is off"
             return Rejected(code=NOT_KEPT, reason="NotKept", message=message)
-        if _keys(replaced_statuses(shown, driver, devices)) != _keys(shown):
+        if _keys(replaced_statuses(shown, device_class, devices)) != _keys(shown):
             # The entries were written by another method before, so this apply does not remove them.
-            return await self._replace_device_status(name, namespace, uid, driver, devices)
+            return await self._replace_device_status(name, namespace, uid, device_class, devices)
         return None
 
     async def _replace_device_status(
-        self, name: str, namespace: str, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
+        self, name: str, namespace: str, uid: str, device_class: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
         """Write the list as a whole, for claims to which nothing can be applied.
 
@@ -176,7 +177,7 @@ class KubernetesCluster:
         if isinstance(claim, Rejected):
             return claim
         present = (claim.get("status") or {}).get("devices") or []
-        wanted = replaced_statuses(present, driver, devices)
+        wanted = replaced_statuses(present, device_class, devices)
         if wanted == present:
             return None
         change = (
@@ -186,7 +187,7 @@ class KubernetesCluster:
         )
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
-            # Entries that another driver has written since are not overwritten.
+            # Entries that another writer has written since are not overwritten.
             {
                 "op": "test",
                 "path": "/metadata/resourceVersion",
@@ -194,18 +195,26 @@ class KubernetesCluster:
             },
             change,
         ]
-        answer = await self._ask("PATCH", f"{path}/status", params={"fieldManager": driver}, body=patch)
+        answer = await self._ask(
+            "PATCH", f"{path}/status", params={"fieldManager": group_of_class(device_class)}, body=patch
+        )
         if not isinstance(answer, Rejected):
             return None
         if _is_about_bytes(answer):
-            return await self._put_device_status(name, namespace, uid, driver, devices, answer)
+            return await self._put_device_status(name, namespace, uid, device_class, devices, answer)
         if answer.code == INVALID and answer.message.startswith("the server rejected our request"):
             # This is how a server reports that one of the tests failed.
             return Rejected(code=CONFLICT, reason="Conflict", message=answer.message)
         return answer
 
     async def _put_device_status(
-        self, name: str, namespace: str, uid: str, driver: str, devices: Sequence[Mapping[str, Any]], refused: Rejected
+        self,
+        name: str,
+        namespace: str,
+        uid: str,
+        device_class: str,
+        devices: Sequence[Mapping[str, Any]],
+        refused: Rejected,
     ) -> Rejected | None:
         """Write the same in protobuf, in which opaque parameters keep their spaces.
 
@@ -220,13 +229,16 @@ class KubernetesCluster:
                 return Rejected(
                     code=CONFLICT, reason="Conflict", message=f"claim {namespace}/{name} is another one by now"
                 )
-            content = with_device_statuses(body, driver, devices)
+            content = with_device_statuses(body, device_class, devices)
         except ContractError:
             return refused
         # It contains the resource version that was read, so a write by another client in between is
         # a conflict.
         return await self._client.put_bytes(
-            _path(CLAIMS, version, namespace, name, part="status"), PROTOBUF, content, params={"fieldManager": driver}
+            _path(CLAIMS, version, namespace, name, part="status"),
+            PROTOBUF,
+            content,
+            params={"fieldManager": group_of_class(device_class)},
         )
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:

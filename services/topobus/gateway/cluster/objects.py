@@ -106,13 +106,14 @@ class Cluster(Protocol):
         ...
 
     async def apply_device_status(
-        self, name: str, namespace: str, *, uid: str, driver: str, devices: Sequence[Mapping[str, Any]]
+        self, name: str, namespace: str, *, uid: str, device_class: str, devices: Sequence[Mapping[str, Any]]
     ) -> Rejected | None:
-        """Replace a driver's entries in a claim's `status.devices`, if it is still this claim.
+        """Replace the entries of our devices of a class in a claim's `status.devices`, if it is still
+        this claim.
 
         None: it is done.
 
-        Shapes: devices — in the wire shape; empty: all entries of the driver are removed.
+        Shapes: devices — in the wire shape; empty: all entries of the class are removed.
         """
         ...
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 from topobus.gateway.claims.attempts import Failure
 from topobus.gateway.claims.checkpoint import ClaimEntry
-from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.device_status import text_of
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved, claim_object, pod_object
 from topobus.gateway.cluster.rules.device_faults import HealthNote
@@ -119,7 +118,7 @@ class PodEvents:
         """Report to a claim's pods, and with `is_of_claim` to the claim itself, that a device fails
         or is healthy again.
         """
-        claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
+        claim = entry.claim.owner
         where = f"claim {claim.namespace}/{claim.name}: {device}"
         step = _BY_CLAIM
         for pod in pods:
@@ -148,7 +147,7 @@ class PodEvents:
 
 
 def _both(entry: ClaimEntry, sandbox: Sandbox) -> tuple[Involved, Involved]:
-    claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+    claim = entry.claim
     return pod_object(sandbox.namespace, sandbox.name, sandbox.uid), claim_object(claim.owner)
 
 

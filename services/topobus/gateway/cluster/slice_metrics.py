@@ -8,10 +8,10 @@ from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescripto
 
 __all__ = ["SliceMetrics"]
 
-_CLASS = "a device class, or a resource of the settings"
-
 SLICES = GaugeDescriptor(
-    name="topobus_gateway_slices", meaning="ResourceSlices of this node in the API server.", labels={"class": _CLASS}
+    name="topobus_gateway_slices",
+    meaning="ResourceSlices of this node in the API server.",
+    labels={"pool": "a pool of this node"},
 )
 SLICE_WRITES = CounterDescriptor(
     name="topobus_gateway_slice_writes_total",

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from topobus.formats.kubernetes.pool_slices import publishable
-from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec, Taint
+from topobus.formats.kubernetes.pool_slices import own_part, publishable
+from topobus.formats.kubernetes.resource import CounterSet, SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.objects import (
@@ -31,11 +31,12 @@ from topobus.gateway.cluster.rules.slices import (
     Deletion,
     SlicePlan,
     SlicePool,
-    class_of_slice,
     dropped_fields,
     has_gated_fields,
     has_lists,
+    kept_devices,
     pool_devices,
+    pool_of_slice,
     read_slice,
     shows_silence,
     silence_taint,
@@ -48,7 +49,8 @@ from topobus.gateway.node_state import Broadcast, NodeState
 from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
-from topobus.values.device import Device, Inventory, driver_name
+from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 from topobus.values.errors import PeerUnavailable
 
 __all__ = ["SlicePublisher"]
@@ -100,7 +102,7 @@ class SlicePublisher:
         """By class: the inventory, whether the server keeps counters, the part of it that is
         offered, and the slice devices for that part."""
         self._settled: dict[str, tuple[object, ...]] = {}
-        """By class: all inputs of the decision when there was nothing to write the last time."""
+        """By pool: all inputs of the decision when there was nothing to write the last time."""
         self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
 
     def dropped(self) -> tuple[str, ...]:
@@ -159,7 +161,7 @@ class SlicePublisher:
     async def _sync(self) -> bool:
         """Write what differs. False when something has to be tried again.
 
-        A failure of one class does not affect the others.
+        A failure of one pool does not affect the other.
         """
         if not self._is_asked:
             self._is_asked = True
@@ -168,72 +170,88 @@ class SlicePublisher:
             except PeerUnavailable:
                 self._is_asked = False
                 return False
+        node = self._state.node
         inventories = self._state.inventories()
-        classes = {name for name in inventories if self._offers(name)} | {
-            class_of_slice(api_object, self._state.node) for api_object in self._all()
+        pools = {pool_of_class(node, name) for name in inventories if self._offers(name)} | {
+            pool_of_slice(api_object, node) for api_object in self._all()
         } - {""}
         is_done = True
-        for device_class in sorted(classes):
+        for pool in sorted(pools):
             try:
-                trouble = await self._sync_class(device_class)
+                trouble = await self._sync_pool(pool)
             except PeerUnavailable as err:
                 trouble = str(err)
             is_done = is_done and not trouble
             if (
                 trouble
                 and trouble not in (_OVERTAKEN, _UNCOUNTED, _WITHOUT_LISTS)
-                and self._troubles.get(device_class) != trouble
+                and self._troubles.get(pool) != trouble
             ):
-                get_logger().warning("slices.publish-failed", driver=driver_name(device_class), error=trouble)
-            self._troubles[device_class] = trouble
-            self._metrics.slices.labels(device_class).set(len(self._of(device_class)))
+                get_logger().warning("slices.publish-failed", pool=pool, error=trouble)
+            self._troubles[pool] = trouble
+            self._metrics.slices.labels(pool).set(len(self._of(pool)))
         self._has_published = self._has_published or is_done
         return is_done
 
-    async def _sync_class(self, device_class: str) -> str:
+    async def _sync_pool(self, pool: str) -> str:
         """Bring one pool up to date. Returns the error, empty when there is none."""
-        driver, node = driver_name(device_class), self._state.node
-        present = self._of(device_class)
-        inventory = self._state.inventories().get(device_class)
+        present = self._of(pool)
+        specs = [spec for spec in map(self._read, present) if spec is not None and spec.pool.name == pool]
+        inventories = self._state.inventories()
+        classes = {class_of_device(DRIVER, device.name) or "" for spec in specs for device in spec.devices}
+        members = {name for name in classes | inventories.keys() if pool_of_class(self._state.node, name) == pool}
+        offered = sorted(filter(self._offers, members))
         devices: tuple[SliceDevice, ...] = ()
-        if not self._offers(device_class):
+        counter_sets: tuple[CounterSet, ...] = ()
+        if not members:
+            # Before the first inventory nothing is known of slices that show no device. The others
+            # show devices that this pool cannot have.
+            own = [spec for spec in specs if not spec.devices]
+            strange = [api_object for api_object in present if self._read(api_object) not in own]
+            deletes = tuple(map(_as_deletion, strange))
+            plan = SlicePlan(generation=0, deletes=deletes, foreign=tuple(map(_name, strange)))
+        elif not offered:
             plan = SlicePlan(generation=0, deletes=tuple(map(_as_deletion, present)))
-        elif inventory is None:
-            # The silence of a device service proves nothing about its devices.
-            return ""
         else:
             node_uid = await self._uid_of_node()
-            devices = self._devices(device_class, inventory, present)
-            counter_sets = self._shown[device_class][2].counter_sets
+            for device_class in offered:
+                inventory = inventories.get(device_class)
+                # The silence of a device service proves nothing about its devices.
+                shown, counted = (
+                    self._devices(device_class, inventory, present)
+                    if inventory is not None
+                    else kept_devices(device_class, specs)
+                )
+                devices, counter_sets = (*devices, *shown), (*counter_sets, *counted)
             state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
-            if self._settled.get(device_class) == state:
-                # Most changes concern other classes, or holders that make no difference here.
+            if self._settled.get(pool) == state:
+                # Most changes concern the other pool, or holders that make no difference here.
                 return ""
             plan = slice_plan(
-                SlicePool(driver, node, node_uid),
+                SlicePool(pool, node_uid),
                 devices,
                 present,
-                counter_sets=shared_counters(counter_sets),
+                counter_sets=counter_sets,
                 dropped=self._dropped,
-                last_generation=self._generations.get(device_class, 0),
+                last_generation=self._generations.get(pool, 0),
                 read=self._read,
             )
             if plan.is_empty:
-                self._settled[device_class] = state
+                self._settled[pool] = state
         if plan.is_empty:
             return ""
-        self._generations[device_class] = plan.generation
+        self._generations[pool] = plan.generation
         trouble = await self._execute(plan)
         if plan.foreign and not trouble:
             self._metrics.foreign.inc(len(plan.foreign))
             get_logger().warning(
                 "slices.foreign-deleted",
-                driver=driver,
+                pool=pool,
                 slices=plan.foreign,
                 next_step="find out who may create ResourceSlices besides this node's gateway (kubectl auth can-i "
                 "create resourceslices --as ...)",
             )
-        log = get_logger().bind(driver=driver, generation=plan.generation)
+        log = get_logger().bind(pool=pool, generation=plan.generation)
         counts = {"deleted": len(plan.deletes), "updated": len(plan.updates), "created": len(plan.creates)}
         if not trouble:
             log.info("slices.published", devices=len(devices), **counts)
@@ -241,40 +259,42 @@ class SlicePublisher:
 
     def _devices(
         self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]
-    ) -> tuple[SliceDevice, ...]:
-        """Return the slice devices that a server accepts.
+    ) -> tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]:
+        """Return the slice devices that a server accepts, and what they consume from.
 
         A device that exceeds a limit is left out and logged once, because its whole slice would be
         refused.
         """
         cached, is_counted = self._shown.get(device_class), keeps_counters(self._dropped)
         if cached is None or cached[0] is not inventory or cached[1] is not is_counted:
+            kept, bad = own_part(inventory)
             # Devices of a pool that is not offered here are left out as well.
             kept = structs.replace(
-                inventory, devices=tuple(shown for shown in map(self._shows, inventory.devices) if shown is not None)
+                kept, devices=tuple(shown for shown in map(self._shows, kept.devices) if shown is not None)
             )
             kept, withheld = countable(kept, self._dropped)
-            good, bad = publishable(map(slice_device, slice_order(kept.devices)))
-            bad |= withheld
+            good, refused = publishable(map(slice_device, slice_order(kept.devices)))
+            bad |= withheld | refused
             if bad != self._left_out.get(device_class, {}):
                 for name, why in bad.items():
-                    get_logger().warning(
-                        "slice-device.left-out", driver=driver_name(device_class), device=name, why=why
-                    )
+                    get_logger().warning("slice-device.left-out", device_class=device_class, device=name, why=why)
             self._left_out[device_class] = bad
             cached = self._shown[device_class] = (inventory, is_counted, kept, good)
+        _, _, kept, good = cached
+        present = [
+            api_object
+            for api_object in present
+            if (spec := self._read(api_object)) is not None and kept_devices(device_class, [spec])[0]
+        ]
         since = self._state.silent_since(device_class)
         silence: Taint | None = None
         # Just after the start no silence is known yet, so taints of silence must stay.
         if since or (not self._is_judged(device_class) and shows_silence(present)):
             silence = silence_taint(since, self._settings.silence_effect, present)
-        return pool_devices(
-            cached[2],
-            self._state.holders(device_class),
-            silence,
-            shown=cached[3],
-            sharers=self._state.sharers(device_class),
+        devices = pool_devices(
+            kept, self._state.holders(device_class), silence, shown=good, sharers=self._state.sharers(device_class)
         )
+        return devices, shared_counters(kept.counter_sets)
 
     def _read(self, api_object: ApiObject) -> SliceSpec | None:
         """Read a slice, and cache the result as long as it is the same object."""
@@ -319,7 +339,7 @@ class SlicePublisher:
         and kube-scheduler does not use them: it gives no device that consumes counters.
         """
         for api_object in self._all():
-            if not class_of_slice(api_object, self._state.node) or not has_gated_fields(api_object):
+            if not pool_of_slice(api_object, self._state.node) or not has_gated_fields(api_object):
                 continue
             new = structs.replace(api_object, metadata={"generateName": "topobus-"})
             answer = await self._cluster.create(SLICES, new, is_dry_run=True)
@@ -366,10 +386,8 @@ class SlicePublisher:
     def _all(self) -> tuple[ApiObject, ...]:
         return tuple((self._present or {}).values())
 
-    def _of(self, device_class: str) -> tuple[ApiObject, ...]:
-        return tuple(
-            api_object for api_object in self._all() if class_of_slice(api_object, self._state.node) == device_class
-        )
+    def _of(self, pool: str) -> tuple[ApiObject, ...]:
+        return tuple(api_object for api_object in self._all() if pool_of_slice(api_object, self._state.node) == pool)
 
     def _take(self, api_object: ApiObject, *, is_gone: bool = False) -> None:
         """Store a slice as written or deleted.
@@ -402,11 +420,9 @@ class SlicePublisher:
         """
         for field in self._reported:
             self._metrics.dropped.labels(field).set(field in self._dropped)
-        remarks = [f"{driver_name(name)}: {text}" for name, text in sorted(self._troubles.items()) if text]
+        remarks = [f"pool {name}: {text}" for name, text in sorted(self._troubles.items()) if text]
         remarks += [
-            f"{driver_name(name)}: {device} is left out: {why}"
-            for name, bad in sorted(self._left_out.items())
-            for device, why in bad.items()
+            f"{device} is left out: {why}" for _, bad in sorted(self._left_out.items()) for device, why in bad.items()
         ]
         if self._dropped:
             remarks.append(f"the API server does not keep {', '.join(sorted(self._dropped))}")

@@ -14,7 +14,6 @@ import msgspec
 
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.checkpoint import ClaimEntry
-from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.containers.rules.sandbox_rules import of_claim
 from topobus.gateway.containers.values import RunningContainer
@@ -76,7 +75,7 @@ class ContainerAdjustments:
             return _refuse(
                 entry, devices, "adjust-unanswered", "the runtime had waited for the pod's devices; kubelet tries again"
             )
-        owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
+        owner = entry.claim.owner
         op_id = f"{entry.attempt}-adjust-{container_id}"
         try:
             async with self._clock.timeout(left_s):

@@ -23,7 +23,6 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from topobus.gateway.claims.checkpoint import ClaimEntry
-from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
@@ -707,7 +706,7 @@ class CpuPinning:
             container=pinned.container.name,
             has=has,
             wanted=wanted.cpus,
-            claims=tuple(ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner for entry in claims),
+            claims=tuple(entry.claim.owner for entry in claims),
             sandboxes=tuple(owners.values()),
             shared=shared,
         )

@@ -67,7 +67,7 @@ class ForeignDriver(DeviceDriver):
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Return the plugin's health."""
-        return observations_of(self._listed())
+        return observations_of(self.device_class, self._listed())
 
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
@@ -130,7 +130,7 @@ class ForeignDriver(DeviceDriver):
         endpoint = self.endpoint
         if endpoint is None or not endpoint.has_preference or endpoint.listed is None:
             return None
-        ids = foreign_names(foreign_device.id for foreign_device in endpoint.listed)
+        ids = foreign_names(self.device_class, (each.id for each in endpoint.listed))
         names = {id_: name for name, id_ in ids.items()}
         wanted = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=sorted(ids[name] for name in {*available, *must_include} if name in ids),
@@ -161,7 +161,7 @@ class ForeignDriver(DeviceDriver):
         endpoint = self.endpoint
         if endpoint is None or endpoint.listed is None:
             return _refuse("plugin-gone", f"the device plugin of {self.resource} is not connected")
-        ids = foreign_names(foreign_device.id for foreign_device in endpoint.listed)
+        ids = foreign_names(self.device_class, (each.id for each in endpoint.listed))
         unknown = sorted(set(names) - ids.keys())
         if unknown:
             return _refuse(

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from topobus.gateway.containers.rules.exclusive import ExclusiveUse
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import class_of_device
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.outcome import MemoryBlock
 
@@ -68,7 +68,7 @@ def _read_pod(pod: pb.PodResources) -> PodContent:
             for container in pod.containers
             for claim in container.dynamic_resources
             for each in claim.claim_resources
-            if (device_class := class_of_driver(each.driver_name))
+            if (device_class := class_of_device(each.driver_name, each.device_name))
         ),
         exclusive=tuple(use for use in (_whole(pod, exclusive_uses), *exclusive_uses) if use.cpus or use.memory),
     )

@@ -23,6 +23,7 @@ from topobus.gateway.reconcile.rules.pods import PodUse
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.process.logging import get_logger
+from topobus.values.dra_names import pool_of_class
 from topobus.values.request import Owner
 
 __all__ = ["Listing", "PodResourcesReader"]
@@ -209,7 +210,7 @@ class PodResourcesReader:
                 if device_class is not None:
                     devices.setdefault((*where, container, resource, "", "", device_class), set()).update(names)
             for container, claim_namespace, claim, pool, device_class, device in content.claimed:
-                if pool == self._node:
+                if pool == pool_of_class(self._node, device_class):
                     devices.setdefault((*where, container, "", claim_namespace, claim, device_class), set()).add(device)
         return Listing(
             kubelet=kubelet,

@@ -20,7 +20,6 @@ from topobus.formats.messages.messages import (
     RuntimeConnection,
 )
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import add_amounts
 from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.device_plugins.pod_resources import Listing, PodResourcesReader
@@ -162,7 +161,7 @@ class PodLook:
                 shares[entry.device_class] = {name: HeldShare(amounts=amounts) for name, amounts in sums.items()}
             group_cpus = {**(earlier.group_cpus if earlier is not None else {}), **entry.cpus}
             looked_at |= {(entry.device_class, device.device) for device in entry.devices if device.is_shared}
-            owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
+            owner = entry.claim.owner
             prepared[(entry.namespace, entry.name)] = PreparedHere(
                 owner=owner, held=held, looked_at=looked_at, by_share=by_share, shares=shares, group_cpus=group_cpus
             )

@@ -229,11 +229,12 @@ class LinuxNetdevDriver(AttachesInterfaces):
 def device_name(interface: str) -> str:
     """Name the device of an interface.
 
-    >>> device_name("tenant-0"), device_name("br0.5")
-    ('nic-tenant-0', 'nic-br0-5-cf44cf')
+    >>> device_name("tenant-0"), device_name("br0.5"), device_name("a--b")
+    ('nic-tenant-0', 'nic-br0-5-cf44cf', 'nic-a-b-90827a')
     """
     name = f"nic-{interface}"
-    if is_dns_label(name):
+    # `--` in a name marks the devices of other vendors' plugins.
+    if is_dns_label(name) and "--" not in name:
         return name
     return f"{to_dns_label(name)}-{hashlib.sha256(interface.encode()).hexdigest()[:_DIGEST_DIGITS]}"
 

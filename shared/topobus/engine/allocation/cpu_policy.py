@@ -24,21 +24,20 @@ from topobus.engine.allocation.pools import Candidate
 from topobus.engine.allocation.requests import PreparedRequest
 from topobus.engine.allocation.results import Grant
 from topobus.engine.allocation.values import AllocationInput, CpuPolicy, DeviceId, Gate, Node
-from topobus.values.device import driver_name
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Refusal
 
 __all__ = ["is_policy_cpu", "reserved_cpus", "with_policy_cpus"]
 
-_DRIVER = driver_name(CPU_CLASS)
 Grants = tuple[tuple[Grant, ...], ...]
 
 
 def is_policy_cpu(candidate: Candidate, node: str) -> bool:
     """Say whether a device is a single CPU of this node, to which the policy applies."""
     return (
-        candidate.id.driver == _DRIVER
-        and candidate.id.pool == node
+        candidate.id.driver == DRIVER
+        and candidate.id.pool == pool_of_class(node, CPU_CLASS)
         and not candidate.device.allow_multiple_allocations
         and not candidate.device.consumes_counters
         and cpu_of_name(candidate.id.device) is not None
@@ -48,7 +47,8 @@ def is_policy_cpu(candidate: Candidate, node: str) -> bool:
 def reserved_cpus(node: Node) -> Mapping[DeviceId, str]:
     """Name a node's CPUs that are never given exclusively, with the reason."""
     reserved = node.cpus.reserved if node.cpus is not None else ()
-    return {DeviceId(_DRIVER, node.name, cpu_name(cpu)): "reserved for the system" for cpu in reserved}
+    pool = pool_of_class(node.name, CPU_CLASS)
+    return {DeviceId(DRIVER, pool, cpu_name(cpu)): "reserved for the system" for cpu in reserved}
 
 
 def with_policy_cpus(given: AllocationInput, candidates: Sequence[Candidate], checks: DeviceChecks) -> Grants | Refusal:

@@ -1,9 +1,9 @@
 """Writes the topology values that an alignment matched into the allocation, from where they reach
 the node's prepare call.
 
-Each allocation that was aligned gets one configuration of kind AlignmentResult for each Topobus
-driver: the NUMA nodes, PCIe roots and PCIe switches of the devices of all claims that were aligned
-together. A driver that prepares one of them (to pin memory or choose CPUs) reads there where the
+Each allocation that was aligned gets one configuration of kind AlignmentResult: the NUMA nodes, PCIe
+roots and PCIe switches of the devices of all claims that were aligned together. A device service
+that prepares one of them (to pin memory or choose CPUs) reads there where the
 other devices are.
 """
 
@@ -17,8 +17,13 @@ from msgspec import structs
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.formats.kubernetes.alignment_request import PARAMETERS_VERSION, RESULT_KIND, AlignmentRequest
 from topobus.formats.kubernetes.limit_rules import MAX_GRANTED_CONFIGURATIONS
-from topobus.formats.kubernetes.resource import AllocationResult, GrantedConfiguration, OpaqueConfiguration
-from topobus.values.device import class_of_driver
+from topobus.formats.kubernetes.resource import (
+    AllocationResult,
+    GrantedConfiguration,
+    GrantedDevice,
+    OpaqueConfiguration,
+)
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 from topobus.values.idset import NodeSet
 from topobus.values.view import NodeView
 
@@ -42,24 +47,22 @@ def with_matches(
         mates = frozenset().union(*(group for group in groups if index in group)) or frozenset(
             {index} if wishes[index] is not None else ()
         )
-        drivers = sorted(
-            {
-                granted_device.driver
-                for granted_device in result.devices.results
-                if class_of_driver(granted_device.driver) is not None and granted_device.pool == view.node
-            }
-        )
-        if not mates or not drivers or len(result.devices.config) + len(drivers) > MAX_GRANTED_CONFIGURATIONS:
+        is_prepared_here = any(_is_on(granted_device, view.node) for granted_device in result.devices.results)
+        if not mates or not is_prepared_here or len(result.devices.config) >= MAX_GRANTED_CONFIGURATIONS:
             continue
         parameters = _match(view, [results[mate] for mate in sorted(mates)])
-        config = tuple(
-            GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=driver, parameters=parameters))
-            for driver in drivers
+        configuration = GrantedConfiguration(
+            source="FromClaim", opaque=OpaqueConfiguration(driver=DRIVER, parameters=parameters)
         )
         made[index] = structs.replace(
-            result, devices=structs.replace(result.devices, config=(*result.devices.config, *config))
+            result, devices=structs.replace(result.devices, config=(*result.devices.config, configuration))
         )
     return tuple(made)
+
+
+def _is_on(granted: GrantedDevice, node: str) -> bool:
+    """Say whether a device is one of the node's own."""
+    return granted.driver == DRIVER and node_of_pool(granted.pool) == node
 
 
 def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any]:
@@ -68,10 +71,10 @@ def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any
     homes = {cpu: core.numa_node for core in view.cores for cpu in core.cpus}
     nodes, roots, switches = NodeSet(), set(), set()
     for granted in (granted_device for result in results for granted_device in result.devices.results):
-        device_class = class_of_driver(granted.driver)
+        device_class = class_of_device(granted.driver, granted.device)
         cpu = cpu_of_name(granted.device) if device_class == CPU_CLASS else None
         home = homes.get(cpu) if cpu is not None else None
-        found_device = devices.get((device_class or "", granted.device)) if granted.pool == view.node else None
+        found_device = devices.get((device_class or "", granted.device)) if _is_on(granted, view.node) else None
         if home is not None:
             nodes |= NodeSet(home)
         if found_device is not None:

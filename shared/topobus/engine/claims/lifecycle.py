@@ -37,7 +37,7 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.idset import NodeSet
 from topobus.values.quantity import Quantity
@@ -115,7 +115,7 @@ def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
     return tuple(
         _device_id(granted)
         for granted in allocation.devices.results
-        if not granted.admin_access and granted.pool == node and class_of_driver(granted.driver) is not None
+        if not granted.admin_access and granted.driver == DRIVER and node_of_pool(granted.pool) == node
     )
 
 
@@ -124,18 +124,18 @@ def placement_request(
 ) -> PodRequest | None:
     """Convert an allocation to a placement request to the node's topology service.
 
-    None when none of its devices belongs to a Topobus driver. The devices were chosen already, so
+    None when none of its devices is ours. The devices were chosen already, so
     the node's own alignment policy does not apply: policy none, unless the claim itself requests
     one.
     """
     groups: dict[tuple[str, bool, bool], list[str]] = {}
     amounts: dict[str, dict[str, dict[str, int]]] = {}
     for granted in allocation.devices.results:
-        device_class = class_of_driver(granted.driver)
+        device_class = class_of_device(granted.driver, granted.device)
         # Which CPUs a claim has of a group is decided when it is prepared:
         # there is nothing to hold before.
         is_group = device_class == CPU_CLASS and granted.share_id is not None
-        if device_class is not None and granted.pool == node and not is_group:
+        if device_class is not None and node_of_pool(granted.pool) == node and not is_group:
             is_share = granted.share_id is not None and not granted.admin_access
             groups.setdefault((device_class, bool(granted.admin_access), is_share), []).append(granted.device)
             if is_share:

@@ -23,6 +23,7 @@ from topobus.engine.health.health_machine import HealthSettings, next_health, si
 from topobus.formats.kubernetes.slices import fault_of_shares
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, Inventory, KeptFunction
+from topobus.values.dra_names import DRIVER, class_of_device
 from topobus.values.health import Condition, Dimension, HealthState, Observation, RecoveryAction
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine
@@ -109,7 +110,9 @@ def advance_inventory(
     present = {**away, **devices_before}
     cut = _cut_cards(present, found_devices, views, held, away)
     present.update({name: msgspec.structs.replace(present[name], consumes=()) for name in cut})
-    counter_sets = _count(present, found_devices, views, before.counter_sets, warnings, uncounted=cut)
+    counter_sets = _count(
+        present, found_devices, views, before.counter_sets, warnings, device_class=device_class, uncounted=cut
+    )
     listed: list[Device] = []
     removed: list[Device] = []
     for name in sorted({*present, *found_devices}):
@@ -257,6 +260,7 @@ def _count(
     sets_before: Sequence[CounterSet],
     warnings: list[str],
     *,
+    device_class: str,
     uncounted: Collection[str],
 ) -> tuple[CounterSet, ...]:
     """Compute what the devices take from each other, in both maps.
@@ -276,7 +280,13 @@ def _count(
         devices = sorted(by_driver[driver], key=lambda device: device.name)
         if not any(device.consumes or device.partition_of for device in devices):
             continue
-        given = views[driver].counter_sets if driver in views else ()
+        given: list[CounterSet] = []
+        for counter_set in views[driver].counter_sets if driver in views else ():
+            misnomer = _misnomer(counter_set.name, device_class)
+            if misnomer:
+                warnings.append(f"{driver}: counter set {counter_set.name!r} is left out: {misnomer}")
+            else:
+                given.append(counter_set)
         taken = [counter_set.name for counter_set in given if counter_set.name in counted]
         warnings += [
             f"{driver}: counter set {name!r} is left out: another driver has one of this name" for name in taken
@@ -390,4 +400,13 @@ def _misfit(device: Device, device_class: str) -> str:
         return "its name is no DNS label"
     if device.device_class != device_class:
         return f"its class is {device.device_class!r}, wanted {device_class!r}"
-    return fault_of_shares(device)
+    return _misnomer(device.name, device_class) or fault_of_shares(device)
+
+
+def _misnomer(name: str, device_class: str) -> str:
+    """Explain why a name does not tell the class, as those of all devices and counter sets of a node
+    must: Kubernetes knows them by it alone. Empty when it does.
+    """
+    if name.startswith(f"{device_class}-") and class_of_device(DRIVER, name) == device_class:
+        return ""
+    return f"wanted a name that begins with '{device_class}-' and has no '--'"

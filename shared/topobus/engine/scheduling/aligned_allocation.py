@@ -43,18 +43,17 @@ from topobus.formats.kubernetes.resource import (
     Configuration,
     DeviceClassSpec,
 )
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import DRIVER, class_of_device, class_of_group, node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy
 from topobus.values.view import NodeView
 
-__all__ = ["WISHES_DRIVER", "AlignedClaims", "allocate_near", "read_alignment_request"]
+__all__ = ["AlignedClaims", "allocate_near", "read_alignment_request"]
 
-WISHES_DRIVER = "topobus.dev"
-"""The driver name of a claim's alignment request. Parameters of kind AlignmentParameters for a
-driver of one class count as well."""
-
+# What the kind of our parameters begins with. No device service has a kind like it, so a misspelt one
+# is refused here, where the claim's owner reads it, and not when a pod starts.
+_KINDS = "Alignment"
 # Places tried at most for all claims of a pod together: each may cost a whole search.
 _MOST = 512
 # A condition is for a person: it shows this number of places with their reasons, then a count.
@@ -213,16 +212,10 @@ def allocate_near(
 
 
 def _is_ours(driver: str, parameters: Any) -> bool:
-    """Say whether parameters are an alignment request of ours. Other kinds of parameters for a
-    driver of one class are that driver's own.
+    """Say whether parameters are an alignment request, or cannot be anything else of ours. Other kinds
+    of parameters are for device services.
     """
-    if driver == WISHES_DRIVER:
-        return True
-    return (
-        class_of_driver(driver) is not None
-        and isinstance(parameters, Mapping)
-        and parameters.get("kind") == PARAMETERS_KIND
-    )
+    return driver == DRIVER and (not isinstance(parameters, Mapping) or str(parameters.get("kind")).startswith(_KINDS))
 
 
 def _request_of(pod: PodRequest | None) -> AlignmentRequest | None:
@@ -296,7 +289,7 @@ def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
         for alternative in (request.exactly, *request.first_available)
         if alternative is not None
     ]
-    named = {class_of_driver(request.device_class_name) for request in exact}
+    named = {class_of_group(request.device_class_name) for request in exact}
     known_classes = {*view.devices, CPU_CLASS}
     classes = (
         {device_class for device_class in named if device_class is not None}
@@ -339,8 +332,8 @@ def _is_within(candidate: Candidate, node: str, domain: Domain) -> bool:
 
     A device whose place is unknown, such as another vendor's, lies in none.
     """
-    device_class = class_of_driver(candidate.id.driver)
-    if device_class is None or candidate.id.pool != node:
+    device_class = class_of_device(candidate.id.driver, candidate.id.device)
+    if device_class is None or node_of_pool(candidate.id.pool) != node:
         return False
     if device_class == CPU_CLASS:
         return domain.cpus is None or cpu_of_name(candidate.id.device) in domain.cpus

@@ -28,7 +28,8 @@ from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.formats.kubernetes.resource import AllocationResult
-from topobus.values.device import Device, class_of_driver
+from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 from topobus.values.idset import NodeSet
 from topobus.values.request import ContainerKind, Locality, LocalityLevel
 from topobus.values.view import NodeView
@@ -70,7 +71,8 @@ def has_closer(results: Iterable[AllocationResult]) -> bool:
         if not granted_device.admin_access
     ]
     return len(granted) > 1 and any(
-        class_of_driver(granted_device.driver) not in (CPU_CLASS, None) for granted_device in granted
+        class_of_device(granted_device.driver, granted_device.device) not in (CPU_CLASS, None)
+        for granted_device in granted
     )
 
 
@@ -153,12 +155,10 @@ def bring_closer(
 
 
 def our_devices(results: Iterable[AllocationResult], node: str) -> list[DeviceId]:
-    """List the granted devices of the node's own drivers, because the place of another vendor's
+    """List the granted devices that the node publishes itself, because the place of another vendor's
     device is unknown.
     """
-    return [
-        device for device in _granted(results) if device.pool == node and class_of_driver(device.driver) is not None
-    ]
+    return [device for device in _granted(results) if device.driver == DRIVER and node_of_pool(device.pool) == node]
 
 
 def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> NodeSet:
@@ -175,8 +175,8 @@ def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSe
 
 
 def _member(candidate: Candidate, node: str) -> _Member | None:
-    device_class = class_of_driver(candidate.id.driver)
-    if device_class is None or candidate.id.pool != node:
+    device_class = class_of_device(candidate.id.driver, candidate.id.device)
+    if device_class is None or node_of_pool(candidate.id.pool) != node:
         # The place of another vendor's device is unknown, so it is not exchanged.
         return None
     return _Member(candidate.id, device_class, cpu_of_name(candidate.id.device) if device_class == CPU_CLASS else None)

@@ -47,7 +47,7 @@ from topobus.formats.kubernetes.resource import (
     AllocationResult,
     ClaimSpec,
 )
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import class_of_device
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Reason
 
@@ -161,7 +161,7 @@ class NodeFit:
         names: dict[str, list[str]] = {}
         for result in self.results:
             for device in devices_of(result, self.node):
-                names.setdefault(class_of_driver(device.driver) or "", []).append(device.device)
+                names.setdefault(class_of_device(device.driver, device.device) or "", []).append(device.device)
         return {device_class: tuple(sorted(names[device_class])) for device_class in sorted(names)}
 
 

@@ -19,7 +19,7 @@ from topobus.engine.alignment.planning.resource_pools import offered_part
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.claims.objects import Pod
 from topobus.formats.kubernetes.resource import AllocationResult
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import class_of_device, node_of_pool
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Placement, Refusal
 from topobus.values.request import ClaimUse, PodRequest, Scope
@@ -125,8 +125,8 @@ def _held_by(result: AllocationResult, node: str) -> tuple[dict[str, tuple[str, 
     devices: dict[str, tuple[str, ...]] = {}
     cpus: Collection[int] = []
     for granted_device in result.devices.results:
-        device_class = class_of_driver(granted_device.driver)
-        if device_class is None or granted_device.pool != node or granted_device.admin_access:
+        device_class = class_of_device(granted_device.driver, granted_device.device)
+        if device_class is None or node_of_pool(granted_device.pool) != node or granted_device.admin_access:
             continue
         cpu = cpu_of_name(granted_device.device) if device_class == CPU_CLASS else None
         if cpu is not None:

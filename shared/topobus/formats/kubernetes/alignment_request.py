@@ -59,8 +59,8 @@ class AlignmentRequest(Struct, frozen=True, kw_only=True):
 
 
 class AlignmentParameters(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The same in a claim: `config[].opaque.parameters` of one of our drivers, with apiVersion and
-    kind as below.
+    """The same in a claim: `config[].opaque.parameters` for driver `topobus.dev`, with apiVersion and
+    kind as above.
     """
 
     api_version: str

@@ -19,6 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.values.dra_names import DRIVER, class_of_device
 from topobus.values.errors import ContractError
 
 __all__ = ["PROTOBUF", "claim_uid", "with_device_statuses"]
@@ -56,10 +57,10 @@ def claim_uid(body: bytes) -> str:
     return _text(_first(_fields(_first(claim, _METADATA)), _UID))
 
 
-def with_device_statuses(body: bytes, driver: str, devices: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the claim with exactly these entries of a driver.
+def with_device_statuses(body: bytes, device_class: str, devices: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the claim with exactly these entries of our devices of a class.
 
-    Conditions of other types in the driver's present entries stay, and keep their entry.
+    Conditions of other types in the present entries of these devices stay, and keep their entry.
 
     Shapes: devices — as in `status.devices` in JSON.
     Errors: raises ContractError for bytes that are no claim in protobuf.
@@ -74,7 +75,7 @@ def with_device_statuses(body: bytes, driver: str, devices: Sequence[Mapping[str
             others.append(field)
             continue
         entry = _fields(field.payload)
-        if _text(_first(entry, _DRIVER)) != driver:
+        if class_of_device(_text(_first(entry, _DRIVER)), _text(_first(entry, _DEVICE))) != device_class:
             others.append(field)
             continue
         types = {str(condition["type"]) for device in devices for condition in device.get("conditions", ())} or {
@@ -89,7 +90,7 @@ def with_device_statuses(body: bytes, driver: str, devices: Sequence[Mapping[str
         if foreign:
             kept[key] = foreign
     entries = [
-        _device(driver, key, wanted.get(key, {}), kept.get(key, ()))
+        _device(key, wanted.get(key, {}), kept.get(key, ()))
         for key in (*wanted, *(key for key in kept if key not in wanted))
     ]
     changed = _joined([*others, *(_Field(_DEVICES, _BYTES, entry) for entry in entries)])
@@ -107,9 +108,9 @@ def _claim(body: bytes) -> tuple[list[_Field], list[_Field]]:
     return unknown, _fields(_first(unknown, _RAW))
 
 
-def _device(driver: str, key: tuple[str, str, str], device: Mapping[str, Any], foreign: Iterable[bytes]) -> bytes:
+def _device(key: tuple[str, str, str], device: Mapping[str, Any], foreign: Iterable[bytes]) -> bytes:
     pool, name, share = key
-    fields = [_string(_DRIVER, driver), _string(_POOL, pool), _string(_DEVICE, name)]
+    fields = [_string(_DRIVER, DRIVER), _string(_POOL, pool), _string(_DEVICE, name)]
     fields += [_Field(_CONDITIONS, _BYTES, _condition(condition)) for condition in device.get("conditions", ())]
     fields += [_Field(_CONDITIONS, _BYTES, payload) for payload in foreign]
     if device.get("data"):

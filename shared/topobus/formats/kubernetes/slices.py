@@ -191,9 +191,10 @@ def _standard_attributes(device: Device) -> dict[str, Attribute]:
 def _own_attributes(device: Device) -> dict[str, Attribute]:
     """Collect the fields that a selector may want, then the driver's own attributes.
 
-    The driver's attribute wins over a field.
+    The driver's attribute wins over a field, but not over `class`, by which DeviceClasses select.
     """
     texts = {
+        "class": device.device_class,
         "vendor": device.vendor,
         "model": device.model,
         "uuid": device.uuid,
@@ -206,6 +207,7 @@ def _own_attributes(device: Device) -> dict[str, Attribute]:
     fields: dict[str, AttributeValue] = {name: text for name, text in texts.items() if text}
     fields |= {name: number for name, number in numbers.items() if number is not None}
     fields |= {_identifier(name): value for name, value in sorted(device.attributes.items())}
+    fields["class"] = device.device_class
     return {
         name: _attribute(name, value)
         for name, value in fields.items()

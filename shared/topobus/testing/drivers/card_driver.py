@@ -36,25 +36,26 @@ class CardDriver(DeviceDriver):
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """Describe the present hardware."""
+        card, function, port = (f"{self.device_class}-{part}-0" for part in ("card", "function", "port"))
         shared = Device(
-            name="port-0",
+            name=port,
             device_class=self.device_class,
             allows_multiple=True,
             capacity={"bandwidth": 10_000},
             capacity_policies={"bandwidth": CapacityPolicy(default=1_000, minimum=1_000, step=1_000)},
         )
         partitions = [
-            self._part(f"card-0-{slices}-{index}", slices, "card-0") for index, slices in enumerate(self.profiles)
+            self._part(f"{card}-{slices}-{index}", slices, card) for index, slices in enumerate(self.profiles)
         ]
-        functions = [Device(name="function-0", device_class=self.device_class)] if self.parts else []
+        functions = [Device(name=function, device_class=self.device_class)] if self.parts else []
         # No counters of its own: any number of the parts at once, and never beside the function.
         parts = [
-            Device(name=f"function-0-{index}", device_class=self.device_class, partition_of="function-0")
+            Device(name=f"{function}-{index}", device_class=self.device_class, partition_of=function)
             for index in range(self.parts)
         ]
         return Discovery(
-            devices=(self._part("card-0", 7), *partitions, *functions, *parts, shared),
-            counter_sets=(CounterSet(name="card-0", counters={"slices": 7, "memory": 80 * _GIB}),),
+            devices=(self._part(card, 7), *partitions, *functions, *parts, shared),
+            counter_sets=(CounterSet(name=card, counters={"slices": 7, "memory": 80 * _GIB}),),
         )
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
@@ -77,7 +78,8 @@ class CardDriver(DeviceDriver):
             device_class=self.device_class,
             partition_of=partition_of,
             consumes=tuple(
-                CounterUse(counter_set="card-0", counter=counter, amount=amount) for counter, amount in amounts.items()
+                CounterUse(counter_set=partition_of or name, counter=counter, amount=amount)
+                for counter, amount in amounts.items()
             ),
             capacity={"memory": amounts["memory"]},
         )

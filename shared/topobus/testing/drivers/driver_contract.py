@@ -115,13 +115,24 @@ class DriverContract:
     def test_discover_gives_usable_devices_when_they_are_there(
         self, driver: DeviceDriver, devices: tuple[Device, ...]
     ) -> None:
-        """Devices are found, their names are unique DNS labels, and their class is the driver's."""
+        """Devices are found, their names are unique DNS labels, and their class is the driver's, which
+        each name begins with.
+        """
         names = [device.name for device in devices]
 
         assert names, "the recorded machine holds no device of this driver"
         assert [name for name in names if not is_dns_label(name)] == [], "names that are no DNS labels"
         assert len(set(names)) == len(names), f"names that occur twice: {sorted(names)}"
         assert {device.device_class for device in devices} == {driver.device_class}
+        assert _misnamed(driver, names) == [], f"names that do not begin with '{driver.device_class}-', or have '--'"
+
+    def test_discover_names_counter_sets_by_the_class_when_there_are_some(
+        self, driver: DeviceDriver, tree: Tree, machine: Machine
+    ) -> None:
+        """Counter sets are named by the class too, because one pool has those of all classes."""
+        names = [counter_set.name for counter_set in driver.discover(tree, machine).counter_sets]
+
+        assert _misnamed(driver, names) == [], f"names that do not begin with '{driver.device_class}-', or have '--'"
 
     def test_discover_answers_the_same_when_asked_again(
         self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
@@ -387,6 +398,10 @@ def _refuses(driver: DeviceDriver, tree: Tree, device: Device) -> bool:
         return isinstance(driver.prepare(tree, [device], _context([device])), Refusal)
     except HardwareError:
         return True
+
+
+def _misnamed(driver: DeviceDriver, names: Sequence[str]) -> list[str]:
+    return [name for name in names if not name.startswith(f"{driver.device_class}-") or "--" in name]
 
 
 def _sorted(devices: Sequence[Device]) -> list[Device]:

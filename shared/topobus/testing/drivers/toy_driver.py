@@ -26,7 +26,7 @@ class ToyDriver(DeviceDriver):
     def __init__(self, name: str = "toy", device_class: str = "gpu", *, count: int = 0) -> None:
         self.name = name
         self.device_class = device_class
-        self.names: tuple[str, ...] = tuple(f"{name}-{index}" for index in range(count))
+        self.names: tuple[str, ...] = tuple(f"{device_class}-{name}-{index}" for index in range(count))
         self.faults: dict[str, tuple[Observation, ...]] = {}
         self.nodes: tuple[DeviceNode, ...] = ()
         """What each device gives to its container."""

@@ -12,7 +12,6 @@ import pytest
 
 from support.attachments import (
     CDI,
-    DRIVERS,
     IMPATIENT,
     NIC,
     PLAIN,
@@ -27,6 +26,7 @@ from support.node_plane import claim, no
 from topobus.formats.messages.sandbox_messages import Accepted, Attached, AttachReply, AttachRequest
 from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import PeerUnavailable
 from topobus.values.sandbox import AttachedInterface
 
@@ -310,7 +310,7 @@ async def test_device_comes_back_when_its_sandbox_ended_while_the_gateway_was_aw
             await prepare(rig)
             pod = await runtime.run_pod("app")
         await runtime.until(lambda: not runtime.synchronized.is_set())
-        await rig.kubelet.wait_for_event("Deregistered", subject=DRIVERS[0])
+        await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
         await runtime.stop_pod(pod)
         if is_removed:
             await runtime.remove_pod(pod)
@@ -318,7 +318,7 @@ async def test_device_comes_back_when_its_sandbox_ended_while_the_gateway_was_aw
             await runtime.synchronized.wait()
             if is_removed:
                 await until_attached(rig, wanted=False)
-            await rig.kubelet.wait_for_driver(DRIVERS[0])
+            await rig.kubelet.wait_for_driver(DRIVER)
             unprepared = await rig.kubelet.unprepare_claims([NIC])
 
     assert (unprepared, rig.plane.attached) == ({}, {})

@@ -18,13 +18,13 @@ from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 from topobus.values.idset import CpuSet
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-DRIVERS = ("nic.topobus.dev",)
-NIC = ClaimReference(name="net", uid="u-net", drivers=DRIVERS)
+NIC = ClaimReference(name="net", uid="u-net", drivers=(DRIVER,))
 CDI = ("topobus.dev/nic=claim-u-net-nic-0",)
 BESIDE = ("topobus.dev/nic=claim-u-net-nic-1",)
 SHORT_S = 0.2
@@ -51,7 +51,7 @@ def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
 
 async def prepare(rig: Rig) -> str:
     """Prepare the claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver(DRIVERS[0])
+    await rig.kubelet.wait_for_driver(DRIVER)
     (prepared,) = await rig.kubelet.prepare_claims([NIC])
     return prepared.error
 

@@ -28,11 +28,11 @@ from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 from topobus.simulation.container_runtime import MadeContainer, NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet
 
 pytestmark = pytest.mark.integration
 
-DRIVER = "nic.topobus.dev"
 NIC = ClaimReference(name="net", uid="u-net", drivers=(DRIVER,))
 CDI = ("topobus.dev/nic=claim-u-net-nic-0",)
 # More than any call has: a loop that never ends would be a bug of the test.
@@ -155,7 +155,7 @@ async def test_device_is_attached_when_the_gateway_was_killed_at_any_step_of_pre
     for step in range(1, MOST_STEPS):
         await reserve(rig)
         await rig.kubelet.wait_for_driver(DRIVER)
-        lives.doom("NodePrepareResources/nic", step)
+        lives.doom(f"NodePrepareResources/{DRIVER}", step)
         await rig.kubelet.prepare_claims([NIC])
         if not await lives.died():
             break
@@ -262,7 +262,7 @@ async def test_device_is_out_of_the_sandbox_when_the_gateway_was_killed_at_any_s
         await runtime.until(runtime.synchronized.is_set)
         pod = await runtime.run_pod("app")
         await rig.plane.drop("net")
-        lives.doom("NodeUnprepareResources/nic", step)
+        lives.doom(f"NodeUnprepareResources/{DRIVER}", step)
         await rig.kubelet.unprepare_claims([NIC])
         if not await lives.died():
             break

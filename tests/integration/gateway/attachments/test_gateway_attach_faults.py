@@ -18,12 +18,13 @@ from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.container_runtime import Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Refusal
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-NET, OTHER = (ClaimReference(name=name, uid=f"u-{name}", drivers=("nic.topobus.dev",)) for name in ("net", "other"))
+NET, OTHER = (ClaimReference(name=name, uid=f"u-{name}", drivers=(DRIVER,)) for name in ("net", "other"))
 
 
 def of_pod(value: ApiObject, pod: str) -> ApiObject:
@@ -54,7 +55,7 @@ def runtime(rig: Rig) -> SimulatedRuntime:
 
 async def prepare(rig: Rig, reference: ClaimReference) -> str:
     """Prepare a claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver("nic.topobus.dev")
+    await rig.kubelet.wait_for_driver(DRIVER)
     (prepared,) = await rig.kubelet.prepare_claims([reference])
     return prepared.error
 
@@ -120,7 +121,7 @@ async def test_dead_sandbox_of_the_boot_before_gets_nothing_when_the_runtime_lis
         monkeypatch.setattr("topobus.gateway.service.boot_id", lambda: "the-next-boot")
         async with rig.gateway():
             await runtime.synchronized.wait()
-            await rig.kubelet.wait_for_event("NotifyRegistrationStatus", subject="nic.topobus.dev", count=2)
+            await rig.kubelet.wait_for_event("NotifyRegistrationStatus", subject=DRIVER, count=2)
             error = await prepare(rig, NET)
             runtime.disconnect()
             await runtime.synchronized.wait()

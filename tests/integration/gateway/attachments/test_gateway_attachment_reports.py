@@ -22,12 +22,12 @@ from topobus.simulation.container_runtime import Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet
 from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-DRIVER = "nic.topobus.dev"
 NET1 = AttachedInterface(name="net1", mac="02:00:00:00:00:01", addresses=("10.1.2.3/24",), mtu=1400)
 NETWORK = {"interfaceName": "net1", "hardwareAddress": "02:00:00:00:00:01", "ips": ["10.1.2.3/24"]}
 

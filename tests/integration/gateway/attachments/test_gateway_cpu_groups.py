@@ -26,6 +26,7 @@ from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, Pod
 from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.machine import Cpu, Machine, NumaNode
 from topobus.values.outcome import Refusal
@@ -34,7 +35,6 @@ from topobus.values.request import Owner, OwnerKind
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 ALL = CpuSet.parse("0-7")
-DRIVER = "cpu.topobus.dev"
 
 
 def machine() -> Machine:
@@ -59,8 +59,8 @@ def claim(name: str, parameters: dict[str, Any] | None = None, **cpus: int) -> A
         {
             "request": group,
             "driver": DRIVER,
-            "pool": NODE,
-            "device": f"cpus-{group.replace('_', '-')}",
+            "pool": pool_of_class(NODE, "cpu"),
+            "device": f"cpu-{group.replace('_', '-')}",
             "shareID": f"3cec12a4-0000-4000-8000-{number:012d}",
             "consumedCapacity": {"cpus": str(count)},
         }
@@ -125,7 +125,7 @@ def reference(name: str) -> ClaimReference:
 
 def adoption(name: str, **cpus: int) -> AdoptRequest:
     """What was written of a claim some time ago."""
-    counts = {f"cpus-{group.replace('_', '-')}": count for group, count in cpus.items()}
+    counts = {f"cpu-{group.replace('_', '-')}": count for group, count in cpus.items()}
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name=name, uid=f"u-{name}")
     return AdoptRequest(
         op_id="of-old", owner=owner, devices={"cpu": tuple(counts)}, shared={"cpu": tuple(counts)}, group_cpus=counts
@@ -147,7 +147,7 @@ def test_groups_are_the_units_of_the_machine() -> None:
     """
     (first, second), (whole,) = groups("numa"), groups("machine")
 
-    assert (first.name, second.name, whole.name) == ("cpus-numa-0", "cpus-numa-1", "cpus-machine")
+    assert (first.name, second.name, whole.name) == ("cpu-numa-0", "cpu-numa-1", "cpu-machine")
     assert (first.near_cpus, first.numa_nodes, whole.numa_nodes) == (CpuSet.parse("0-3"), NodeSet(0), NodeSet(0, 1))
     assert [device.capacity for device in (first, second, whole)] == [{"cpus": 4}, {"cpus": 4}, {"cpus": 8}]
     assert all(device.allows_multiple for device in (first, second, whole))
@@ -165,8 +165,8 @@ async def test_claims_of_a_group_get_cpus_of_their_own(rig: Rig, runtime: Simula
         await runtime.synchronized.wait()
         neighbour = await runtime.create("neighbour", pod="other")
         errors = (await prepare(rig, "one"), await prepare(rig, "two"))
-        first = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpus-numa-1",))
-        second = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-two-cpus-numa-1",))
+        first = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpu-numa-1",))
+        second = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-two-cpu-numa-1",))
         shared = neighbour.cpus
         await runtime.end(first)
         await rig.kubelet.unprepare_claims([reference("one")])
@@ -198,7 +198,7 @@ async def test_choice_stays_when_the_claim_is_asked_for_again(rig: Rig, runtime:
             again = held(rig, "one")
             await rig.kubelet.unprepare_claims([reference("one")])
             await prepare(rig, "one")
-            pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpus-numa-0",))
+            pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpu-numa-0",))
 
     assert (chosen, again, pinned.cpus) == (CpuSet(1, 2), CpuSet(1, 2), CpuSet(1, 2))
 
@@ -215,7 +215,7 @@ async def test_claim_is_refused_when_others_hold_the_groups_cpus(rig: Rig, runti
         await runtime.synchronized.wait()
         large, small = await prepare(rig, "large"), await prepare(rig, "small")
 
-    assert "group cpus-numa-0: wants 3 exclusive CPUs, of which 2 can be had together" in large
+    assert "group cpu-numa-0: wants 3 exclusive CPUs, of which 2 can be had together" in large
     assert (small, held(rig, "small"), held(rig, "large")) == ("", CpuSet(2, 3), CpuSet())
 
 
@@ -245,14 +245,14 @@ async def test_claim_has_all_cpus_of_a_group_when_the_cluster_shares_no_devices(
     async with runtime.serving(), rig.kubelet, rig.gateway(cpus=CpuSettings(owned="1-7")):
         await runtime.synchronized.wait()
         first = await prepare(rig, "whole")
-        pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-whole-cpus-numa-0",))
+        pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-whole-cpu-numa-0",))
         chosen = held(rig, "whole")
         again = await prepare(rig, "whole")
         second = await prepare(rig, "two")
         await rig.kubelet.unprepare_claims([reference("whole")])
 
     assert (first, chosen, pinned.cpus, again) == ("", CpuSet(1, 2, 3), CpuSet(1, 2, 3), "")
-    assert "claim default/whole holds cpus-numa-0" in second
+    assert "claim default/whole holds cpu-numa-0" in second
 
 
 async def test_container_runs_on_the_pool_too_when_its_claim_says_so(rig: Rig, runtime: SimulatedRuntime) -> None:
@@ -265,7 +265,7 @@ async def test_container_runs_on_the_pool_too_when_its_claim_says_so(rig: Rig, r
         await runtime.synchronized.wait()
         neighbour = await runtime.create("neighbour", pod="other")
         error = await prepare(rig, "mixed")
-        mixed = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-mixed-cpus-numa-0",))
+        mixed = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-mixed-cpu-numa-0",))
         alone = (mixed.cpus, neighbour.cpus)
         await prepare(rig, "one")
         beside = (mixed.cpus, neighbour.cpus)
@@ -285,7 +285,7 @@ async def test_containers_of_a_pod_have_what_they_name(rig: Rig, runtime: Simula
     """
     await rig.plane.store(claim("near", numa_0=2))
     await rig.plane.store(claim("far", numa_1=1))
-    near, far = "topobus.dev/cpu=claim-u-near-cpus-numa-0", "topobus.dev/cpu=claim-u-far-cpus-numa-1"
+    near, far = "topobus.dev/cpu=claim-u-near-cpu-numa-0", "topobus.dev/cpu=claim-u-far-cpu-numa-1"
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         errors = (await prepare(rig, "near"), await prepare(rig, "far"))
@@ -329,7 +329,7 @@ async def test_sets_stay_when_kubelet_and_the_cpu_service_come_back(rig: Rig, ru
             await runtime.synchronized.wait()
             neighbour = await runtime.create("neighbour", pod="other")
             await prepare(rig, "one")
-            pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpus-numa-0",))
+            pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpu-numa-0",))
         await rig.plane.show("cpu", *groups())
         async with KubeletSimulator(rig.kubelet.root) as kubelet:
             await kubelet.wait_for_driver(DRIVER)
@@ -401,12 +401,12 @@ async def test_cpus_of_a_running_claim_are_given_to_nobody_when_the_ledger_is_lo
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         first = await prepare(rig, "one")
-        pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpus-numa-0",))
+        pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpu-numa-0",))
         await rig.plane.lose()
         second, third = await prepare(rig, "two"), await prepare(rig, "three")
 
     assert (first, second, pinned.cpus, held(rig, "two")) == ("", "", CpuSet(0, 1), CpuSet(2, 3))
-    assert "group cpus-numa-0: wants 1 exclusive CPUs, of which 0 can be had together" in third
+    assert "group cpu-numa-0: wants 1 exclusive CPUs, of which 0 can be had together" in third
 
 
 async def test_ledger_that_was_lost_is_told_of_a_groups_cpus_again(rig: Rig, runtime: SimulatedRuntime) -> None:
@@ -430,7 +430,7 @@ async def test_ledger_that_was_lost_is_told_of_a_groups_cpus_again(rig: Rig, run
 
     assert isinstance(admitted, Admission), admitted
     assert (before, after, allocation.is_prepared) == (CpuSet(1, 2), CpuSet(1, 2), True)
-    assert [dict(holding.groups) for holding in allocation.holdings] == [{"cpus-numa-0": CpuSet(1, 2)}]
+    assert [dict(holding.groups) for holding in allocation.holdings] == [{"cpu-numa-0": CpuSet(1, 2)}]
 
 
 async def test_claim_gets_other_cpus_when_an_old_ledger_gives_it_those_of_another(
@@ -444,13 +444,13 @@ async def test_claim_gets_other_cpus_when_an_old_ledger_gives_it_those_of_anothe
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         await prepare(rig, "one")
-        pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpus-numa-0",))
+        pinned = await runtime.create("main", cdi=("topobus.dev/cpu=claim-u-one-cpu-numa-0",))
         await rig.plane.lose()
         asked = await rig.bus.ask(ADOPT, adoption("two", numa_0=2), timeout_s=60, node=NODE)
         error = await prepare(rig, "two")
 
     assert isinstance(asked.result, Adopted)
-    assert asked.result.cpus == {"cpus-numa-0": CpuSet(0, 1)}
+    assert asked.result.cpus == {"cpu-numa-0": CpuSet(0, 1)}
     assert (error, pinned.cpus, held(rig, "two")) == ("", CpuSet(0, 1), CpuSet(2, 3))
 
 
@@ -462,7 +462,7 @@ async def test_claim_is_refused_when_its_cpus_are_a_running_claims(rig: Rig, run
     assert honest is not None
 
     async def confused(request: PrepareRequest) -> PrepareReply:
-        return await honest(msgspec.structs.replace(request, cpus={"cpus-numa-0": CpuSet(0, 1)}))
+        return await honest(msgspec.structs.replace(request, cpus={"cpu-numa-0": CpuSet(0, 1)}))
 
     await rig.plane.store(claim("one", numa_0=2))
     await rig.plane.store(claim("two", numa_0=2))

@@ -26,6 +26,7 @@ from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import ClaimReference, KubeletSimulator
 from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
@@ -33,8 +34,8 @@ from topobus.values.request import Owner, OwnerKind
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 ALL = CpuSet(0, 1, 2, 3)
-FIRST = ClaimReference(name="first", uid="u-first", drivers=("cpu.topobus.dev",))
-SECOND = ClaimReference(name="second", uid="u-second", drivers=("cpu.topobus.dev",))
+FIRST = ClaimReference(name="first", uid="u-first", drivers=(DRIVER,))
+SECOND = ClaimReference(name="second", uid="u-second", drivers=(DRIVER,))
 
 
 def cpu(number: int) -> Device:
@@ -80,7 +81,7 @@ def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
 
 async def prepare(rig: Rig, reference: ClaimReference) -> str:
     """Prepare a claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver("cpu.topobus.dev")
+    await rig.kubelet.wait_for_driver(DRIVER)
     (prepared,) = await rig.kubelet.prepare_claims([reference])
     return prepared.error
 
@@ -150,7 +151,7 @@ async def test_claim_is_refused_when_it_would_empty_the_shared_pool(rig: Rig, ru
     async with runtime.serving(), rig.kubelet, rig.gateway():
         await runtime.synchronized.wait()
         neighbour = await runtime.create("neighbour")
-        error = await prepare(rig, ClaimReference(name="all", uid="u-all", drivers=("cpu.topobus.dev",)))
+        error = await prepare(rig, ClaimReference(name="all", uid="u-all", drivers=(DRIVER,)))
 
     assert "CPUs 0-3 are the last of the shared pool (0-3)" in error
     assert neighbour.cpus == ALL
@@ -177,7 +178,7 @@ async def test_claim_is_refused_when_kubelets_manager_may_give_its_cpu_as_well(
     async with runtime.serving(), kubelet, rig.gateway():
         await runtime.synchronized.wait()
         neighbour = await runtime.create("neighbour")
-        await kubelet.wait_for_driver("cpu.topobus.dev")
+        await kubelet.wait_for_driver(DRIVER)
         (contradicted,) = await kubelet.prepare_claims([FIRST])
         unchanged = neighbour.cpus
         (reserved,) = await kubelet.prepare_claims([SECOND])
@@ -318,7 +319,7 @@ async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_mad
     """
     async with runtime.serving(), rig.kubelet, rig.gateway(), asyncio.TaskGroup() as group:
         await runtime.synchronized.wait()
-        await rig.kubelet.wait_for_driver("cpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         neighbour = await runtime.create("neighbour", pod="other")
         answers: list[asyncio.Task[str]] = []
 
@@ -408,7 +409,7 @@ async def test_container_has_the_smaller_pool_when_a_claim_comes_while_it_is_sta
     runtime.control_groups = None  # the kernel would tell
     async with runtime.serving(), rig.kubelet, rig.gateway(), asyncio.TaskGroup() as group:
         await runtime.synchronized.wait()
-        await rig.kubelet.wait_for_driver("cpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         neighbour = await runtime.create("neighbour", pod="other")
         answers: list[asyncio.Task[str]] = []
         too_early: list[bool] = []
@@ -560,7 +561,7 @@ async def test_hanging_container_stands_in_nobodys_way_when_it_cannot_be_on_a_cl
         await runtime.until(lambda: any(hanging.id in update for update in runtime.updates))
         await rig.plane.store(claim("third", "u-third", "cpu-2"))
         before = len(runtime.updates)
-        error = await prepare(rig, ClaimReference(name="third", uid="u-third", drivers=("cpu.topobus.dev",)))
+        error = await prepare(rig, ClaimReference(name="third", uid="u-third", drivers=(DRIVER,)))
         named = {name for update in runtime.updates[before:] for name in update}
 
     assert (error, neighbour.cpus, named) == ("", CpuSet(0, 3), {neighbour.id})

@@ -21,11 +21,12 @@ from topobus.gateway.config import RuntimeSettings
 from topobus.simulation.container_runtime import MadeContainer, NotStarted, NotStopped, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-GPU, DRIVER = "topobus.dev/gpu", "gpu.topobus.dev"
+GPU = "topobus.dev/gpu"
 FIRST = ClaimReference(name="first", uid="u-first", drivers=(DRIVER,))
 SECOND = ClaimReference(name="second", uid="u-second", drivers=(DRIVER,))
 CDI = ("topobus.dev/gpu=claim-u-first-gpu-0",)

@@ -22,13 +22,13 @@ from topobus.process.clock import SystemClock
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import Sandbox
 
 pytestmark = pytest.mark.integration
 
 USER = "system:serviceaccount:topobus:topobus-gateway"
-DRIVER = "gpu.topobus.dev"
 _MANIFEST = Path(__file__).resolve().parents[4] / "deploy" / "kubernetes" / "gateway.yaml"
 _ROLES = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 

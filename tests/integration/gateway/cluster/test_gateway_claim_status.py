@@ -23,10 +23,9 @@ from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER, group_of_class
 
 pytestmark = pytest.mark.integration
-
-DRIVER = "gpu.topobus.dev"
 
 
 @pytest_asyncio.fixture
@@ -79,7 +78,7 @@ async def until_said(server: ApiServerSimulator, name: str, *devices: str) -> No
 
 
 async def test_status_comes_with_the_preparation_and_goes_with_it(rig: Rig, server: ApiServerSimulator) -> None:
-    """Each device of the claim has an entry of its driver until it is undone.
+    """Each device of the claim has an entry, written under its class's name, until it is undone.
 
     Kubelet's answer does not wait for it.
     """
@@ -93,7 +92,7 @@ async def test_status_comes_with_the_preparation_and_goes_with_it(rig: Rig, serv
 
     patches = [request for request in server.requests if request.path.endswith("/training/status")]
     assert {(request.method, request.query["fieldManager"], request.code) for request in patches} == {
-        ("PATCH", DRIVER, 200)
+        ("PATCH", group_of_class("gpu"), 200)
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 from support.cluster_slices import allocated
 from support.gateway_rig import Rig
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.dra_names import DRIVER
 from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -22,7 +23,7 @@ async def test_claim_is_read_from_the_api_server_when_kubelet_prepares_it(rig: R
     """
     training = allocated(server, "training", "gpu-0")
     async with rig.gateway(), rig.kubelet:
-        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         (prepared,) = await rig.kubelet.prepare_claims([training])
         (replaced,) = await rig.kubelet.prepare_claims([msgspec.structs.replace(training, uid="another")])
         (missing,) = await rig.kubelet.prepare_claims([msgspec.structs.replace(training, name="none", uid="none")])
@@ -43,12 +44,12 @@ async def test_claim_is_tried_again_when_the_api_server_is_troubled_for_a_moment
     training = allocated(server, "training", "gpu-0")
     patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
     async with rig.gateway(deadlines=patient), rig.kubelet:
-        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         server.refuse("GET", "resourceclaims", code=500, times=2)
         server.refuse("GET", "resourceclaims", code=429, retry_after_s=1)
         (prepared,) = await rig.kubelet.prepare_claims([training])
     async with rig.gateway(deadlines=msgspec.structs.replace(patient, claim_retry_s=0.0)), rig.kubelet:
-        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         server.refuse("GET", "resourceclaims", code=500)
         (failed,) = await rig.kubelet.prepare_claims([allocated(server, "other", "gpu-1")])
 
@@ -70,7 +71,7 @@ async def test_device_is_free_for_the_next_claim_when_the_scheduler_took_the_fir
     """
     first = allocated(server, "first", "gpu-0")
     async with rig.gateway(deadlines=msgspec.structs.replace(rig.settings.deadlines, reconcile_s=600.0)), rig.kubelet:
-        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         await rig.kubelet.prepare_claims([first])
         await rig.kubelet.unprepare_claims([first])
         second = allocated(server, "second", "gpu-0")
@@ -100,7 +101,7 @@ async def test_unprepare_succeeds_when_the_api_server_is_away(rig: Rig, server: 
     """A pod can end without the API server; its devices are let go when it is back and says so."""
     training = allocated(server, "training", "gpu-0")
     async with rig.gateway(), rig.kubelet:
-        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         await rig.kubelet.prepare_claims([training])
         await server.stop()
 

@@ -18,11 +18,11 @@ from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-DRIVER = "gpu.topobus.dev"
 SICK, WELL = "DeviceUnhealthy", "DeviceHealthy"
 
 

@@ -29,6 +29,7 @@ from topobus.gateway.cluster.objects import (
 from topobus.gateway.config import ClusterSettings
 from topobus.kubernetes import access as kubernetes_access
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import ConfigError, PeerUnavailable
 
 pytestmark = pytest.mark.integration
@@ -219,7 +220,7 @@ async def test_pod_without_a_cluster_around_it_is_told_what_is_missing(
 def a_slice(**device: Any) -> ApiObject:
     """A slice with one device."""
     spec = {
-        "driver": "gpu.topobus.dev",
+        "driver": DRIVER,
         "nodeName": NODE,
         "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
         "devices": [{"name": "gpu-0", "attributes": {"model": {"string": "T4"}}, **device}],

@@ -8,6 +8,7 @@ import pytest
 
 from support.cluster_slices import shown, taints
 from support.gateway_rig import Rig
+from support.node_plane import NODE
 from support.partitioned_cards import SHARED_NIC, card, counters_of
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.request import Owner, OwnerKind
@@ -27,18 +28,21 @@ async def test_slices_show_partitions_and_shares(rig: Rig, server: ApiServerSimu
     async with rig.gateway():
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
-    gpu = [each for each in server.objects("ResourceSlice") if each["spec"]["driver"] == "gpu.topobus.dev"]
-    assert [sorted(each["spec"].keys() & {"devices", "sharedCounters"}) for each in gpu] == [
+    gpu, of_nic, counters = sorted(server.objects("ResourceSlice"), key=lambda each: str(each["metadata"]["name"]))
+    assert [sorted(each["spec"].keys() & {"devices", "sharedCounters"}) for each in (gpu, of_nic, counters)] == [
+        ["devices"],
         ["devices"],
         ["sharedCounters"],
     ]
-    assert [each["spec"]["pool"]["resourceSliceCount"] for each in gpu] == [2, 2]
-    assert gpu[1]["metadata"]["name"].startswith("f00-")
-    assert gpu[1]["spec"]["sharedCounters"] == [{"name": "gpu-0", "counters": {"slices": {"value": "7"}}}]
-    assert [device["consumesCounters"] for device in gpu[0]["spec"]["devices"]] == [
+    assert [each["spec"]["pool"] for each in (gpu, of_nic, counters)] == [
+        {"name": NODE, "generation": 1, "resourceSliceCount": 3}
+    ] * 3
+    assert counters["metadata"]["name"].startswith("f00-")
+    assert counters["spec"]["sharedCounters"] == [{"name": "gpu-0", "counters": {"slices": {"value": "7"}}}]
+    assert [device["consumesCounters"] for device in gpu["spec"]["devices"]] == [
         [{"counterSet": "gpu-0", "counters": {"slices": {"value": amount}}}] for amount in ("7", "4", "3", "3")
     ]
-    (nic,) = shown(server)["nic.topobus.dev"]
+    (nic,) = shown(server)["nic"]
     assert nic["allowMultipleAllocations"] is True
     assert nic["capacity"]["bandwidth"]["requestPolicy"] == {"default": "1k", "validRange": {"min": "1k", "step": "1k"}}
 
@@ -60,7 +64,7 @@ async def test_cards_are_offered_whole_when_the_server_keeps_no_counters(
     assert [device["name"] for device in devices if device["name"].startswith("gpu-")] == ["gpu-0", "gpu-1"]
     assert not any("consumesCounters" in device for device in devices)
     assert (
-        "gpu.topobus.dev: gpu-0-part-a is left out: the API server stores no counters (feature DRAPartitionableDevices)"
+        "gpu-0-part-a is left out: the API server stores no counters (feature DRAPartitionableDevices)"
         in report["slices"]
     )
     assert set(dropped) >= set(pods.dropped_slice_fields) > set()
@@ -78,7 +82,7 @@ async def test_partitions_come_when_the_server_learns_counters(rig: Rig, server:
         server.put({"kind": "Node", "metadata": {"name": "other"}})
         server.compact()
         server.close_watches()
-        await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 4, what="the partitions")
+        await server.until(lambda: len(shown(server)["gpu"]) == 4, what="the partitions")
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
 
@@ -98,14 +102,16 @@ async def test_slices_are_written_again_when_features_are_switched_off_under_sto
         server.put({"kind": "Node", "metadata": {"name": "other"}})
         server.compact()
         server.close_watches()
-        await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 1, what="the card alone")
+        await server.until(lambda: len(shown(server).get("gpu", [])) == 1, what="the card alone")
         await rig.readiness.until(lambda report: "stores no counters" in report.get("slices", ""))
-        await server.until(
-            lambda: "allowMultipleAllocations" not in shown(server)["nic.topobus.dev"][0], what="no share"
-        )
+        await server.until(lambda: "allowMultipleAllocations" not in shown(server)["nic"][0], what="no share")
         pods = await rig.pods()
 
-    gpu = [each["spec"] for each in server.objects("ResourceSlice") if each["spec"]["driver"] == "gpu.topobus.dev"]
+    gpu = [
+        each["spec"]
+        for each in server.objects("ResourceSlice")
+        if any(device["name"].startswith("gpu-") for device in each["spec"].get("devices", ()))
+    ]
     assert [[device["name"] for device in spec["devices"]] for spec in gpu] == [["gpu-0"]]
     assert "consumesCounters" not in gpu[0]["devices"][0]
     assert {*shares} < {*pods.dropped_slice_fields}

@@ -1,6 +1,4 @@
-"""Pools in ResourceSlices: a class's driver shows the devices of those pools whose exposure says
-so.
-"""
+"""Pools of a class in ResourceSlices: those are shown whose exposure says so."""
 
 from __future__ import annotations
 
@@ -46,10 +44,13 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
 
 
 def shown(server: ApiServerSimulator) -> dict[str, list[str]]:
-    """Driver to device names, as the API server has them."""
+    """Class to device names, as the API server has them. A slice has devices of one class."""
     return {
-        resource_slice["spec"]["driver"]: [it["name"] for it in resource_slice["spec"].get("devices", [])]
-        for resource_slice in server.objects("ResourceSlice")
+        names[0].partition("-")[0]: names
+        for names in (
+            [it["name"] for it in resource_slice["spec"].get("devices", [])]
+            for resource_slice in server.objects("ResourceSlice")
+        )
     }
 
 
@@ -69,7 +70,7 @@ async def test_slices_show_what_the_exposure_of_class_and_pool_says(
 
     A change of exposure takes back what was shown before.
     """
-    wanted = {"nic.topobus.dev": ["nic-0"], **({"gpu.topobus.dev": gpus} if gpus is not None else {})}
+    wanted = {"nic": ["nic-0"], **({"gpu": gpus} if gpus is not None else {})}
     async with rig.gateway():
         await server.until(lambda: len(shown(server)) == 2, what="two slices")
     async with rig.gateway(exposure=exposure):

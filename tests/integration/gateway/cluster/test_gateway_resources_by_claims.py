@@ -8,12 +8,15 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from support.cluster_slices import taints
 from support.gateway_rig import Rig
 from support.looks import until
 from support.node_plane import NODE, device
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -21,9 +24,7 @@ GPU, NIC = "topobus.dev/gpu", "topobus.dev/nic"
 POD = Pod(name="p", uid="p-1", containers=(Container(name="main", resources={GPU: 1}),))
 
 
-def device_class(
-    expression: str = 'device.driver == "gpu.topobus.dev"', *, name: str = "gpu.topobus.dev"
-) -> dict[str, object]:
+def device_class(expression: str = class_selector("gpu"), *, name: str = "gpu.topobus.dev") -> dict[str, object]:
     """The class by which claims serve the resource, as examples/claims/classes.yaml has it."""
     spec = {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": GPU}
     return {"kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
@@ -43,7 +44,7 @@ async def taken_back(rig: Rig) -> None:
 async def registered(rig: Rig) -> set[str]:
     """The resources that kubelet has, once the gateway has nothing left to register."""
     await rig.readiness.until(lambda report: report.get("registration") == "ready")
-    await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+    await rig.kubelet.wait_for_driver(DRIVER)
     return set(rig.kubelet.capacity())
 
 
@@ -65,11 +66,11 @@ async def test_device_plugin_is_not_registered_when_the_api_server_keeps_the_res
 @pytest.mark.parametrize(
     ("case", "expression", "node"),
     [
-        ("older-server", 'device.driver == "gpu.topobus.dev"', {}),
+        ("older-server", class_selector("gpu"), {}),
         ("class-of-others", 'device.driver == "gpu.nvidia.com"', {}),
         ("class-of-a-part", 'device.attributes["resource.kubernetes.io"].numaNode == 0', {}),
         ("class-that-does-not-compile", "device.drivers", {}),
-        ("older-kubelet", 'device.driver == "gpu.topobus.dev"', {"nodeInfo": {"kubeletVersion": "v1.35.3"}}),
+        ("older-kubelet", class_selector("gpu"), {"nodeInfo": {"kubeletVersion": "v1.35.3"}}),
     ],
 )
 async def test_device_plugin_serves_when_claims_cannot(
@@ -232,10 +233,4 @@ async def test_list_of_an_earlier_gateway_is_taken_back_when_the_node_counts_it_
 
 def _tainted(server: ApiServerSimulator) -> int:
     """How many GPUs the slices close to claims."""
-    slices = [each["spec"] for each in server.objects("ResourceSlice") if each["spec"]["driver"] == "gpu.topobus.dev"]
-    return sum(
-        taint["key"] == "topobus.dev/occupied"
-        for spec in slices
-        for gpu in spec["devices"]
-        for taint in gpu.get("taints", ())
-    )
+    return sum("topobus.dev/occupied:NoSchedule" in closed for closed in taints(server).values())

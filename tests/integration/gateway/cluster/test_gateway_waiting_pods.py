@@ -27,12 +27,13 @@ from topobus.testing.kubelet import (
     PreparedClaim,
     Rejection,
 )
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-GPU, DRIVER = "topobus.dev/gpu", "gpu.topobus.dev"
+GPU = "topobus.dev/gpu"
 SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
 FORMER = {"kind": "ResourceClaim", "metadata": {"name": "former"}, "spec": SPEC}
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=GPU, uid="hash")

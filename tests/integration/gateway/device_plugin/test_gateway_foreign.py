@@ -16,7 +16,6 @@ import pytest_asyncio
 
 from support.foreign_rig import (
     CLASS,
-    DRIVER,
     ONE_NODE,
     RESOURCE,
     TRAINING,
@@ -43,6 +42,7 @@ from topobus.testing.kubelet import (
     Admission,
     Rejection,
 )
+from topobus.values.dra_names import DRIVER, foreign_device
 from topobus.values.errors import ConfigError
 from topobus.values.health import HealthState
 from topobus.values.idset import NodeSet
@@ -100,7 +100,7 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
                 await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
 
     assert [device.numa_nodes.ids if device.numa_nodes else None for device in found_inventory.devices] == [(0,), (1,)]
-    assert all(device.name.startswith("widget-") for device in found_inventory.devices)
+    assert all(device.name.startswith(f"{CLASS}--") for device in found_inventory.devices)
     edits = admitted.container("main").edits
     assert edits.env["WIDGETS"] in ("Widget_0", "Widget_1")
     assert [(device_node.path, device_node.host_path) for device_node in edits.device_nodes] == [
@@ -381,7 +381,7 @@ async def test_claim_is_refused_when_a_trusted_plugins_answer_has_no_form_in_cdi
     """
     async with rig.kubelet, rig.gateway(edits={CLASS: AS_KUBELET}), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         plugin.mounts = [pb.Mount(container_path="opt", host_path="opt/acme")]
-        await claim_of(rig, "w-0")
+        await claim_of(rig, foreign_device(CLASS, "w-0"))
         await rig.kubelet.wait_for_driver(DRIVER)
         (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
         files = list(rig.cdi_dir.iterdir())

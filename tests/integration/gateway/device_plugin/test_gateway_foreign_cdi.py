@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from support.foreign_rig import CLASS, DRIVER, TRAINING, claim_of, make_foreign_rig, pod, trivial_plugin
+from support.foreign_rig import CLASS, TRAINING, claim_of, make_foreign_rig, pod, trivial_plugin
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
 from support.public_cdi_files import GENERATORS
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, parse, render
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Rejection
+from topobus.values.dra_names import DRIVER, foreign_device
 from topobus.values.edits import ContainerEdits, Hook
 
 pytestmark = pytest.mark.integration
@@ -44,7 +45,7 @@ async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         plugin.env = {"OWN": "1"}
         plugin.cdi_devices = ["acme.example/widget=absent"]
-        await claim_of(rig, "w-0")
+        await claim_of(rig, foreign_device(CLASS, "w-0"))
         await rig.kubelet.wait_for_driver(DRIVER)
         (unresolved,) = await rig.kubelet.prepare_claims([TRAINING])
         plugin.cdi_devices = ["acme.example/widget=w"]
@@ -75,7 +76,7 @@ async def test_hooks_and_groups_of_a_cdi_file_reach_a_claim_and_are_refused_to_a
     (rig.cdi_dir / "nvidia.json").write_bytes(render(made).replace(b'"kind"', b'"annotations": {"a": "b"}, "kind"'))
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0), listed("w-1", 0)) as plugin:
         plugin.cdi_devices = ["nvidia.com/gpu=0"]
-        await claim_of(rig, "w-0")
+        await claim_of(rig, foreign_device(CLASS, "w-0"))
         await rig.kubelet.wait_for_driver(DRIVER)
         (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
         rejected = await rig.kubelet.admit(pod(1))
@@ -106,7 +107,7 @@ async def test_file_as_its_generator_writes_it_serves_a_claim_when_a_plugin_name
     (rig.cdi_dir / "other.yml").write_text(text)
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         plugin.cdi_devices = ["acme.example/w=absent"]
-        await claim_of(rig, "w-0")
+        await claim_of(rig, foreign_device(CLASS, "w-0"))
         await rig.kubelet.wait_for_driver(DRIVER)
         (unresolved,) = await rig.kubelet.prepare_claims([TRAINING])
         plugin.cdi_devices = [public.device]

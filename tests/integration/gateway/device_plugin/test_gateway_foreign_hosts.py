@@ -23,6 +23,7 @@ from topobus.engine.health.silence import Answered
 from topobus.formats.messages.catalogue import PREPARE
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, Container, Pod
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 
 pytestmark = pytest.mark.integration
@@ -140,7 +141,7 @@ async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(
         report = rig.readiness.report()
         node_pods = await rig.pods()
         await rig.kubelet.wait_for_resource(ONE, allocatable=1)
-        await rig.kubelet.wait_for_driver("one-acme.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         judged = await _doctor(rig)
         broken.left = 0
         # It does not register again.
@@ -155,7 +156,7 @@ async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(
     assert "other.example/two: its device host ended: no room for another one" in report["foreign-plugins"]
     assert node_pods.plugin_failures == {TWO: "its device host ended: no room for another one"}
     # By the gateway's word: its kubelet is not where this machine has one.
-    assert judged[f"{NODE}: kubelet"] == ("ok", "has acme.example/one, one-acme.topobus.dev")
+    assert judged[f"{NODE}: kubelet"] == ("ok", f"has acme.example/one, {DRIVER}")
     assert judged[f"{NODE}: {TWO}"] == (
         "fail",
         "its device plugin is not served: its device host ended: no room for another one",

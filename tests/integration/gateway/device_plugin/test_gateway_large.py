@@ -31,6 +31,7 @@ from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.kubelet import Admission, Container, Pod
 from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Cpu, Machine, NumaNode
@@ -39,7 +40,6 @@ pytestmark = pytest.mark.integration
 
 RESOURCE = "acme.example/widget"
 CLASS = "widget-acme"
-DRIVER = f"{CLASS}.topobus.dev"
 # Ends a test that hangs; thousands of devices take seconds on a busy machine.
 _LIMIT_S = 120.0
 
@@ -89,7 +89,7 @@ async def test_last_good_list_stays_when_a_newer_one_cannot_be_published(rig: Ri
 
     assert said["foreign-plugins"].startswith(f"ready: {RESOURCE}: 2 devices cannot be published: ")
     assert standing is not None
-    assert [each_device.name for each_device in standing.value.devices] == ["w-0"]
+    assert [each_device.name for each_device in standing.value.devices] == [f"{CLASS}--w-0"]
 
 
 async def test_gateway_goes_on_when_the_device_host_of_a_plugin_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from support.shared_devices import GIB, RESOURCE, share_claim, shared_gpus
 from topobus.engine.ledger.ledger_invariant import check_holders
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim, Rejection
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-DRIVER = "gpu.topobus.dev"
 QUARTER = {"memory": 20 * GIB, "shares": 1}
 
 

@@ -14,12 +14,13 @@ from support.node_plane import claim, device
 from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.edits import ContainerEdits
 from topobus.values.outcome import Reason, Refusal
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-GPU = ClaimReference(name="training", uid="u-training", drivers=("gpu.topobus.dev",))
+GPU = ClaimReference(name="training", uid="u-training", drivers=(DRIVER,))
 
 
 @pytest_asyncio.fixture
@@ -43,19 +44,25 @@ async def test_claims_are_counted_when_they_are_refused_prepared_and_undone(rig:
         return PrepareReply(result=Prepared(edits={"gpu-0": ContainerEdits(env={"GPU": "0"})}))
 
     def sample(name: str, **labels: str) -> float:
-        return rig.registry.get_sample_value(f"topobus_gateway_{name}", {"class": "gpu", **labels}) or 0.0
+        return rig.registry.get_sample_value(f"topobus_gateway_{name}", labels) or 0.0
 
     rig.plane.prepare_by = work
     async with rig.kubelet, rig.gateway():
-        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.wait_for_driver(DRIVER)
         await rig.kubelet.prepare_claims([GPU])
-        when_refused = sample("claim_prepares_total", outcome="refused"), sample("claims_prepared")
+        when_refused = sample("claim_prepares_total", outcome="refused"), sample("claims_prepared", **{"class": "gpu"})
         is_sick = False
         await rig.kubelet.prepare_claims([GPU])
-        when_prepared = sample("claim_prepares_total", outcome="prepared"), sample("claims_prepared")
+        when_prepared = (
+            sample("claim_prepares_total", outcome="prepared"),
+            sample("claims_prepared", **{"class": "gpu"}),
+        )
         written = sample("cdi_write_seconds_count", outcome="written")
         await rig.kubelet.unprepare_claims([GPU])
-        when_undone = sample("claim_unprepares_total", outcome="unprepared"), sample("claims_prepared")
+        when_undone = (
+            sample("claim_unprepares_total", outcome="unprepared"),
+            sample("claims_prepared", **{"class": "gpu"}),
+        )
         tries = sample("claim_prepare_seconds_count")
 
     assert (when_refused, when_prepared, when_undone) == ((1, 0), (1, 1), (1, 0))

@@ -18,11 +18,13 @@ from topobus.formats.kubernetes.classic.classic_handles import only_node, write_
 from topobus.formats.messages.messages import ApiObject, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
+# The classic API has a driver a class.
 GPU = "gpu.topobus.dev"
-REFERENCE = ClaimReference(name="old", uid="u-old", drivers=(GPU,))
+REFERENCE = ClaimReference(name="old", uid="u-old", drivers=(DRIVER,))
 SHARING = {"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "TimeSlicing"}
 
 
@@ -52,7 +54,7 @@ async def test_classic_claim_is_prepared_with_its_handles_devices_and_configurat
     """
     await rig.plane.store(_claim(write_handle(GPU, NODE, ("gpu-0", "gpu-1"), (SHARING,))))
     async with rig.kubelet, rig.gateway():
-        await rig.kubelet.wait_for_driver(GPU)
+        await rig.kubelet.wait_for_driver(DRIVER)
         (prepared,) = await rig.kubelet.prepare_claims([REFERENCE])
         errors = await rig.kubelet.unprepare_claims([REFERENCE])
     asked = [message for _, message in rig.plane.asks.asked if isinstance(message, PrepareRequest)]
@@ -72,7 +74,7 @@ async def test_classic_claim_is_prepared_with_its_handles_devices_and_configurat
         (_claim(), "is not allocated"),
         (_claim(write_handle(GPU, "elsewhere", ("gpu-0",))), "is in pool elsewhere"),
         (_claim(classic.ResourceHandle(driver_name=GPU, data="{")), "status.allocation.resourceHandles[0].data"),
-        (_claim(classic.ResourceHandle(driver_name="x.example.com", data="{")), f"has no device of driver {GPU}"),
+        (_claim(classic.ResourceHandle(driver_name="x.example.com", data="{")), f"has no device of driver {DRIVER}"),
     ],
 )
 async def test_classic_claim_is_refused_when_its_handles_name_nothing_here(
@@ -81,7 +83,7 @@ async def test_classic_claim_is_refused_when_its_handles_name_nothing_here(
     """An unreadable handle never prepares something else."""
     await rig.plane.store(msgspec.structs.replace(stored))
     async with rig.kubelet, rig.gateway():
-        await rig.kubelet.wait_for_driver(GPU)
+        await rig.kubelet.wait_for_driver(DRIVER)
         (prepared,) = await rig.kubelet.prepare_claims([REFERENCE])
 
     assert wanted in prepared.error

@@ -5,25 +5,29 @@ long as it is allocated.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import msgspec
 import pytest
 
-from support.dra_claims import DRIVER, HOLDER, TRAINING, UID, cdi_file, prepare, service_socket
+from support.dra_claims import HOLDER, TRAINING, UID, cdi_file, prepare, service_socket
 from support.gateway_rig import Rig
-from support.node_plane import NODE, claim
+from support.node_plane import NODE, claim, no
 from topobus.formats.containers.cdi import parse
 from topobus.formats.messages.catalogue import RELEASE
-from topobus.formats.messages.messages import ReleaseRequest
+from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, ReleaseRequest
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
 from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
+from topobus.values.dra_names import DRIVER
+from topobus.values.edits import ContainerEdits
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-BOTH = ClaimReference(name="both", uid="u-both", drivers=(DRIVER, "nic.topobus.dev"))
+BOTH = ClaimReference(name="both", uid="u-both", drivers=(DRIVER,))
 
 
 async def test_gateway_prepares_a_claim_and_writes_its_cdi_file_when_kubelet_asks(rig: Rig) -> None:
@@ -237,27 +241,100 @@ async def test_gateway_calls_it_success_when_an_unknown_claim_is_unprepared(rig:
     assert rig.plane.asks.requests("unprepare") == []
 
 
-async def test_gateway_keeps_a_claim_whole_when_two_drivers_share_it(rig: Rig) -> None:
-    """Each driver prepares its own class.
-
-    The ledger holds all of the claim, until the last of them has undone its part.
+async def test_gateway_prepares_all_classes_of_a_claim_at_once(rig: Rig) -> None:
+    """One call of kubelet's brings the devices of both classes, each with its own CDI file, and one
+    undoes them all.
     """
     await rig.plane.store(claim("both", "u-both", "gpu-0", "nic-1"))
     pod = Pod(name="p", uid="p-1", containers=(Container(name="main"),), claims=(BOTH,))
     async with rig.kubelet, rig.gateway():
-        for driver in BOTH.drivers:
-            await rig.kubelet.wait_for_driver(driver)
+        await rig.kubelet.wait_for_driver(DRIVER)
         admitted = await rig.kubelet.admit(pod)
         held = [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()]
+        files = sorted(path.name for path in rig.cdi_dir.iterdir())
         await rig.plane.drop("both")
         errors = await rig.kubelet.remove(pod)
+        calls = [
+            event.event
+            for event in rig.kubelet.events
+            if event.event in ("NodePrepareResources", "NodeUnprepareResources")
+        ]
 
     assert isinstance(admitted, Admission), admitted
-    assert [(claim_device.driver, claim_device.device) for claim_device in admitted.claims[0].devices] == [
-        (DRIVER, "gpu-0"),
-        ("nic.topobus.dev", "nic-1"),
+    assert [
+        (claim_device.driver, claim_device.pool, claim_device.device, claim_device.cdi_devices)
+        for claim_device in admitted.claims[0].devices
+    ] == [
+        (DRIVER, NODE, "gpu-0", ("topobus.dev/gpu=claim-u-both-gpu-0",)),
+        (DRIVER, NODE, "nic-1", ("topobus.dev/nic=claim-u-both-nic-1",)),
     ]
     assert held == [{"gpu": ("gpu-0",), "nic": ("nic-1",)}]
+    assert files == ["topobus.dev-gpu_u-both.json", "topobus.dev-nic_u-both.json"]
     assert errors == {}
-    assert len(rig.plane.asks.requests("release")) == 1
+    assert calls == ["NodePrepareResources", "NodeUnprepareResources"]
+    assert sorted(request.devices for request in rig.plane.asks.requests("unprepare")) == [("gpu-0",), ("nic-1",)]
+    assert len(rig.plane.asks.requests("adopt")) == len(rig.plane.asks.requests("release")) == 1
     assert rig.plane.ledger.allocations == {}
+    assert list(rig.cdi_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("sick", ["gpu", "nic"])
+async def test_gateway_prepares_no_class_of_a_claim_when_one_is_refused(rig: Rig, sick: str) -> None:
+    """All or nothing: kubelet gets no device, nothing counts as prepared, no file tells of a device.
+
+    The next try continues the same operations, and what kubelet gives up is undone whole.
+    """
+    await rig.plane.store(claim("both", "u-both", "gpu-0", "nic-1"))
+    is_sick = True
+
+    async def work(request: PrepareRequest) -> PrepareReply:
+        if is_sick and request.devices[0].startswith(sick):
+            return PrepareReply(result=no("driver-failed", "firmware is loading"))
+        return PrepareReply(
+            result=Prepared(edits={name: ContainerEdits(env={"CARD": name}) for name in request.devices})
+        )
+
+    rig.plane.prepare_by = work
+    async with rig.kubelet, rig.gateway():
+        refused = await prepare(rig, BOTH)
+        files = list(rig.cdi_dir.iterdir())
+        begun = {
+            entry.device_class: entry.is_prepared
+            for entry in Checkpoint.load(Path(rig.settings.checkpoint_path)).entries()
+        }
+        is_sick = False
+        prepared = await prepare(rig, BOTH)
+        asked = {
+            device_class: [
+                request.op_id
+                for request in rig.plane.asks.requests("prepare")
+                if request.devices[0].startswith(device_class)
+            ]
+            for device_class in ("gpu", "nic")
+        }
+        await rig.kubelet.unprepare_claims([BOTH])
+        is_sick = True
+        given_up = await prepare(rig, BOTH)
+        await rig.plane.drop("both")
+        errors = await rig.kubelet.unprepare_claims([BOTH])
+
+    assert "firmware is loading" in refused.error
+    assert refused.devices == ()
+    assert files == []
+    assert begun == {"gpu": False, "nic": False}
+    assert prepared.error == ""
+    assert [claim_device.device for claim_device in prepared.devices] == ["gpu-0", "nic-1"]
+    assert {device_class: (len(op_ids), len(set(op_ids))) for device_class, op_ids in asked.items()} == {
+        "gpu": (2, 1),
+        "nic": (2, 1),
+    }
+    assert "firmware is loading" in given_up.error
+    assert errors == {}
+    assert sorted(request.devices for request in rig.plane.asks.requests("unprepare"))[-4:] == [
+        ("gpu-0",),
+        ("gpu-0",),
+        ("nic-1",),
+        ("nic-1",),
+    ]
+    assert rig.plane.ledger.allocations == {}
+    assert list(rig.cdi_dir.iterdir()) == []

@@ -1,5 +1,5 @@
-"""The gateway's drivers as kubelet sees them: registered at the doors that are told, again after a
-loss, with the health of their devices.
+"""The gateway's driver as kubelet sees it: registered at the doors that are told, again after a
+loss, with the health of its devices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.dra_claims import DRIVER, prepare, service_socket
+from support.dra_claims import prepare, service_socket
 from support.gateway_rig import SILENCE, Rig
 from support.node_plane import NODE, device
 from topobus.bus.bus import Bus
@@ -20,6 +20,7 @@ from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.drahealth.v1 import api_pb2_grpc as health_rpc
 from topobus.process.config import NatsSettings
 from topobus.testing.clock import ManualClock
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -53,13 +54,13 @@ async def test_gateway_calls_devices_unknown_when_their_service_is_silent(rig: R
     async with rig.kubelet, rig.gateway(silence=SILENCE, clock=clock), clock.ticking(SILENCE.every_s):
         async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
             await service.answer(PREPARE, never, **where)
-            await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Healthy")
-        silent = await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Unknown")
+            await rig.kubelet.wait_for_health(DRIVER, NODE, "fpga-0", "Healthy")
+        silent = await rig.kubelet.wait_for_health(DRIVER, NODE, "fpga-0", "Unknown")
         listed = await rig.kubelet.wait_for_resource("topobus.dev/fpga", allocatable=1)
         neighbour = rig.kubelet.device_health(DRIVER, NODE, "gpu-0")
         async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
             await service.answer(PREPARE, never, **where)
-            await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Healthy")
+            await rig.kubelet.wait_for_health(DRIVER, NODE, "fpga-0", "Healthy")
 
     assert silent.message.startswith("service-silent: ")
     assert listed.allocatable == listed.capacity == 1
@@ -81,8 +82,13 @@ async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) ->
             async with clock.ticking(rig.settings.deadlines.health_refresh_s):
                 second = await anext(stream)
 
-    assert [device_health.device.device_name for device_health in first.devices] == ["gpu-0", "gpu-1"]
-    assert [device_health.health for device_health in second.devices] == [health.HEALTHY, health.HEALTHY]
+    assert [device_health.device.device_name for device_health in first.devices] == [
+        "gpu-0",
+        "gpu-1",
+        "nic-0",
+        "nic-1",
+    ]
+    assert [device_health.health for device_health in second.devices] == [health.HEALTHY] * 4
     assert second.devices[0].last_updated_time > 0
 
 
@@ -112,20 +118,30 @@ async def test_gateway_registers_its_driver_with_a_kubelet_that_restarts(rig: Ri
 
 
 @pytest.mark.parametrize(
-    ("exposure", "plugins", "drivers"), [("dra", [], [DRIVER]), ("device-plugin", ["topobus.dev/gpu"], [])]
+    ("exposure", "plugins", "drivers"),
+    [
+        pytest.param({"gpu": "dra"}, ["topobus.dev/nic"], [DRIVER], id="one-class-by-claims-alone"),
+        pytest.param(
+            {"gpu": "device-plugin"}, ["topobus.dev/gpu", "topobus.dev/nic"], [DRIVER], id="the-other-by-claims"
+        ),
+        pytest.param(
+            {"gpu": "device-plugin", "nic": "device-plugin"}, ["topobus.dev/gpu", "topobus.dev/nic"], [], id="no-claims"
+        ),
+    ],
 )
 async def test_gateway_opens_only_the_doors_that_are_told(
-    rig: Rig, exposure: Any, plugins: list[str], drivers: list[str]
+    rig: Rig, exposure: dict[str, Any], plugins: list[str], drivers: list[str]
 ) -> None:
-    """Exposure decides a class's doors; the other class shows when all is served."""
-    async with rig.kubelet, rig.gateway(exposure={"gpu": exposure}):
-        await rig.kubelet.wait_for_resource("topobus.dev/nic", allocatable=2)
-        await rig.kubelet.wait_for_driver("nic.topobus.dev")
-        if plugins:
-            await rig.kubelet.wait_for_resource(plugins[0], allocatable=2)
+    """Exposure decides a class's doors. The driver is registered as long as one class is offered
+    through it.
+    """
+    async with rig.kubelet, rig.gateway(exposure=exposure):
+        for plugin in plugins:
+            await rig.kubelet.wait_for_resource(plugin, allocatable=2)
         for driver in drivers:
             await rig.kubelet.wait_for_driver(driver)
+        await rig.readiness.until(lambda report: report.get("registration") == "ready")
 
         offered = (sorted(rig.kubelet.capacity()), sorted(rig.kubelet.drivers()))
 
-    assert offered == (sorted([*plugins, "topobus.dev/nic"]), sorted([*drivers, "nic.topobus.dev"]))
+    assert offered == (plugins, drivers)

@@ -16,13 +16,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.dra_claims import DRIVER, TRAINING, UID, cdi_file, prepare
+from support.dra_claims import TRAINING, UID, cdi_file, prepare
 from support.gateway_rig import IMPATIENT, Rig
 from support.looks import until
 from support.node_plane import NODE, claim, device, no
 from topobus.devicekit.containers import cdi_files
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -119,8 +120,8 @@ async def test_gateway_prepares_other_claims_when_one_hangs_in_its_driver(rig: R
     await rig.plane.store(claim("net", "u-net", "nic-0"))
     rig.plane.hung_devices.add("gpu-0")
     async with rig.kubelet, rig.gateway(deadlines=IMPATIENT):
-        net = ClaimReference(name="net", uid="u-net", drivers=("nic.topobus.dev",))
-        await rig.kubelet.wait_for_driver("nic.topobus.dev")
+        net = ClaimReference(name="net", uid="u-net", drivers=(DRIVER,))
+        await rig.kubelet.wait_for_driver(DRIVER)
         async with asyncio.timeout(60):
             hung, good = await asyncio.gather(prepare(rig), prepare(rig, net))
 
@@ -134,7 +135,7 @@ async def test_gateway_waits_for_a_device_service_that_restarts_when_a_claim_nee
     """
     await rig.plane.show("fpga", device("fpga-0", 0))
     await rig.plane.store(claim("late", "u-late", "fpga-0"))
-    late = ClaimReference(name="late", uid="u-late", drivers=("fpga.topobus.dev",))
+    late = ClaimReference(name="late", uid="u-late", drivers=(DRIVER,))
     patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
     async with rig.kubelet, rig.gateway(deadlines=patient):
         preparing = asyncio.create_task(prepare(rig, late))
@@ -153,10 +154,10 @@ async def test_claims_go_on_when_nats_is_away_for_a_moment(own_rig: Rig, own_nat
     is back; health stays as it was.
     """
     await own_rig.plane.store(claim("net", "u-net", "nic-0"))
-    net = ClaimReference(name="net", uid="u-net", drivers=("nic.topobus.dev",))
+    net = ClaimReference(name="net", uid="u-net", drivers=(DRIVER,))
     patient = msgspec.structs.replace(own_rig.settings.deadlines, claim_retry_s=30.0)
     async with own_rig.kubelet, own_rig.gateway(deadlines=patient):
-        await own_rig.kubelet.wait_for_driver("nic.topobus.dev")
+        await own_rig.kubelet.wait_for_driver(DRIVER)
         before = await prepare(own_rig)
         await own_nats_server.stop()
         again = await prepare(own_rig)

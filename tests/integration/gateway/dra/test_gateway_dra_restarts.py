@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from support.dra_claims import DRIVER, HOLDER, TRAINING, UID, cdi_file, prepare
+from support.dra_claims import HOLDER, TRAINING, UID, cdi_file, prepare
 from support.gateway_rig import Rig
 from topobus.formats.containers.cdi import parse
 from topobus.gateway import boot
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.dra_names import DRIVER
 from topobus.values.errors import ConfigError
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]

@@ -16,11 +16,12 @@ from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareReq
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 from topobus.values.edits import ContainerEdits
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-FPGA = ClaimReference(name="kernel", uid="u-kernel", drivers=("fpga.topobus.dev",))
+FPGA = ClaimReference(name="kernel", uid="u-kernel", drivers=(DRIVER,))
 
 
 @pytest_asyncio.fixture
@@ -34,7 +35,7 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 
 async def prepare(rig: Rig) -> str:
     """Prepare the claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver("fpga.topobus.dev")
+    await rig.kubelet.wait_for_driver(DRIVER)
     (prepared,) = await rig.kubelet.prepare_claims([FPGA])
     return prepared.error
 

@@ -20,12 +20,13 @@ from topobus.formats.messages.catalogue import OBJECT
 from topobus.gateway.config import MetadataSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-DRIVER = "gpu.topobus.dev"
 REFERENCE = ClaimReference(name="training", uid="c1a1", drivers=(DRIVER,))
-MOUNT = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/training/want-gpu/gpu.topobus.dev-metadata.json"
+MIXED = ClaimReference(name="mixed", uid="c2a2", drivers=(DRIVER,))
+MOUNT = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/training/want-gpu/topobus.dev-metadata.json"
 
 
 @pytest_asyncio.fixture
@@ -90,4 +91,30 @@ async def test_files_live_as_long_as_their_claim(rig: Rig) -> None:
     assert (destination, described) == (MOUNT, ["gpu-0", "gpu-1"])
     assert again == ({name: (source, MOUNT)}, ["gpu-0", "gpu-1"])
     assert anew.devices == prepared.devices
+    assert (errors, mounts(rig), Path(source).exists()) == ({}, {}, False)  # noqa: ASYNC240  (nothing runs beside)
+
+
+async def test_one_file_describes_the_devices_of_all_classes_of_a_request(rig: Rig) -> None:
+    """A DeviceClass may select devices of several classes: whichever of them a container gets, the
+    request's one file tells of all.
+    """
+    await rig.plane.show("nic", device("nic-0", 0))
+    value = claim("mixed", MIXED.uid, "gpu-0", "nic-0")
+    for result in value.status["allocation"]["devices"]["results"]:
+        result["request"] = "any"
+    await rig.plane.store(value)
+    async with rig.gateway(), rig.kubelet:
+        await rig.kubelet.wait_for_driver(DRIVER)
+        (prepared,) = await rig.kubelet.prepare_claims([MIXED])
+        mounted = mounts(rig)
+        (source,) = {source for source, _ in mounted.values()}
+        described = devices(source)
+        errors = await rig.kubelet.unprepare_claims([MIXED])
+
+    assert prepared.error == ""
+    assert {destination for _, destination in mounted.values()} == {MOUNT.replace("training/want-gpu", "mixed/any")}
+    assert mounted.keys() == {
+        name for claim_device in prepared.devices for name in claim_device.cdi_devices if "metadata" in name
+    }
+    assert described == ["gpu-0", "nic-0"]
     assert (errors, mounts(rig), Path(source).exists()) == ({}, {}, False)  # noqa: ASYNC240  (nothing runs beside)

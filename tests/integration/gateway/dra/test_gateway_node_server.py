@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from support.dra_claims import DRIVER, HOLDER, TRAINING, UID, prepare
+from support.dra_claims import HOLDER, TRAINING, UID, prepare
 from support.gateway_rig import Rig
 from support.node_plane import claim
 from topobus.process.config import NatsSettings
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -41,6 +41,7 @@ from topobus.testing.kubelet import (
     PreparedClaim,
 )
 from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine, NumaNode
 
@@ -90,17 +91,17 @@ async def gpus(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Gpus]:
         yield made
 
 
-async def store_claim(rig: Rig, driver: str, **requests: str) -> ClaimReference:
+async def store_claim(rig: Rig, **requests: str) -> ClaimReference:
     """Store a claim with one device a request."""
     results = [
-        {"request": request, "driver": driver, "pool": NODE, "device": device} for request, device in requests.items()
+        {"request": request, "driver": DRIVER, "pool": NODE, "device": device} for request, device in requests.items()
     ]
     metadata = {"name": "training", "namespace": "default", "uid": UID}
     status = {"allocation": {"devices": {"results": results}}}
     await rig.plane.store(
         ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
     )
-    return ClaimReference(name="training", uid=UID, drivers=(driver,))
+    return ClaimReference(name="training", uid=UID, drivers=(DRIVER,))
 
 
 async def prepare(rig: Rig, reference: ClaimReference) -> PreparedClaim:
@@ -146,7 +147,7 @@ async def test_container_sees_the_gpus_of_its_requests_alone_when_a_claim_has_tw
     rig = gpus.rig
     await gpus.show(*(structs.replace(gpu, uuid="") if gpu.name in unknown else gpu for gpu in gpus.devices))
     async with rig.kubelet, rig.gateway(edits={}):
-        reference = await store_claim(rig, "gpu.topobus.dev", big=BIG, small=SMALL)
+        reference = await store_claim(rig, big=BIG, small=SMALL)
         prepared = await prepare(rig, reference)
         again = await prepare(rig, reference)
         file = rig.cdi_dir / f"topobus.dev-gpu_{UID}.json"
@@ -199,7 +200,7 @@ async def test_kubelet_gets_a_name_of_its_own_for_each_device_when_a_claim_has_t
     """
     rig = gpus.rig
     async with rig.kubelet, rig.gateway(edits={}):
-        prepared = await prepare(rig, await store_claim(rig, "gpu.topobus.dev", big=BIG, small=SMALL))
+        prepared = await prepare(rig, await store_claim(rig, big=BIG, small=SMALL))
 
     assert [device.requests for device in prepared.devices] == [("big",), ("small",), (WHOLE_CLAIM,)]
     assert [device.device for device in prepared.devices] == [BIG, SMALL, SMALL]
@@ -214,7 +215,7 @@ async def test_claim_is_prepared_as_a_whole_alone_when_it_has_one_request(gpus: 
     """
     rig = gpus.rig
     async with rig.kubelet, rig.gateway(edits={}):
-        prepared = await prepare(rig, await store_claim(rig, "gpu.topobus.dev", big=BIG))
+        prepared = await prepare(rig, await store_claim(rig, big=BIG))
         seen = view(prepared, rig.cdi_dir / f"topobus.dev-gpu_{UID}.json", "big")
 
     assert len(rig.plane.asks.requests("prepare")) == 1
@@ -253,7 +254,6 @@ async def test_container_sees_its_requests_answer_alone_when_a_plugin_of_others_
     """A plugin answers for a container as a whole: it is asked for each request, so that its list
     is the request's.
     """
-    driver = "widget-acme.topobus.dev"
     async with make_rig(nats_server.url) as rig:
         nodes = tuple(NumaNode(id=node, cpus=CpuSet(), memory_bytes=1) for node in (0, 1))
         await rig.bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=()), node=NODE)
@@ -265,7 +265,7 @@ async def test_container_sees_its_requests_answer_alone_when_a_plugin_of_others_
                 folder, "acme.example/widget", (listed("w-0", 0), listed("w-1", 1)), socket="p.sock"
             ) as plugin:
                 assert await plugin.register() == ""
-                prepared = await prepare(rig, await store_claim(rig, driver, left="w-0", right="w-1"))
+                prepared = await prepare(rig, await store_claim(rig, left="widget-acme--w-0", right="widget-acme--w-1"))
                 file = rig.cdi_dir / f"topobus.dev-widget-acme_{UID}.json"
                 views = {names: view(prepared, file, *names) for names in ((), ("left",), ("right",))}
 

@@ -19,10 +19,9 @@ from topobus.formats.containers.cdi import parse
 from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
-
-DRIVER = "gpu.topobus.dev"
 
 
 @pytest_asyncio.fixture

@@ -26,11 +26,11 @@ from topobus.testing.kubelet import (
     Pod,
     Rejection,
 )
+from topobus.values.dra_names import DRIVER
 from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 
 pytestmark = pytest.mark.integration
 
-DRIVER = "gpu.topobus.dev"
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 TRAINING = ClaimReference(name="training", uid=UID, drivers=(DRIVER,))
 HONEST = ContainerEdits(env={"GPU": "1"}, device_nodes=(DeviceNode(path="/dev/gpu-0"),))

@@ -26,13 +26,13 @@ from topobus.gateway.device_plugins.sockets import serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Container, Pod, Rejection
+from topobus.values.dra_names import DRIVER
 from topobus.values.machine import Machine
 
 pytestmark = pytest.mark.integration
 
 # A field of length 127 that is not there.
 GARBAGE = b"\x0a\x7f"
-DRIVER = "gpu.topobus.dev"
 RESOURCE = "acme.example/widget"
 
 

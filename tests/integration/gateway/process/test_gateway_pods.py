@@ -31,6 +31,7 @@ from topobus.testing.kubelet import (
     Container,
     Pod,
 )
+from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.machine import Machine
@@ -39,7 +40,7 @@ from topobus.values.request import Owner, OwnerKind
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
-TRAINING = ClaimReference(name="training", uid="u-1", drivers=("nic.topobus.dev",))
+TRAINING = ClaimReference(name="training", uid="u-1", drivers=(DRIVER,))
 BY_RESOURCE = Pod(
     name="by-resource", namespace="default", uid="p-1", containers=(Container(name="main", resources={GPU: 2}),)
 )
@@ -64,7 +65,7 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 async def admit(rig: Rig, *pods: Pod) -> None:
     """Admit pods when their doors are open."""
     await rig.kubelet.wait_for_resource(GPU, allocatable=2)
-    await rig.kubelet.wait_for_driver("nic.topobus.dev")
+    await rig.kubelet.wait_for_driver(DRIVER)
     for pod in pods:
         answer = await rig.kubelet.admit(pod)
         assert isinstance(answer, Admission), answer

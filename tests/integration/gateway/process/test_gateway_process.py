@@ -20,10 +20,10 @@ from support.running import Service, service
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
+from topobus.values.dra_names import DRIVER
 
 pytestmark = pytest.mark.integration
 
-DRIVER = "gpu.topobus.dev"
 EX_CONFIG = 78
 
 

@@ -28,11 +28,11 @@ from topobus.testing.kubelet import (
     Pod,
     Rejection,
 )
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
-DRIVER = "gpu.topobus.dev"
 
 
 @pytest_asyncio.fixture
@@ -192,7 +192,7 @@ async def test_gateway_that_stands_by_is_ready_when_kubelet_knows_its_drivers(ri
 
     assert report["lock"].startswith("ready: standby: another gateway runs on this node (process ")
     assert registered == [True, True]
-    assert sockets == ["gpu.topobus.dev-pod-1-reg.sock", "gpu.topobus.dev-pod-2-reg.sock"]
+    assert sockets == ["topobus.dev-pod-1-reg.sock", "topobus.dev-pod-2-reg.sock"]
     assert services == ["dra-pod-1.sock", "dra-pod-2.sock"]
 
 
@@ -213,7 +213,7 @@ async def test_kubelet_goes_on_with_the_old_gateway_when_the_new_one_ends_first(
         held = [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()]
 
     assert passed_on.error == ""
-    assert left == ["gpu.topobus.dev-pod-1-reg.sock"]
+    assert left == ["topobus.dev-pod-1-reg.sock"]
     assert held == [{"gpu": ("gpu-0",)}]
 
 

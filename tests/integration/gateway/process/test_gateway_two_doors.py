@@ -26,11 +26,11 @@ from topobus.testing.kubelet import (
     Pod,
     PreparedClaim,
 )
+from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 GPU = "topobus.dev/gpu"
-DRIVER = "gpu.topobus.dev"
 TRAINING = ClaimReference(name="training", uid="u-1", drivers=(DRIVER,))
 POD = Pod(name="p", uid="p-1", containers=(Container(name="main", resources={GPU: 1}),))
 

@@ -41,7 +41,7 @@ def choose(
 ) -> tuple[tuple[str, ...], ...] | Refusal:
     """Choose devices for all claims at once.
 
-    Shapes: devices — those of one driver on the node; taken — device to why it is not free; result
+    Shapes: devices — those of one class on the node; taken — device to why it is not free; result
     — the names for each claim, sorted.
     Order: claims and devices as given. The first device that leaves room for all is taken, so the
     same input gives the same choice.

@@ -94,7 +94,7 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
-from topobus.values.device import driver_name
+from topobus.values.dra_names import class_of_device, group_of_class
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import PodRequest
@@ -174,16 +174,15 @@ class DryRun:
         """What is wrong with objects that cannot be read. They count as absent, as in the
         controller."""
         self._slices = readable_slices(situation.objects)
-        for driver in sorted(
-            {
-                resource_slice.driver
-                for resource_slice in self._slices
-                if resource_slice.driver.endswith(driver_name(""))
-            }
-            - self.state.classes.keys()
-        ):
-            # The controller has a built-in class for each driver of ours.
-            _put(self.state, built_in_class_object(driver))
+        sliced = {
+            class_of_device(resource_slice.driver, device.name)
+            for resource_slice in self._slices
+            for device in resource_slice.devices
+        }
+        for device_class in sorted(name for name in sliced if name):
+            # The controller has a built-in class for each device class.
+            if group_of_class(device_class) not in self.state.classes:
+                _put(self.state, built_in_class_object(device_class))
         self._nodes = self._all_nodes(situation)
         self._shares = 0
 

@@ -15,7 +15,7 @@ from topobus.controller.state.cluster.changed_pods import ChangedPods
 from topobus.controller.state.cluster.gated_pods_index import GatedPodsIndex
 from topobus.controller.state.cluster.intents_under_way import IntentsUnderWay
 from topobus.controller.state.cluster.placed_pods import PlacedPods
-from topobus.controller.state.cluster.slice_origin import only_known_devices, why_foreign
+from topobus.controller.state.cluster.slice_origin import classes_in, only_known_devices, why_foreign
 from topobus.controller.state.cluster.volume_index import VOLUME_KINDS, VolumeIndex
 from topobus.controller.state.cluster_objects import read_object, salvaged_claim
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
@@ -29,7 +29,8 @@ from topobus.engine.claims.gate import version_number, version_of
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.scheduling.node_fit import NodeFacts, node_facts
 from topobus.engine.scheduling.node_resources import NodeResources
-from topobus.values.device import Inventory, class_of_driver
+from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER, node_of_pool
 from topobus.values.errors import ContractError
 
 __all__ = ["ApiServerState", "Key"]
@@ -58,14 +59,14 @@ class ApiServerState(ClusterState):
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers must
         release it."""
         self.foreign: dict[str, str] = {}
-        """Slices that name a driver of ours and are not from its node, with the reason. They are
+        """Slices that name our driver and are not from its node, with the reason. They are
         ignored."""
         self.node_objects: dict[str, Stored] = {}
         """Nodes as stored, for the origin of slices and as the objects of events."""
         self._slices: dict[str, Slice] = {}
         self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
         self._of_node: dict[str, set[str]] = {}
-        """Node to the slices of our drivers whose pool has the node's name."""
+        """Node to the slices of our driver in its pools."""
         self._devices: dict[Key, frozenset[DeviceId]] = {}
         self._holders: dict[DeviceId, set[Key]] = {}
         self.gated_pods = GatedPodsIndex()
@@ -228,10 +229,10 @@ class ApiServerState(ClusterState):
         }
         return self.volumes.count(kind) if kind in VOLUME_KINDS else len(kept.get(kind, {}))
 
-    def pool_of(self, name: str) -> str:
-        """Name the pool of a slice. Empty when the slice is unknown."""
+    def pool_node(self, name: str) -> str:
+        """Name the node of a slice's pool. Empty when the slice is unknown."""
         published = self._slices.get(name)
-        return published.spec.pool.name if published is not None else ""
+        return node_of_pool(published.spec.pool.name) if published is not None else ""
 
     def claims_of(self, pod: Key) -> tuple[Key, ...]:
         """List the claims that a pod names, or that were made for it."""
@@ -324,35 +325,37 @@ class ApiServerState(ClusterState):
         self._owners.pop(name, None)
         self.foreign.pop(name, None)
         if before is not None:
-            self._of_node.get(before.spec.pool.name, set()).discard(name)
+            self._of_node.get(node_of_pool(before.spec.pool.name), set()).discard(name)
         if published is None:
             return
         self._slices[name], self._owners[name] = published, owners
-        if class_of_driver(published.spec.driver) is not None:
-            self._of_node.setdefault(published.spec.pool.name, set()).add(name)
+        if published.spec.driver == DRIVER:
+            self._of_node.setdefault(node_of_pool(published.spec.pool.name), set()).add(name)
 
     def _show_of_node(self, node: str) -> None:
-        """Check again whether a node's slices of our drivers are its own, as the node's
+        """Check again whether a node's slices of our driver are its own, as the node's
         publications changed.
         """
         for name in sorted(self._of_node.get(node, ())):
             self._show(name)
 
     def _show(self, name: str) -> None:
-        """Put a slice into the stock of devices, unless it names a driver of ours and is not from
+        """Put a slice into the stock of devices, unless it names our driver and is not from
         its node.
         """
         spec = self._slices[name].spec
-        node = self.node_objects.get(spec.pool.name)
-        inventory = self._device_names(spec.pool.name, class_of_driver(spec.driver) or "")
-        uid = node.uid if node is not None else None
-        why = why_foreign(spec, self._owners[name], node_uid=uid, inventory=inventory)
+        node = node_of_pool(spec.pool.name)
+        stored = self.node_objects.get(node)
+        uid = stored.uid if stored is not None else None
+        named = {device_class: self._device_names(node, device_class) for device_class in classes_in(spec)}
+        device_names = {device_class: names for device_class, names in named.items() if names is not None}
+        why = why_foreign(spec, self._owners[name], node_uid=uid, device_names=device_names)
         if why:
             self.foreign[name] = why
             self._put_slices((1, name), ())
             return
         self.foreign.pop(name, None)
-        self._put_slices((1, name), (Slice(name, only_known_devices(spec, inventory)),))
+        self._put_slices((1, name), (Slice(name, only_known_devices(spec, device_names)),))
 
     def _device_names(self, node: str, device_class: str) -> frozenset[str] | None:
         inventory = self.inventories.get((node, device_class))

@@ -1,9 +1,8 @@
-"""Checks whether a ResourceSlice that names a Topobus driver was published by the node that it
-describes.
+"""Checks whether a ResourceSlice that names our driver was published by the node that it describes.
 
-Any user who may create ResourceSlices may name a Topobus driver and a higher generation, which
-hides the node's own slices from every allocation. kube-apiserver checks neither. Slices of other
-drivers are not checked.
+Any user who may create ResourceSlices may name our driver and a higher generation, which hides the
+node's own slices from every allocation. kube-apiserver checks neither. Slices of other drivers are
+not checked.
 
 Source: k8s.io/dynamic-resource-allocation/structured (only the newest generation of a pool counts),
 1.36.
@@ -17,55 +16,71 @@ from typing import Any
 from msgspec import structs
 
 from topobus.formats.kubernetes.resource import SliceSpec
-from topobus.values.device import class_of_driver
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool_of_class
 
-__all__ = ["only_known_devices", "why_foreign"]
+__all__ = ["classes_in", "only_known_devices", "why_foreign"]
 
 _SHOWN_DEVICES = 3
 
 
+def classes_in(spec: SliceSpec) -> list[str]:
+    """Name the classes of a slice's devices and counter sets, sorted. None of another driver's."""
+    names = [*(device.name for device in spec.devices), *(counters.name for counters in spec.shared_counters)]
+    return sorted({device_class for name in names if (device_class := class_of_device(spec.driver, name)) is not None})
+
+
 def why_foreign(
-    spec: SliceSpec, owners: Sequence[Mapping[str, Any]], *, node_uid: str | None, inventory: Collection[str] | None
+    spec: SliceSpec,
+    owners: Sequence[Mapping[str, Any]],
+    *,
+    node_uid: str | None,
+    device_names: Mapping[str, Collection[str]],
 ) -> str:
-    """Return why a slice of a Topobus driver is ignored.
+    """Return why a slice of our driver is ignored.
 
     Empty for one that counts, and for any slice of another driver.
 
-    Shapes: owners — metadata.ownerReferences; node_uid — of the Node object of the pool's name,
-    None while that is not known; inventory — names of the node's devices of the class, None when
-    the node has published no inventory of it.
+    Shapes: owners — metadata.ownerReferences; node_uid — of the Node object of the pool's node, None
+    while that is not known; device_names — names of the node's devices, by those classes of the
+    slice of which it has published an inventory.
     """
-    device_class = class_of_driver(spec.driver)
-    if device_class is None:
+    if spec.driver != DRIVER:
         return ""
-    node = spec.pool.name
+    pool, node = spec.pool.name, node_of_pool(spec.pool.name)
     if spec.node_name != node:
         place = f"node {spec.node_name}" if spec.node_name else "no one node"
-        return f"pool {node} of {spec.driver} is of node {node}, and the slice is of {place}"
+        return f"pool {pool} of {spec.driver} is of node {node}, and the slice is of {place}"
     owner = next(
         (each_owner for each_owner in owners if each_owner.get("kind") == "Node" and each_owner.get("name") == node),
         None,
     )
     if owner is None or (node_uid is not None and owner.get("uid") != node_uid):
         return f"it is not owned by node {node}, as slices of the node's gateway are"
-    if inventory is None:
-        return f"node {node} has published no inventory of class {device_class}"
-    unknown = [device.name for device in spec.devices if device.name not in inventory]
+    for device_class in classes_in(spec):
+        if pool_of_class(node, device_class) != pool:
+            return f"pool {pool} of {spec.driver} has no devices of class {device_class}"
+        if device_class not in device_names:
+            return f"node {node} has published no inventory of class {device_class}"
+    unknown = [device.name for device in spec.devices if not _is_known(device.name, device_names)]
     if unknown and len(unknown) == len(spec.devices):
         shown = ", ".join(unknown[:_SHOWN_DEVICES]) + (", ..." if len(unknown) > _SHOWN_DEVICES else "")
-        return f"node {node} has no such device of class {device_class}: {shown}"
+        return f"node {node} has no such device: {shown}"
     return ""
 
 
-def only_known_devices(spec: SliceSpec, inventory: Collection[str] | None) -> SliceSpec:
-    """Leave out devices that the node's inventory lacks: the node would refuse them.
+def only_known_devices(spec: SliceSpec, device_names: Mapping[str, Collection[str]]) -> SliceSpec:
+    """Leave out devices that the node's inventories lack: the node would refuse them.
 
     A removed device stays in its slice until the gateway writes the slice again.
+
+    Shapes: device_names — as in `why_foreign`, which has found that the slice counts.
     """
-    if (
-        class_of_driver(spec.driver) is None
-        or inventory is None
-        or all(device.name in inventory for device in spec.devices)
-    ):
+    if spec.driver != DRIVER or all(_is_known(device.name, device_names) for device in spec.devices):
         return spec
-    return structs.replace(spec, devices=tuple(device for device in spec.devices if device.name in inventory))
+    return structs.replace(
+        spec, devices=tuple(device for device in spec.devices if _is_known(device.name, device_names))
+    )
+
+
+def _is_known(device: str, device_names: Mapping[str, Collection[str]]) -> bool:
+    return device in device_names.get(class_of_device(DRIVER, device) or "", ())

@@ -1,8 +1,8 @@
-"""Reads a claim's allocation for one driver on one node.
+"""Reads a claim's allocation on one node.
 
 The claim is a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is
-read here). The result is the devices of this driver on this node, or a Refusal that names the first
-field that is wrong. An unreadable claim is always refused, because a guess could prepare another
+read here). The result is our devices on this node, or a Refusal that names the first field that is
+wrong. An unreadable claim is always refused, because a guess could prepare another
 claim's device.
 """
 
@@ -15,14 +15,15 @@ import msgspec
 from msgspec import Struct
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
+from topobus.formats.kubernetes.alignment_request import PARAMETERS_KIND, RESULT_KIND
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedConfiguration, GrantedDevice
 from topobus.formats.kubernetes.slices import SICK_TAINT
 from topobus.formats.kubernetes.tolerations import tolerates
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.rules.claim_pods import pod_claim_name, pods_of, users_of
 from topobus.values.cpu_groups import GROUP_CAPACITY
-from topobus.values.device import class_of_driver, driver_name
 from topobus.values.device_sharing import HeldShare
+from topobus.values.dra_names import DRIVER, class_of_device, class_of_group, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid, is_dns_label
@@ -34,7 +35,6 @@ __all__ = [
     "AllocatedDevice",
     "ClaimAllocation",
     "add_amounts",
-    "allocated_classes",
     "allocation_of",
     "is_allocated_here",
 ]
@@ -59,14 +59,19 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     amounts: dict[str, int] = {}
     """How much of the device the share is, by capacity."""
 
+    @property
+    def device_class(self) -> str:
+        """Return the class, which the device's name contains."""
+        return class_of_device(DRIVER, self.device) or ""
+
 
 class ClaimAllocation(Struct, frozen=True, kw_only=True):
-    """What one driver must prepare."""
+    """What must be prepared of a claim, or the part of it that one device service prepares."""
 
     devices: tuple[AllocatedDevice, ...]
     held: dict[str, tuple[str, ...]] = {}
-    """Devices that the claim holds on this node, by class, of all our drivers: a claim is one
-    entry in the ledger."""
+    """Devices that the claim holds on this node, by class, of all classes also in a part: a claim
+    is one entry in the ledger."""
     by_share: dict[str, tuple[str, ...]] = {}
     """Those of `held` of which the claim has a share. Other claims may have a share as well."""
     shares: dict[str, dict[str, HeldShare]] = {}
@@ -77,8 +82,7 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     the request that the device was given for."""
 
     group_cpus: dict[str, int] = {}
-    """How many CPUs the claim has of groups of CPUs, by the group's device. The CPUs of all
-    drivers are listed, because a claim is one entry in the ledger."""
+    """How many CPUs the claim has of groups of CPUs, by the group's device, also in a part."""
     cpus: dict[str, CpuSet] = {}
     """Which these are, once the ledger has chosen them."""
     generation: int = 0
@@ -91,8 +95,24 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     users: tuple[Owner, ...] = ()
     """The same pods with their names."""
     tolerated: tuple[str, ...] = ()
-    """Devices of this driver that the claim takes even when they are unhealthy: its allocation
-    tolerates the taint of an unhealthy device."""
+    """Devices that the claim takes even when they are unhealthy: its allocation tolerates the
+    taint of an unhealthy device."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of the devices, each once, sorted."""
+        return tuple(sorted({device.device_class for device in self.devices}))
+
+    def part(self, device_class: str) -> ClaimAllocation:
+        """Return what the service of one class must prepare."""
+        devices = tuple(device for device in self.devices if device.device_class == device_class)
+        names = {device.device for device in devices}
+        return msgspec.structs.replace(
+            self,
+            devices=devices,
+            config={name: parameters for name, parameters in self.config.items() if name in names},
+            tolerated=tuple(name for name in self.tolerated if name in names),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,9 +140,9 @@ class _Grant(Struct, frozen=True, kw_only=True):
 
 
 def allocation_of(
-    claim: ApiObject | None, *, namespace: str, name: str, uid: ClaimUid, driver: str, node: str
+    claim: ApiObject | None, *, namespace: str, name: str, uid: ClaimUid, node: str
 ) -> ClaimAllocation | Refusal:
-    """Read what a driver must prepare of a claim on this node.
+    """Read what must be prepared of a claim on this node.
 
     Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated,
     claim-malformed, claim-elsewhere.
@@ -143,19 +163,18 @@ def allocation_of(
     try:
         allocated = _allocated(claim)
         grants = [_grant(index, result) for index, result in enumerate(allocated.results)]
-        config = _config(allocated.config, driver)
+        config = _config(allocated.config)
     except ContractError as err:
         return _refuse("claim-malformed", f"{where}: {err}")
-    own = [grant for grant in grants if grant.device_class == class_of_driver(driver)]
+    own = [grant for grant in grants if grant.device_class]
     if not own:
-        return _refuse("claim-elsewhere", f"{where} has no device of driver {driver}")
-    for device in (grant.device for grant in own):
-        if device.pool != node:
-            text = f"{where}: device {device.device} is in pool {device.pool}, this node is {node}"
+        return _refuse("claim-elsewhere", f"{where} has no device of driver {DRIVER}")
+    for grant in own:
+        device, pool = grant.device, pool_of_class(node, grant.device_class)
+        if device.pool != pool:
+            text = f"{where}: device {device.device} is in pool {device.pool}, wanted {pool}: this node is {node}"
             return _refuse("claim-elsewhere", text, pool=device.pool, node=node)
-    held = [
-        grant for grant in grants if grant.device.pool == node and not grant.device.is_shared and grant.device_class
-    ]
+    held = [grant for grant in own if not grant.device.is_shared]
     whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
     shares = [grant for grant in held if (grant.device_class, grant.device.device) not in whole]
     untolerated = {grant.device.device for grant in own if not grant.tolerates_sickness}
@@ -183,29 +202,9 @@ def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool
     if claim is None or claim.metadata.get("uid") != uid:
         return False
     try:
-        return any(result.pool == node for result in _allocated(claim).results)
+        return any(node_of_pool(result.pool) == node for result in _allocated(claim).results)
     except ContractError:
         return True
-
-
-def allocated_classes(claim: ApiObject, node: str) -> tuple[str, ...]:
-    """List our classes of which a claim has devices on this node, sorted.
-
-    Empty where its allocation cannot be read.
-    """
-    try:
-        results = _allocated(claim).results
-    except ContractError:
-        return ()
-    return tuple(
-        sorted(
-            {
-                device_class
-                for result in results
-                if result.pool == node and (device_class := class_of_driver(result.driver))
-            }
-        )
-    )
 
 
 def add_amounts(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
@@ -232,7 +231,7 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
     if not all(map(is_dns_label, result.request.split("/", 1))):
         raise ContractError(f"{place}.request is {result.request!r}, wanted a DNS label")
     request, _, alternative = result.request.partition("/")
-    device_class = class_of_driver(result.driver) or ""
+    device_class = class_of_device(result.driver, result.device) or ""
     is_shared, is_share = result.admin_access is True, bool(result.share_id)
     return _Grant(
         device_class=device_class,
@@ -262,10 +261,10 @@ def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:
     Errors: raises ContractError.
 
     >>> granted = GrantedDevice(
-    ...     request="r", driver="gpu.topobus.dev", pool="n", device="d", consumed_capacity={"memory": "20Gi", "gpu.topobus.dev/shares": "1"}
+    ...     request="r", driver=DRIVER, pool="n", device="gpu-0", consumed_capacity={"memory": "20Gi", "topobus.dev/shares": "1"}
     ... )
     >>> _amounts(granted, "")
-    {'shares': 1, 'memory': 21474836480}
+    {'memory': 21474836480, 'shares': 1}
     """  # noqa: E501
     try:
         quantities = {
@@ -286,7 +285,7 @@ def _cpu_count(result: GrantedDevice, place: str) -> int:
     Errors: raises ContractError.
     """
     consumed = result.consumed_capacity
-    text = consumed.get(GROUP_CAPACITY, consumed.get(f"{driver_name(CPU_CLASS)}/{GROUP_CAPACITY}", ""))
+    text = consumed.get(GROUP_CAPACITY, consumed.get(f"{DRIVER}/{GROUP_CAPACITY}", ""))
     try:
         count, rest = divmod(Quantity.parse(text).nano, 10**9)
     except ValueError:
@@ -296,18 +295,21 @@ def _cpu_count(result: GrantedDevice, place: str) -> int:
     return count
 
 
-def _config(entries: Sequence[GrantedConfiguration], driver: str) -> list[tuple[frozenset[str], dict[str, Any]]]:
-    """List the opaque parameters for a driver with the requests that they apply to (none: all), the
-    class's before the claim's.
+def _config(entries: Sequence[GrantedConfiguration]) -> list[tuple[frozenset[str], dict[str, Any]]]:
+    """List our opaque parameters with the requests that they apply to (none: all), the class's
+    before the claim's.
 
     Errors: raises ContractError.
     """
     config: list[tuple[frozenset[str], dict[str, Any]]] = []
     for index, entry in sorted(enumerate(entries), key=lambda numbered: numbered[1].source != "FromClass"):
-        if entry.opaque is None or entry.opaque.driver != driver:
+        if entry.opaque is None or entry.opaque.driver != DRIVER:
             continue
         if not isinstance(entry.opaque.parameters, dict):
             raise ContractError(f"{_PLACE}.devices.config[{index}].opaque.parameters is no object")
+        if entry.opaque.parameters.get("kind") in (PARAMETERS_KIND, RESULT_KIND):
+            # What the claim wishes of the controller, and its answer.
+            continue
         config.append((frozenset(entry.requests), entry.opaque.parameters))
     return config
 
@@ -315,7 +317,11 @@ def _config(entries: Sequence[GrantedConfiguration], driver: str) -> list[tuple[
 def _config_by_device(
     devices: Iterable[AllocatedDevice], config: Sequence[tuple[frozenset[str], dict[str, Any]]]
 ) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Return, by device, the parameters that apply to one of its requests, each once."""
+    """Return, by device, the parameters that apply to one of its requests, each once.
+
+    Parameters of the API group of a class are for its devices alone. The others go to each device,
+    whose service refuses what it does not know.
+    """
     by_device: dict[str, list[dict[str, Any]]] = {}
     for device in devices:
         names = {device.request, f"{device.request}/{device.alternative}"}
@@ -323,7 +329,9 @@ def _config_by_device(
         own += [
             parameters
             for requests, parameters in config
-            if (not requests or requests & names) and parameters not in own
+            if (not requests or requests & names)
+            and class_of_group(str(parameters.get("apiVersion", "")).partition("/")[0]) in (device.device_class, None)
+            and parameters not in own
         ]
     return {device: tuple(own) for device, own in sorted(by_device.items()) if own}
 

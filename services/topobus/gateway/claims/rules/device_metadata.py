@@ -88,8 +88,8 @@ def generation_of(document: bytes) -> int:
 def metadata_path(driver: str, claim_name: str, pod_claim_name: str, request: str) -> str:
     """Return the path at which a container finds the file of a request.
 
-    >>> metadata_path("nic.topobus.dev", "nets-x7f2k", "nets", "nic")
-    '/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/nets/nic/nic.topobus.dev-metadata.json'
+    >>> metadata_path("topobus.dev", "nets-x7f2k", "nets", "nic")
+    '/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/nets/nic/topobus.dev-metadata.json'
     """
     folder, name = ("resourceclaimtemplates", pod_claim_name) if pod_claim_name else ("resourceclaims", claim_name)
     return f"{METADATA_FOLDER}/{folder}/{name}/{request}/{driver}-metadata.json"

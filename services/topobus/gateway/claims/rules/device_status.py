@@ -21,6 +21,7 @@ from topobus.formats.kubernetes.limit_rules import MAX_HARDWARE_ADDRESS, MAX_INT
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.gateway.cluster.rules.shortening import shortened
+from topobus.values.dra_names import DRIVER, class_of_device
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface
@@ -36,7 +37,7 @@ _WORD = re.compile(r"[A-Za-z0-9]+")
 
 
 class ClaimReport(Struct, frozen=True, kw_only=True):
-    """What a claim's status should contain for one of our drivers, until the next report."""
+    """What a claim's status should contain for its devices of one class, until the next report."""
 
     namespace: str
     name: str
@@ -73,7 +74,7 @@ class ClaimReport(Struct, frozen=True, kw_only=True):
         return not self.refused
 
 
-def device_statuses(report: ClaimReport, driver: str) -> list[dict[str, Any]]:
+def device_statuses(report: ClaimReport) -> list[dict[str, Any]]:
     """Build the entries of a claim's devices, each device once, in the order of the allocation.
 
     Shapes: result — empty when the status should contain none.
@@ -82,21 +83,24 @@ def device_statuses(report: ClaimReport, driver: str) -> list[dict[str, Any]]:
     for device in report.devices:
         key = (device.pool, device.device, device.share_id)
         if key not in entries:
-            entries[key] = _entry(report, driver, device)
+            entries[key] = _entry(report, device)
     return list(entries.values())
 
 
 def replaced_statuses(
-    present: Sequence[Mapping[str, Any]], driver: str, devices: Sequence[Mapping[str, Any]]
+    present: Sequence[Mapping[str, Any]], device_class: str, devices: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return a claim's list with exactly these entries of a driver.
+    """Return a claim's list with exactly these entries of our devices of a class.
 
     Conditions that other writers added stay, and keep their entry.
 
-    >>> watched = {"driver": "d", "pool": "p", "device": "x", "data": {}, "conditions": [{"type": "Ready"}, {"type": "Watched"}]}
-    >>> [condition["type"] for condition in replaced_statuses([watched], "d", [])[0]["conditions"]]
+    >>> watched = {"driver": DRIVER, "pool": "p", "device": "nic-0", "data": {}, "conditions": [{"type": "Ready"}, {"type": "Watched"}]}
+    >>> [condition["type"] for condition in replaced_statuses([watched], "nic", [])[0]["conditions"]]
     ['Watched']
     """  # noqa: E501
+
+    def is_of_class(device: Mapping[str, Any]) -> bool:
+        return class_of_device(str(device.get("driver")), str(device.get("device"))) == device_class
 
     def key(device: Mapping[str, Any]) -> tuple[object, ...]:
         return (device.get("pool"), device.get("device"), device.get("shareID"))
@@ -104,9 +108,9 @@ def replaced_statuses(
     foreign = {
         key(device): [condition for condition in device.get("conditions") or () if condition.get("type") not in _OWN]
         for device in present
-        if device.get("driver") == driver
+        if is_of_class(device)
     }
-    others = [device for device in present if device.get("driver") != driver]
+    others = [device for device in present if not is_of_class(device)]
     own = [
         {**device, "conditions": [*device.get("conditions", ()), *foreign[key(device)]]}
         if foreign.get(key(device))
@@ -119,9 +123,7 @@ def replaced_statuses(
             "conditions": foreign[key(device)],
         }
         for device in present
-        if device.get("driver") == driver
-        and foreign[key(device)]
-        and key(device) not in {key(wanted) for wanted in devices}
+        if is_of_class(device) and foreign[key(device)] and key(device) not in {key(wanted) for wanted in devices}
     ]
     return [*others, *own, *rest]
 
@@ -170,10 +172,10 @@ def camel_case(code: str) -> str:
     return text if text[:1].isalpha() else f"Refused{text}"
 
 
-def _entry(report: ClaimReport, driver: str, device: AllocatedDevice) -> dict[str, Any]:
+def _entry(report: ClaimReport, device: AllocatedDevice) -> dict[str, Any]:
     interface = report.interfaces.get(device.device)
     network, left_out = network_data(interface) if interface is not None else ({}, ())
-    entry: dict[str, Any] = {"driver": driver, "pool": device.pool, "device": device.device}
+    entry: dict[str, Any] = {"driver": DRIVER, "pool": device.pool, "device": device.device}
     if device.share_id:
         entry["shareID"] = device.share_id
     entry["conditions"] = [_condition(report, left_out)]

@@ -37,8 +37,8 @@ def driver_sockets(plugins_dir: str, registry_dir: str, driver: str, instance: s
     The name contains the whole uid where it fits, else a hash of it, else a hash of driver and uid.
     The caller must refuse a folder that is too long even for that.
 
-    >>> driver_sockets("/k/plugins", "/k/plugins_registry", "gpu.topobus.dev", "3cec").service
-    '/k/plugins/gpu.topobus.dev/dra-3cec.sock'
+    >>> driver_sockets("/k/plugins", "/k/plugins_registry", "topobus.dev", "3cec").service
+    '/k/plugins/topobus.dev/dra-3cec.sock'
     """
     tails = (f"-{instance}", f"-{_hash(instance)}") if instance else ("",)
     short = f"tb{_hash(f'{driver}/{instance}')}.sock"

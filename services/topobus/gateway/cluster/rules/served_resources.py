@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from topobus.engine.cel.seam import DeviceFacts, SelectorCompiler, SelectorError, facts_of
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.device import Device, driver_name
+from topobus.values.device import Device
+from topobus.values.dra_names import DRIVER
 
 __all__ = ["class_of_resource", "is_too_old", "obstacle"]
 
@@ -79,7 +80,7 @@ def obstacle(
 
 def _selects(api_object: ApiObject, device: Device, compiler: SelectorCompiler) -> bool:
     selectors = api_object.spec.get("selectors") or ()
-    facts = facts_of(driver_name(device.device_class), slice_device(device))
+    facts = facts_of(DRIVER, slice_device(device))
     return isinstance(selectors, list | tuple) and all(_holds(selector, facts, compiler) for selector in selectors)
 
 

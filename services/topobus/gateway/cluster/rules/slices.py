@@ -1,5 +1,5 @@
-"""Plans the writes that make the API server show this node's devices: one pool for each class, cut
-into slices, written only where something differs.
+"""Plans the writes that make the API server show this node's devices: two pools, cut into slices,
+written only where something differs.
 
 The plan is deletes, updates and creates, in that order. The pool's generation follows Kubernetes'
 helper library: it stays while a single update is enough, else all slices get the next one, so that
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.health.silence import SERVICE_SILENT
 from topobus.formats.kubernetes.pool_slices import COUNTERS_INDEX, name_prefix, pool_slices
 from topobus.formats.kubernetes.resource import (
@@ -37,7 +38,8 @@ from topobus.formats.kubernetes.slices import (
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.rules.pod_shares import amounts_of_pods, beside_pods
 from topobus.gateway.device_plugins.rules.replicas import ShareHolders
-from topobus.values.device import Inventory, driver_name
+from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.health import HealthState
 from topobus.values.partitions import Partitions
@@ -49,11 +51,12 @@ __all__ = [
     "Deletion",
     "SlicePlan",
     "SlicePool",
-    "class_of_slice",
     "dropped_fields",
     "has_gated_fields",
     "has_lists",
+    "kept_devices",
     "pool_devices",
+    "pool_of_slice",
     "read_slice",
     "shows_silence",
     "silence_taint",
@@ -103,12 +106,34 @@ class SlicePlan(Struct, frozen=True, kw_only=True):
         return not (self.deletes or self.updates or self.creates)
 
 
-def class_of_slice(resource_slice: ApiObject, node: str) -> str:
-    """Return the class of a slice of ours for this node. Empty for any other slice."""
-    suffix = driver_name("")
-    driver = str(resource_slice.spec.get("driver", ""))
+def pool_of_slice(resource_slice: ApiObject, node: str) -> str:
+    """Return which pool of this node a slice of ours belongs to. Empty for any other slice.
+
+    One that names no pool of the node is filed under the first, whose plan deletes it.
+    """
+    spec = resource_slice.spec
+    if spec.get("driver") != DRIVER or spec.get("nodeName") != node:
+        return ""
+    pool, cpus = spec.get("pool"), pool_of_class(node, CPU_CLASS)
+    return cpus if isinstance(pool, Mapping) and pool.get("name") == cpus else node
+
+
+def kept_devices(
+    device_class: str, specs: Iterable[SliceSpec]
+) -> tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]:
+    """Return the devices of a class and their counters as slices show them, each once: a write that
+    was interrupted leaves a device also in a slice of an older generation.
+    """
+    devices: dict[str, SliceDevice] = {}
+    counter_sets: dict[str, CounterSet] = {}
+    for spec in sorted(specs, key=lambda spec: -spec.pool.generation):
+        for device in spec.devices:
+            devices.setdefault(device.name, device)
+        for counter_set in spec.shared_counters:
+            counter_sets.setdefault(counter_set.name, counter_set)
     return (
-        driver.removesuffix(suffix) if driver.endswith(suffix) and resource_slice.spec.get("nodeName") == node else ""
+        tuple(device for device in devices.values() if class_of_device(DRIVER, device.name) == device_class),
+        tuple(each for each in counter_sets.values() if class_of_device(DRIVER, each.name) == device_class),
     )
 
 
@@ -183,10 +208,9 @@ def shows_silence(present: Iterable[ApiObject]) -> bool:
 
 
 class SlicePool(Struct, frozen=True):
-    """The pool of a driver on a node, whose Node object owns its slices."""
+    """A pool of a node, whose Node object owns its slices."""
 
-    driver: str
-    node: str
+    name: str
     node_uid: str
 
 
@@ -202,7 +226,7 @@ def slice_plan(
 ) -> SlicePlan:
     """Plan the writes after which a pool shows these devices.
 
-    Shapes: present — the slices of the pool's driver and node; counter_sets — what the devices
+    Shapes: present — our slices of the pool; counter_sets — what the devices
     consume from, in slices of their own, as the API requires it since 1.35; dropped — fields that
     the server does not keep, so their absence is no difference; last_generation — of what was
     written before, in case all of it was deleted; read — returns what `read_slice` returns,
@@ -212,12 +236,12 @@ def slice_plan(
     which shows that there are none; without a slice this would be unknown.
     """
     fields = tuple(dropped)
-    layout = pool_slices(of.driver, of.node, devices, counter_sets)
+    layout = pool_slices(of.name, devices, counter_sets)
     api_objects = sorted(present, key=lambda api_object: str(api_object.metadata.get("name", "")))
     specs = {str(api_object.metadata.get("name", "")): (read or read_slice)(api_object) for api_object in api_objects}
     # A slice's pool cannot be renamed. A slice of another pool can only be replaced, and its
     # generation does not count.
-    specs = {name: spec if spec is not None and spec.pool.name == of.node else None for name, spec in specs.items()}
+    specs = {name: spec if spec is not None and spec.pool.name == of.name else None for name, spec in specs.items()}
     counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
     generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
     matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
@@ -229,7 +253,7 @@ def slice_plan(
             obsolete.append(api_object)
         else:
             matched[index] = (api_object, spec)
-    owner = {"apiVersion": "v1", "kind": "Node", "name": of.node, "uid": of.node_uid, "controller": True}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node_of_pool(of.name), "uid": of.node_uid, "controller": True}
 
     def wanted(index: int, generation: int) -> SliceSpec:
         spec = layout[index]

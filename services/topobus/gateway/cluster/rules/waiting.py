@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, allocated_classes, allocation_of
-from topobus.values.device import Inventory, driver_name
+from topobus.gateway.claims.rules.claim_allocation import allocation_of
+from topobus.values.device import Inventory
 from topobus.values.health import HealthState
 from topobus.values.names import ClaimUid, PodUid
 from topobus.values.outcome import Refusal
@@ -66,7 +66,7 @@ class WaitingClaim(Struct, frozen=True, kw_only=True):
     by_share: dict[str, tuple[str, ...]] = {}
     classes: tuple[str, ...] = ()
     """Of our drivers that have to prepare it."""
-    tolerated: frozenset[tuple[str, str]] = frozenset()
+    tolerated: frozenset[str] = frozenset()
     """Class and device that the claim takes even when they are unhealthy."""
 
     @property
@@ -122,24 +122,17 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
     """
     if claim is None:
         return None
-    classes = allocated_classes(claim, node)
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
-    parts: list[tuple[str, ClaimAllocation]] = []
-    for device_class in classes:
-        read = allocation_of(
-            claim, namespace=namespace, name=name, uid=ClaimUid(uid), driver=driver_name(device_class), node=node
-        )
-        if isinstance(read, Refusal):
-            return None
-        parts.append((device_class, read))
-    if not parts:
+    read = allocation_of(claim, namespace=namespace, name=name, uid=ClaimUid(uid), node=node)
+    if isinstance(read, Refusal):
         return None
-    owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
-    _, first = parts[0]
-    tolerated = frozenset(
-        (device_class, device) for device_class, claim_allocation in parts for device in claim_allocation.tolerated
+    return WaitingClaim(
+        owner=Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid),
+        held=read.held,
+        by_share=read.by_share,
+        classes=read.classes,
+        tolerated=frozenset(read.tolerated),
     )
-    return WaitingClaim(owner=owner, held=first.held, by_share=first.by_share, classes=classes, tolerated=tolerated)
 
 
 def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owner]]:
@@ -202,7 +195,7 @@ def obstacle_of(
             if device is None:
                 return f"{name} is not in the inventory"
             is_sick = device.health.state is HealthState.UNHEALTHY
-            if is_sick and (device_class, name) not in claim.tolerated:
+            if is_sick and name not in claim.tolerated:
                 return f"{name} is {device.health.state}"
             if device.maintenance is not None:
                 return f"{name} is {device.why_not}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from topobus.values.device import Device
+from topobus.values.dra_names import foreign_device
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.idset import NodeSet
 from topobus.values.names import is_dns_label, to_dns_label
@@ -47,15 +48,16 @@ def class_of_resource(resource: str) -> str:
     )
 
 
-def foreign_names(ids: Iterable[str]) -> dict[str, str]:
-    """Give each id a name: the id where it is a DNS label, else a name made from it with a hash.
+def foreign_names(device_class: str, ids: Iterable[str]) -> dict[str, str]:
+    """Give each id a name: the class, and the id where that is a short DNS label, else a label made
+    from it with a hash.
 
     Returns name to id.
 
-    >>> sorted(foreign_names(["dev-0", "GPU-1a"]))
-    ['dev-0', 'gpu-1a-c5a5fa']
+    >>> sorted(foreign_names("gpu-acme", ["dev-0", "GPU-1a"]))
+    ['gpu-acme--dev-0', 'gpu-acme--gpu-1a-c5a5fa']
     """
-    return {_name(identifier): identifier for identifier in sorted(set(ids))}
+    return {foreign_device(device_class, _label(id_, 61 - len(device_class))): id_ for id_ in sorted(set(ids))}
 
 
 def foreign_devices(device_class: str, resource: str, listed: Iterable[ForeignDevice]) -> tuple[Device, ...]:
@@ -69,11 +71,11 @@ def foreign_devices(device_class: str, resource: str, listed: Iterable[ForeignDe
             numa_nodes=NodeSet.of(devices[foreign_name].nodes) if devices[foreign_name].nodes else None,
             attributes={"resource": resource, "id": foreign_name},
         )
-        for name, foreign_name in sorted(foreign_names(devices).items())
+        for name, foreign_name in sorted(foreign_names(device_class, devices).items())
     )
 
 
-def observations_of(listed: Iterable[ForeignDevice]) -> dict[str, tuple[Observation, ...]]:
+def observations_of(device_class: str, listed: Iterable[ForeignDevice]) -> dict[str, tuple[Observation, ...]]:
     """Return what is wrong with each device. The plugin reports only that something is."""
     sick = Observation(
         dimension=Dimension.DRIVER,
@@ -82,17 +84,20 @@ def observations_of(listed: Iterable[ForeignDevice]) -> dict[str, tuple[Observat
         message="its device plugin calls it unhealthy",
     )
     states = {foreign_device.id: foreign_device.is_healthy for foreign_device in listed}
-    return {name: () if states[foreign_name] else (sick,) for name, foreign_name in foreign_names(states).items()}
+    return {
+        name: () if states[foreign_name] else (sick,)
+        for name, foreign_name in foreign_names(device_class, states).items()
+    }
 
 
-def _name(id_: str) -> str:
-    if is_dns_label(id_):
+def _label(id_: str, limit: int) -> str:
+    if is_dns_label(id_) and len(id_) <= limit:
         return id_
     try:
         label = to_dns_label(id_)
     except ValueError:
         label = "device"
-    return f"{label[: 62 - _HASH].rstrip('-')}-{_digest(id_)}"
+    return f"{label[: limit - _HASH - 1].rstrip('-')}-{_digest(id_)}"
 
 
 def _digest(text: str) -> str:

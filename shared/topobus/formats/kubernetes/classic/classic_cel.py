@@ -48,8 +48,8 @@ def attribute_name(field: str, names: Mapping[str, str] = OUR_NAMES) -> str:
 def selector_expression(selector: DeviceSelector, driver: str, names: Mapping[str, str] = OUR_NAMES) -> str:
     """Write a selector as CEL. Empty for a selector that accepts every device.
 
-    >>> selector_expression(DeviceSelector(index=0), "gpu.topobus.dev")
-    'has(device.attributes["gpu.topobus.dev"].index) && type(device.attributes["gpu.topobus.dev"].index) in [int] && device.attributes["gpu.topobus.dev"].index == 0'
+    >>> selector_expression(DeviceSelector(index=0), "topobus.dev")
+    'has(device.attributes["topobus.dev"].index) && type(device.attributes["topobus.dev"].index) in [int] && device.attributes["topobus.dev"].index == 0'
     """  # noqa: E501
     return " && ".join(_Writer(driver, names).terms(selector))
 

@@ -1,7 +1,7 @@
 """Which drivers' classic parameters can be read, and how such a driver's devices look in structured
 parameters.
 
-Known are Topobus' own drivers and NVIDIA's of 2023 (`gpu.resource.nvidia.com`), on whose parameters
+Known are Topobus' own classic drivers and NVIDIA's of 2023 (`gpu.resource.nvidia.com`), on whose parameters
 ours are modelled. Of any other driver only the name is used.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, api of v0.1 (gpu.resource.nvidia.com/v1alpha1) and of
 v25 (resource.nvidia.com/v1beta1, attributes of gpu.nvidia.com).
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.formats.kubernetes.classic.classic import ClassParametersReference, ParametersReference
 from topobus.formats.kubernetes.classic.classic_cel import OUR_NAMES, selector_expression
 from topobus.formats.kubernetes.classic.classic_handles import class_of
@@ -28,7 +29,8 @@ from topobus.formats.kubernetes.classic.classic_parameters import (
 )
 from topobus.formats.kubernetes.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.device import driver_name
+from topobus.values import dra_names
+from topobus.values.dra_names import DRIVER
 
 __all__ = ["Dialect", "dialect_of"]
 
@@ -45,6 +47,8 @@ class Dialect:
     """The driver's name in structured parameters."""
     group: str = ""
     """API group of its parameters; empty when they cannot be read."""
+    device_class: str = ""
+    """The class of its devices, where the driver is ours, which has several."""
     class_kind: str = CLASS_PARAMETERS
     claim_kinds: tuple[str, ...] = (CLAIM_PARAMETERS,)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -59,13 +63,18 @@ class Dialect:
         """Say whether the driver's parameters can be read."""
         return bool(self.group)
 
+    @property
+    def device_selector(self) -> str:
+        """Write the CEL expression that selects the driver's devices."""
+        return class_selector(self.device_class) if self.device_class else f'device.driver == "{self.driver}"'
+
     @staticmethod
     def of_group(group: str) -> Dialect | None:
         """Find a dialect by the group of parameters, for a claim whose class is not at hand."""
         if group == _NVIDIA_CLASSIC:
             return dialect_of(_NVIDIA_CLASSIC)
         device_class = device_class_of_group(group)
-        return dialect_of(driver_name(device_class)) if device_class else None
+        return dialect_of(dra_names.group_of_class(device_class)) if device_class else None
 
     def reads_class(self, reference: ClassParametersReference) -> bool:
         """Say whether these class parameters can be read."""
@@ -125,7 +134,7 @@ def dialect_of(driver: str) -> Dialect:
     """
     device_class = class_of(driver)
     if device_class:
-        return Dialect(driver, group_of_class(device_class), names=OUR_NAMES)
+        return Dialect(DRIVER, group_of_class(device_class), device_class, names=OUR_NAMES)
     if driver == _NVIDIA_CLASSIC:
         names = {"cuda_runtime_version": "cuda_driver_version"}
         return Dialect(

@@ -24,7 +24,7 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.device import driver_name
+from topobus.values.dra_names import DRIVER, class_of_device, group_of_class, pool_of_class
 from topobus.values.errors import ContractError
 
 __all__ = [
@@ -43,7 +43,7 @@ REQUEST = "devices"
 one with this name."""
 _VERSION = "topobus.dev/v1"
 _KIND = "AllocatedDevices"
-_SUFFIX = driver_name("")
+_SUFFIX = group_of_class("")
 
 
 class DeviceHandle(Wire, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def write_handle(
 
 
 def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[str, DeviceHandle]]:
-    """Read the handles of our own drivers: driver and devices.
+    """Read the handles of our own classic drivers: driver and devices.
 
     Errors: raises ContractError for a handle that our drivers cannot have written.
     """
@@ -84,6 +84,9 @@ def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[st
         handle = decode(resource_handle.data, DeviceHandle, where=place)
         if (handle.api_version, handle.kind) != (_VERSION, _KIND):
             raise ContractError(f"{place}: got {handle.kind!r} of {handle.api_version!r}, wanted {_KIND} of {_VERSION}")
+        for device in handle.devices:
+            if class_of_device(DRIVER, device) != class_of(driver):
+                raise ContractError(f"{place}: {device} is no device of class {class_of(driver)}")
         yield driver, handle
 
 
@@ -100,12 +103,12 @@ def as_structured(claim: ApiObject) -> ApiObject:
         results: list[dict[str, Any]] = []
         config: list[dict[str, Any]] = []
         for driver, handle in device_handles(status, name_of(claim)):
+            pool = pool_of_class(handle.node, class_of(driver))
             results.extend(
-                {"request": REQUEST, "driver": driver, "pool": handle.node, "device": device}
-                for device in handle.devices
+                {"request": REQUEST, "driver": DRIVER, "pool": pool, "device": device} for device in handle.devices
             )
             config.extend(
-                {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": parameters}}
+                {"source": "FromClaim", "requests": [], "opaque": {"driver": DRIVER, "parameters": parameters}}
                 for parameters in handle.config
             )
         status_fields["allocation"] = {"devices": {"results": results, "config": config}}
@@ -128,7 +131,7 @@ def shown(claim: ApiObject) -> ApiObject:
 
 
 def class_of(driver: str) -> str:
-    """Name the device class of one of our drivers. Empty for a foreign driver.
+    """Name the device class of one of our classic drivers. Empty for a foreign driver.
 
     >>> class_of("gpu.topobus.dev"), class_of("gpu.example.com")
     ('gpu', '')

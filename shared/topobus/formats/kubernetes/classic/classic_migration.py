@@ -24,6 +24,7 @@ from topobus.formats.kubernetes.resource import Wire
 from topobus.formats.kubernetes.shape import check_names, read_as
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
+from topobus.values.dra_names import class_of_group
 from topobus.values.errors import ContractError
 
 __all__ = ["CLASSIC_VERSION_TEXTS", "Migration", "Note", "Severity", "migrate"]
@@ -163,7 +164,7 @@ class _Migrator:
                 "devices on these nodes only"
             )
             self._note(api_object, "suitableNodes", Severity.LOST, message)
-        expressions = [f'device.driver == "{dialect.driver}"']
+        expressions = [dialect.device_selector]
         made: dict[str, Any] = {}
         class_parameters = self._class_parameters(api_object, spec, dialect)
         if class_parameters is not None:
@@ -178,7 +179,7 @@ class _Migrator:
             else:
                 self._note(api_object, "parametersRef.shareable", Severity.INFO, "true: so is every structured claim")
         made = {"selectors": [{"cel": {"expression": text}} for text in expressions], **made}
-        if dialect.driver != spec.driver_name:
+        if dialect.driver != spec.driver_name and class_of_group(spec.driver_name) is None:
             self._note(
                 api_object,
                 "driverName",
