@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 from topobus.engine.health.silence import SilenceSettings
 from topobus.gateway.claims.rules.device_metadata import MetadataVersion
 from topobus.gateway.claims.rules.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
+from topobus.gateway.cluster.rules.vendor_attributes import with_vendor_names
 from topobus.gateway.containers.rules.edit_limits import EditRights, is_plain_path
 from topobus.gateway.device_plugins.rules.multus import with_attributes
 from topobus.process.config import ServiceSettings
@@ -252,10 +253,12 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     like its class. Class `cpu` has no device plugin unless it is named here: such a plugin
     cannot pin CPUs, so other containers would run on a pod's CPUs as well."""
     profiles: tuple[VendorProfile, ...] = ()
-    """Vendors whose device plugin the gateway replaces, for pods and exporters: resource names
-    and ids of `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov` (pools of NICs,
-    `intel.com/…`). That vendor's own plugin must not run on the node: docs/how-to/drop-in.md.
-    Change it while no pod has such a device."""
+    """Vendors whose device plugin and DRA driver the gateway replaces. Pods and exporters find the
+    resource names and ids of `nvidia` (`nvidia.com/gpu`), `amd` (`amd.com/gpu`), `intel-sriov`
+    (pools of NICs, `intel.com/…`). Claims find the attributes of that vendor's DRA driver
+    (`gpu.nvidia.com/productName`), also those of `intel` (GPUs, whose resources keep our names).
+    The vendor's own plugin and driver must not run on the node: docs/how-to/drop-in.md. Change it
+    while no pod has such a device."""
     ids: dict[str, IdProfile] = field(default_factory=dict)
     """The ids that kubelet gets for devices of a class or one of its pools: `topobus` (their
     name, the default), `pci`, `uuid` or `card` (`pci`, and parts of a card by their name);
@@ -319,6 +322,7 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
         )
         if self.ids_of(device.device_class, resource) == "pci":
             device = with_attributes(device, resource)
+        device = with_vendor_names(device, self.profiles)
         return cut_group(device, owned_cpus(self.cpus) or None)
 
     @property

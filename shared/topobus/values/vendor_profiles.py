@@ -30,6 +30,7 @@ __all__ = [
     "pool_in",
     "pools_of_profiles",
     "profile_in",
+    "profile_of",
     "renamed",
     "resource_in_profile",
     "socket_names",
@@ -38,11 +39,12 @@ __all__ = [
 IdProfile = Literal["topobus", "pci", "uuid", "card"]
 """How the devices of a resource are named towards kubelet."""
 
-VendorProfile = Literal["nvidia", "amd", "intel-sriov"]
-"""The vendor whose device plugin is replaced."""
+VendorProfile = Literal["nvidia", "amd", "intel", "intel-sriov"]
+"""The vendor whose device plugin and DRA driver are replaced; of `intel` (GPUs) the DRA driver
+alone, and its resources keep our names."""
 
 _DOMAINS: dict[VendorProfile, str] = {"nvidia": "nvidia.com", "amd": "amd.com", "intel-sriov": "intel.com"}
-_CLASSES: dict[VendorProfile, str] = {"nvidia": "gpu", "amd": "gpu", "intel-sriov": "nic"}
+_CLASSES: dict[VendorProfile, str] = {"nvidia": "gpu", "amd": "gpu", "intel": "gpu", "intel-sriov": "nic"}
 _IDS: dict[VendorProfile, IdProfile] = {"nvidia": "uuid", "amd": "card", "intel-sriov": "pci"}
 _MIG = "mig-"
 
@@ -61,14 +63,16 @@ def resource_in_profile(device: Device, pool: str, profiles: Collection[VendorPr
     'intel.com/intel_sriov_netdevice'
     """  # noqa: E501
     for profile in profiles:
-        if device.device_class != _CLASSES[profile] or (device.device_class == "gpu" and device.vendor != profile):
+        domain = _DOMAINS.get(profile, "")
+        is_of_maker = device.device_class != "gpu" or device.vendor == profile
+        if not domain or device.device_class != _CLASSES[profile] or not is_of_maker:
             continue
         if profile == "intel-sriov":
             name = pool.removeprefix("nic-").replace("-", "_") if pool else ""
         else:
             name = pool or _mig_name(device, profile) or device.device_class
         if name:
-            return f"{_DOMAINS[profile]}/{name}"
+            return f"{domain}/{name}"
     return ""
 
 
@@ -80,8 +84,22 @@ def profile_in(resource: str, device_class: str, profiles: Collection[VendorProf
     """
     domain = resource.partition("/")[0]
     return next(
-        (profile for profile in profiles if _DOMAINS[profile] == domain and _CLASSES[profile] == device_class), None
+        (profile for profile in profiles if _DOMAINS.get(profile) == domain and _CLASSES[profile] == device_class), None
     )
+
+
+def profile_of(device: Device, profiles: Collection[VendorProfile]) -> VendorProfile | None:
+    """Find the profile whose vendor's driver would offer a device: a GPU by its maker, a virtual
+    function of a NIC whatever its maker.
+
+    >>> profile_of(Device(name="gpu-0", device_class="gpu", vendor="amd"), ["nvidia", "amd"])
+    'amd'
+    """
+    for profile in profiles:
+        is_its_own = device.attributes.get("sriovVf") is True if profile == "intel-sriov" else device.vendor == profile
+        if device.device_class == _CLASSES[profile] and is_its_own:
+            return profile
+    return None
 
 
 def pool_in(resource: str, profile: VendorProfile) -> str:
@@ -103,7 +121,9 @@ def is_named_by(resource: str, profiles: Collection[VendorProfile]) -> bool:
     (True, False, False)
     """  # noqa: E501
     names = {"nvidia": ("gpu", _MIG), "amd": ("gpu",), "intel-sriov": ("",)}
-    return any(resource.startswith(f"{_DOMAINS[profile]}/{name}") for profile in profiles for name in names[profile])
+    return any(
+        resource.startswith(f"{_DOMAINS[profile]}/{name}") for profile in profiles for name in names.get(profile, ())
+    )
 
 
 def ids_of_profile(profile: VendorProfile | None) -> IdProfile:

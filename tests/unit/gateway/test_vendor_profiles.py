@@ -18,7 +18,7 @@ from topobus.values.pci import PciAddress
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.vendor_profiles import VendorProfile, is_named_by, pool_in, profile_in, resource_in_profile
 
-ALL: tuple[VendorProfile, ...] = ("nvidia", "amd", "intel-sriov")
+ALL: tuple[VendorProfile, ...] = ("nvidia", "amd", "intel", "intel-sriov")
 
 
 def gpu(name: str, vendor: str, uuid: str = "", pool: str = "", **attributes: AttributeValue) -> Device:

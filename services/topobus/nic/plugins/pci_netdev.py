@@ -398,6 +398,9 @@ class PciNetdevDriver(AttachesInterfaces):
         if ports.unclear:
             left_out.append(f"{function.address} is offered without its interface: {ports.unclear}")
         facts.update(_interface_facts(ports))
+        physical = function_ports(tree, function.physfn, only_link=True).first if function.physfn is not None else None
+        if physical is not None:
+            facts["physicalInterface"] = physical.name
         if rdma:
             facts["rdmaDevice"] = ",".join(rdma_device.name for rdma_device in rdma)[:64]
             layers = {port.link_layer for rdma_device in rdma for port in rdma_device.ports if port.link_layer}

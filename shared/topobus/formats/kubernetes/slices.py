@@ -68,6 +68,17 @@ COUNTER_SETS_PER_SLICE = MAX_COUNTER_SETS
 # of today has some twenty roots.
 _ROOTS = 24
 
+# What gives way where a device has more attributes than a slice has room for, the last of them
+# first: facts that hardly anybody selects by, or that another attribute tells too (`model` is the
+# product's name). Without this order a MIG instance, which has more than the limit, would lose its
+# profile.
+_DISPENSABLE = (
+    *("productName", "pciID", "kernelDriver", "cudaDriverVersion", "brand", "migEnabled", "migCapable"),
+    *("pcieMaxWidth", "pciSubsystemID", "gpuInstance", "computeInstance"),
+)
+# Versions whose names do not end in `Version`: NVIDIA's DRA driver publishes it as one.
+_VERSIONS = ("gpu.nvidia.com/cudaComputeCapability",)
+
 _IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
 _INT64 = 1 << 63
 
@@ -75,14 +86,20 @@ _INT64 = 1 << 63
 def slice_device(device: Device) -> SliceDevice:
     """Convert a device to the device of a slice.
 
+    Order: where a slice has no room for all attributes, the standard ones and our own are kept
+            first, then those with a domain (a vendor's names) as the device lists them, then our
+            dispensable ones. One place is kept free for the reason of a fault, so that a fault takes
+            away no attribute that a claim may select by.
+
     >>> slice_device(Device(name="gpu-0", device_class="gpu", model="T4")).attributes["model"].string
     'T4'
     """
-    attributes = _standard_attributes(device) | _own_attributes(device) | _health_attributes(device)
-    room = MAX_ATTRIBUTES - len(device.capacity)
+    attributes = _standard_attributes(device) | _own_attributes(device)
+    room = max(MAX_ATTRIBUTES - len(device.capacity) - 1, 0)
+    kept = sorted(attributes, key=_rank)[:room]
     return SliceDevice(
         name=device.name,
-        attributes=dict(list(attributes.items())[:room]),
+        attributes={name: attributes[name] for name in kept} | _health_attributes(device),
         capacity={
             _identifier(name): Capacity(
                 value=_quantity(amount), request_policy=_policy(device.capacity_policies.get(name))
@@ -206,7 +223,9 @@ def _own_attributes(device: Device) -> dict[str, Attribute]:
     numbers = {"cpu": device.cpu, "core": device.core, "socket": device.socket, "l3": device.l3}
     fields: dict[str, AttributeValue] = {name: text for name, text in texts.items() if text}
     fields |= {name: number for name, number in numbers.items() if number is not None}
-    fields |= {_identifier(name): value for name, value in sorted(device.attributes.items())}
+    own = sorted(name for name in device.attributes if "/" not in name)
+    qualified = [name for name in device.attributes if "/" in name]
+    fields |= {_identifier(name): device.attributes[name] for name in (*own, *qualified)}
     fields["class"] = device.device_class
     return {
         name: _attribute(name, value)
@@ -215,20 +234,27 @@ def _own_attributes(device: Device) -> dict[str, Attribute]:
     }
 
 
+def _rank(name: str) -> int:
+    """Rank an attribute: the lowest is kept first."""
+    if "/" in name:
+        return 0 if name.startswith(f"{STANDARD_DOMAIN}/") else 1
+    return 2 + _DISPENSABLE.index(name) if name in _DISPENSABLE else 0
+
+
 def _health_attributes(device: Device) -> dict[str, Attribute]:
     worst = device.health.worst if not device.health.is_allocatable else None
     return {HEALTH_REASON: _attribute(HEALTH_REASON, worst.reason)} if worst is not None and worst.reason else {}
 
 
 def _attribute(name: str, value: AttributeValue) -> Attribute:
-    """Type an attribute: a text under a name that ends in `Version` is a version when it can be
-    one, as DRA drivers publish it.
+    """Type an attribute: a text under a name that ends in `Version`, or is known as one, is a
+    version when it can be one, as DRA drivers publish it.
     """
     if isinstance(value, bool):
         return Attribute(bool_=value)
     if isinstance(value, int):
         return Attribute(int_=value)
-    if name.lower().endswith("version") and is_version(value) and len(value) <= MAX_TEXT:
+    if (name.lower().endswith("version") or name in _VERSIONS) and is_version(value) and len(value) <= MAX_TEXT:
         return Attribute(version=value)
     # The limit is one of bytes; a character cut in two is left out.
     return Attribute(string=value.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore"))
