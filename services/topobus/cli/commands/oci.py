@@ -25,12 +25,12 @@ from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.engine.ledger.holdings import names_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
 from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
-from topobus.formats.kubernetes.alignment_request import PARAMETERS_KIND, RESULT_KIND
 from topobus.formats.kubernetes.classic.classic_handles import shown
+from topobus.formats.kubernetes.opaque_parameters import is_for_class
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
-from topobus.values.dra_names import DRIVER, class_of_device, class_of_group, node_of_pool
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 from topobus.values.edits import ContainerEdits, Hook
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.idset import CpuSet, NodeSet
@@ -43,8 +43,6 @@ __all__ = ["oci", "oci_app"]
 oci_app = App(name="oci", help="Print a container's OCI spec with its devices, as kubelet and a runtime would make it.")
 
 _VENDOR = "topobus.dev"
-# What a claim wishes of the controller, and its answer.
-_CONTROLLERS_KINDS = frozenset({PARAMETERS_KIND, RESULT_KIND})
 _BY_GATEWAY = "run it in a pod; `topobus oci … --undo` gives back what was prepared for this spec"
 # A spec as a runtime would begin with: the merged parts are visible against it, and --spec gives a
 # real one.
@@ -405,12 +403,7 @@ def _parameters(claim: ApiObject, device_class: str, device: str) -> list[dict[s
         if (opaque := entry.get("opaque") or {}).get("driver") == DRIVER
         and (not entry.get("requests") or wanted & {str(request) for request in entry["requests"]})
     ]
-    return [
-        parameters
-        for parameters in every
-        if parameters.get("kind") not in _CONTROLLERS_KINDS
-        and class_of_group(str(parameters.get("apiVersion", "")).partition("/")[0]) in (device_class, None)
-    ]
+    return [parameters for parameters in every if is_for_class(parameters, device_class)]
 
 
 async def _claim_devices(

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
-from topobus.formats.kubernetes.alignment_request import PARAMETERS_KIND, RESULT_KIND
+from topobus.formats.kubernetes.opaque_parameters import is_for_class
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedConfiguration, GrantedDevice
 from topobus.formats.kubernetes.slices import SICK_TAINT
 from topobus.formats.kubernetes.tolerations import tolerates
@@ -23,7 +23,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.rules.claim_pods import pod_claim_name, pods_of, users_of
 from topobus.values.cpu_groups import GROUP_CAPACITY
 from topobus.values.device_sharing import HeldShare
-from topobus.values.dra_names import DRIVER, class_of_device, class_of_group, node_of_pool, pool_of_class
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid, is_dns_label
@@ -307,9 +307,6 @@ def _config(entries: Sequence[GrantedConfiguration]) -> list[tuple[frozenset[str
             continue
         if not isinstance(entry.opaque.parameters, dict):
             raise ContractError(f"{_PLACE}.devices.config[{index}].opaque.parameters is no object")
-        if entry.opaque.parameters.get("kind") in (PARAMETERS_KIND, RESULT_KIND):
-            # What the claim wishes of the controller, and its answer.
-            continue
         config.append((frozenset(entry.requests), entry.opaque.parameters))
     return config
 
@@ -317,10 +314,8 @@ def _config(entries: Sequence[GrantedConfiguration]) -> list[tuple[frozenset[str
 def _config_by_device(
     devices: Iterable[AllocatedDevice], config: Sequence[tuple[frozenset[str], dict[str, Any]]]
 ) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Return, by device, the parameters that apply to one of its requests, each once.
-
-    Parameters of the API group of a class are for its devices alone. The others go to each device,
-    whose service refuses what it does not know.
+    """Return, by device, the parameters that apply to one of its requests and are for its class,
+    each once.
     """
     by_device: dict[str, list[dict[str, Any]]] = {}
     for device in devices:
@@ -330,7 +325,7 @@ def _config_by_device(
             parameters
             for requests, parameters in config
             if (not requests or requests & names)
-            and class_of_group(str(parameters.get("apiVersion", "")).partition("/")[0]) in (device.device_class, None)
+            and is_for_class(parameters, device.device_class)
             and parameters not in own
         ]
     return {device: tuple(own) for device, own in sorted(by_device.items()) if own}
