@@ -92,8 +92,9 @@ def profile_of(device: Device, profiles: Collection[VendorProfile]) -> VendorPro
     """Find the profile whose vendor's driver would offer a device: a GPU by its maker, a virtual
     function of a NIC whatever its maker.
 
-    >>> profile_of(Device(name="gpu-0", device_class="gpu", vendor="amd"), ["nvidia", "amd"])
-    'amd'
+    >>> gpu = Device(name="gpu-0", device_class="gpu", vendor="amd")
+    >>> profile_of(gpu, ["nvidia", "amd"]), profile_of(gpu, ["nvidia"])
+    ('amd', None)
     """
     for profile in profiles:
         is_its_own = device.attributes.get("sriovVf") is True if profile == "intel-sriov" else device.vendor == profile
