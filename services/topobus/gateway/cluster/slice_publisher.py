@@ -281,20 +281,25 @@ class SlicePublisher:
             self._left_out[device_class] = bad
             cached = self._shown[device_class] = (inventory, is_counted, kept, good)
         _, _, kept, good = cached
-        present = [
-            api_object
-            for api_object in present
-            if (spec := self._read(api_object)) is not None and kept_devices(device_class, [spec])[0]
-        ]
-        since = self._state.silent_since(device_class)
-        silence: Taint | None = None
-        # Just after the start no silence is known yet, so taints of silence must stay.
-        if since or (not self._is_judged(device_class) and shows_silence(present)):
-            silence = silence_taint(since, self._settings.silence_effect, present)
+        silence = self._silence(device_class, present)
         devices = pool_devices(
             kept, self._state.holders(device_class), silence, shown=good, sharers=self._state.sharers(device_class)
         )
         return devices, shared_counters(kept.counter_sets)
+
+    def _silence(self, device_class: str, present: Sequence[ApiObject]) -> Taint | None:
+        """Return the taint of a class whose service is silent. None: it has none."""
+        since = self._state.silent_since(device_class)
+        if not since and self._is_judged(device_class):
+            return None
+        of_class = [
+            api_object
+            for api_object in present
+            if (spec := self._read(api_object)) is not None and kept_devices(device_class, [spec])[0]
+        ]
+        # Just after the start no silence is known yet, so taints of silence must stay.
+        is_silent = bool(since) or shows_silence(of_class)
+        return silence_taint(since, self._settings.silence_effect, of_class) if is_silent else None
 
     def _read(self, api_object: ApiObject) -> SliceSpec | None:
         """Read a slice, and cache the result as long as it is the same object."""
