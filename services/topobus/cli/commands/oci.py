@@ -403,7 +403,11 @@ def _parameters(claim: ApiObject, device_class: str, device: str) -> list[dict[s
         if (opaque := entry.get("opaque") or {}).get("driver") == DRIVER
         and (not entry.get("requests") or wanted & {str(request) for request in entry["requests"]})
     ]
-    return [parameters for parameters in every if is_for_class(parameters, device_class)]
+    classes = [
+        class_of_device(str(result.get("driver")), str(result.get("device"))) or ""
+        for result in devices.get("results") or ()
+    ]
+    return [parameters for parameters in every if is_for_class(parameters, device_class, classes)]
 
 
 async def _claim_devices(

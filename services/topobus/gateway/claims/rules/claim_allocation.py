@@ -317,15 +317,17 @@ def _config_by_device(
     """Return, by device, the parameters that apply to one of its requests and are for its class,
     each once.
     """
+    own_devices = tuple(devices)
+    classes = {device.device_class for device in own_devices}
     by_device: dict[str, list[dict[str, Any]]] = {}
-    for device in devices:
+    for device in own_devices:
         names = {device.request, f"{device.request}/{device.alternative}"}
         own = by_device.setdefault(device.device, [])
         own += [
             parameters
             for requests, parameters in config
             if (not requests or requests & names)
-            and is_for_class(parameters, device.device_class)
+            and is_for_class(parameters, device.device_class, classes)
             and parameters not in own
         ]
     return {device: tuple(own) for device, own in sorted(by_device.items()) if own}
