@@ -14,6 +14,7 @@ __all__ = [
     "class_of_group",
     "foreign_device",
     "group_of_class",
+    "is_of_node",
     "node_of_pool",
     "pool_of_class",
 ]
@@ -32,13 +33,11 @@ def class_of_device(driver: str, device: str) -> str | None:
 
     >>> class_of_device("topobus.dev", "gpu-0000-3b-00-0"), class_of_device("topobus.dev", "gpu-nvidia--dev-0")
     ('gpu', 'gpu-nvidia')
-    >>> class_of_device("gpu.example.com", "gpu-0") is None
-    True
+    >>> class_of_device("gpu.example.com", "gpu-0"), class_of_device("topobus.dev", "gpu0")
+    (None, 'gpu0')
     """
-    if driver != DRIVER:
-        return None
-    device_class, separator, _ = device.partition(_FOREIGN)
-    return device_class if separator else device.partition("-")[0]
+    # A name that tells no class is its own: it is still ours, and a class that nobody serves.
+    return device.partition(_FOREIGN if _FOREIGN in device else "-")[0] if driver == DRIVER else None
 
 
 def foreign_device(device_class: str, name: str) -> str:
@@ -68,6 +67,15 @@ def node_of_pool(pool: str) -> str:
     return pool.removesuffix(_CPU_POOL)
 
 
+def is_of_node(driver: str, pool: str, node: str) -> bool:
+    """Say whether a pool is one of a node's own.
+
+    >>> is_of_node("topobus.dev", "node-a/cpu", "node-a"), is_of_node("gpu.example.com", "node-a", "node-a")
+    (True, False)
+    """
+    return driver == DRIVER and node_of_pool(pool) == node
+
+
 def group_of_class(device_class: str) -> str:
     """Name a class as Kubernetes' objects do: its DeviceClass, the API group of its parameters, and
     its driver in the classic API.
@@ -81,8 +89,10 @@ def group_of_class(device_class: str) -> str:
 def class_of_group(name: str) -> str | None:
     """Name the class behind the name of a DeviceClass or API group. Return None for a foreign one.
 
-    >>> class_of_group("gpu.topobus.dev"), class_of_group("gpu.example.com"), class_of_group("topobus.dev")
-    ('gpu', None, None)
+    >>> class_of_group("gpu.topobus.dev")
+    'gpu'
+    >>> [class_of_group(name) for name in ("gpu.example.com", "topobus.dev", "gpu.resource.topobus.dev")]
+    [None, None, None]
     """
     device_class = name.removesuffix(f".{DRIVER}")
-    return device_class if device_class and device_class != name else None
+    return device_class if device_class and device_class != name and "." not in device_class else None

@@ -22,12 +22,12 @@ from topobus.devicekit.classic.classic import ClassicDriver
 from topobus.devicekit.classic.classic_registry import load_classic_drivers
 from topobus.engine.claims import lifecycle as conditions
 from topobus.engine.claims.stored import ObjectKey, Stored
-from topobus.formats.kubernetes.classic.classic_handles import class_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
+from topobus.values.dra_names import class_of_group
 from topobus.values.timestamps import rfc3339
 
 __all__ = ["ClassicDriverRunner", "StoreContext"]
@@ -121,7 +121,7 @@ class ClassicDriverRunner:
             if not metadata.finalizers and await self._writer.delete(key, stored.revision):
                 get_logger().info("claim.released", claim=stored.shown)
             return
-        device_class = class_of(str(claim.status.get("driverName") or ""))
+        device_class = class_of_group(str(claim.status.get("driverName") or ""))
         if claim.status.get("allocation") and device_class in self._own:
             await self._own[device_class].tidy(claim)
         elif not claim.status.get("allocation"):
@@ -137,10 +137,8 @@ class ClassicDriverRunner:
         drivers = ", ".join(sorted(self._changed)) or "none"
         if stored_class is None:
             message = f"there is no ResourceClass {name}"
-        elif class_of(driver):
-            message = (
-                f"ResourceClass {name} names driver {driver}, and no node offers devices of class {class_of(driver)}"
-            )
+        elif device_class := class_of_group(driver):
+            message = f"ResourceClass {name} names driver {driver}, and no node offers devices of class {device_class}"
         else:
             message = f"ResourceClass {name} names driver {driver}: installed are {drivers}"
         if conditions.has_condition(stored.value, reason=reason, message=message):

@@ -13,7 +13,7 @@ from importlib import metadata
 
 from topobus.devicekit.classic.classic import ClassicContext, ClassicDriver
 from topobus.devicekit.registry import SkippedPlugin
-from topobus.formats.kubernetes.classic.classic_handles import class_of
+from topobus.values.dra_names import class_of_group
 from topobus.values.errors import ConfigError
 from topobus.values.names import is_dns_subdomain
 
@@ -74,6 +74,6 @@ def _make(line: metadata.EntryPoint, context: ClassicContext) -> tuple[ClassicDr
     name = str(driver.name)
     if not is_dns_subdomain(name) or len(name) > _MAX_NAME:
         return None, f"{line.value} is named {driver.name!r}: wanted a DNS name of at most {_MAX_NAME} characters"
-    if class_of(name):
+    if class_of_group(name) is not None:
         return None, f"{line.value} is named {name!r}: drivers of topobus.dev are Topobus' own"
     return driver, ""

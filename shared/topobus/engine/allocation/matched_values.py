@@ -20,10 +20,9 @@ from topobus.formats.kubernetes.limit_rules import MAX_GRANTED_CONFIGURATIONS
 from topobus.formats.kubernetes.resource import (
     AllocationResult,
     GrantedConfiguration,
-    GrantedDevice,
     OpaqueConfiguration,
 )
-from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
+from topobus.values.dra_names import DRIVER, class_of_device, is_of_node
 from topobus.values.idset import NodeSet
 from topobus.values.view import NodeView
 
@@ -47,7 +46,10 @@ def with_matches(
         mates = frozenset().union(*(group for group in groups if index in group)) or frozenset(
             {index} if wishes[index] is not None else ()
         )
-        is_prepared_here = any(_is_on(granted_device, view.node) for granted_device in result.devices.results)
+        is_prepared_here = any(
+            is_of_node(granted_device.driver, granted_device.pool, view.node)
+            for granted_device in result.devices.results
+        )
         if not mates or not is_prepared_here or len(result.devices.config) >= MAX_GRANTED_CONFIGURATIONS:
             continue
         parameters = _match(view, [results[mate] for mate in sorted(mates)])
@@ -60,11 +62,6 @@ def with_matches(
     return tuple(made)
 
 
-def _is_on(granted: GrantedDevice, node: str) -> bool:
-    """Say whether a device is one of the node's own."""
-    return granted.driver == DRIVER and node_of_pool(granted.pool) == node
-
-
 def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any]:
     """Collect the places of the devices. Places that are unknown are left out."""
     devices = {(name, device.name): device for name, found_devices in view.devices.items() for device in found_devices}
@@ -74,7 +71,11 @@ def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any
         device_class = class_of_device(granted.driver, granted.device)
         cpu = cpu_of_name(granted.device) if device_class == CPU_CLASS else None
         home = homes.get(cpu) if cpu is not None else None
-        found_device = devices.get((device_class or "", granted.device)) if _is_on(granted, view.node) else None
+        found_device = (
+            devices.get((device_class or "", granted.device))
+            if is_of_node(granted.driver, granted.pool, view.node)
+            else None
+        )
         if home is not None:
             nodes |= NodeSet(home)
         if found_device is not None:

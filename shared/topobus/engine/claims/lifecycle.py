@@ -37,7 +37,7 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
+from topobus.values.dra_names import class_of_device, is_of_node, node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.idset import NodeSet
 from topobus.values.quantity import Quantity
@@ -115,7 +115,7 @@ def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
     return tuple(
         _device_id(granted)
         for granted in allocation.devices.results
-        if not granted.admin_access and granted.driver == DRIVER and node_of_pool(granted.pool) == node
+        if not granted.admin_access and is_of_node(granted.driver, granted.pool, node)
     )
 
 

@@ -29,7 +29,7 @@ from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceI
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.values.device import Device
-from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
+from topobus.values.dra_names import class_of_device, is_of_node, node_of_pool
 from topobus.values.idset import NodeSet
 from topobus.values.request import ContainerKind, Locality, LocalityLevel
 from topobus.values.view import NodeView
@@ -158,7 +158,7 @@ def our_devices(results: Iterable[AllocationResult], node: str) -> list[DeviceId
     """List the granted devices that the node publishes itself, because the place of another vendor's
     device is unknown.
     """
-    return [device for device in _granted(results) if device.driver == DRIVER and node_of_pool(device.pool) == node]
+    return [device for device in _granted(results) if is_of_node(device.driver, device.pool, node)]
 
 
 def spanned_nodes(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> NodeSet:

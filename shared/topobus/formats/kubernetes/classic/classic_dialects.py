@@ -18,7 +18,6 @@ import msgspec
 from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.formats.kubernetes.classic.classic import ClassParametersReference, ParametersReference
 from topobus.formats.kubernetes.classic.classic_cel import OUR_NAMES, selector_expression
-from topobus.formats.kubernetes.classic.classic_handles import class_of
 from topobus.formats.kubernetes.classic.classic_parameters import (
     SHARING_KIND,
     SHARING_VERSION,
@@ -132,8 +131,8 @@ def dialect_of(driver: str) -> Dialect:
     >>> dialect_of("gpu.resource.nvidia.com").driver, dialect_of("x.example.com").is_known
     ('gpu.nvidia.com', False)
     """
-    device_class = class_of(driver)
-    if device_class:
+    device_class = dra_names.class_of_group(driver)
+    if device_class is not None:
         return Dialect(DRIVER, group_of_class(device_class), device_class, names=OUR_NAMES)
     if driver == _NVIDIA_CLASSIC:
         names = {"cuda_runtime_version": "cuda_driver_version"}

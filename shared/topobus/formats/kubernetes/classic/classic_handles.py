@@ -24,14 +24,13 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.dra_names import DRIVER, class_of_device, group_of_class, pool_of_class
+from topobus.values.dra_names import DRIVER, class_of_device, class_of_group, pool_of_class
 from topobus.values.errors import ContractError
 
 __all__ = [
     "REQUEST",
     "DeviceHandle",
     "as_structured",
-    "class_of",
     "device_handles",
     "only_node",
     "shown",
@@ -43,7 +42,6 @@ REQUEST = "devices"
 one with this name."""
 _VERSION = "topobus.dev/v1"
 _KIND = "AllocatedDevices"
-_SUFFIX = group_of_class("")
 
 
 class DeviceHandle(Wire, frozen=True, kw_only=True):
@@ -70,7 +68,7 @@ def write_handle(
 
 
 def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[str, DeviceHandle]]:
-    """Read the handles of our own classic drivers: driver and devices.
+    """Read the handles of our own classic drivers: class and devices.
 
     Errors: raises ContractError for a handle that our drivers cannot have written.
     """
@@ -78,16 +76,17 @@ def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[st
         status.allocation.resource_handles if status.allocation is not None else ()
     ):
         driver = resource_handle.driver_name or status.driver_name
-        if not class_of(driver):
+        device_class = class_of_group(driver)
+        if device_class is None:
             continue
         place = f"{where}: status.allocation.resourceHandles[{index}].data"
         handle = decode(resource_handle.data, DeviceHandle, where=place)
         if (handle.api_version, handle.kind) != (_VERSION, _KIND):
             raise ContractError(f"{place}: got {handle.kind!r} of {handle.api_version!r}, wanted {_KIND} of {_VERSION}")
         for device in handle.devices:
-            if class_of_device(DRIVER, device) != class_of(driver):
-                raise ContractError(f"{place}: {device} is no device of class {class_of(driver)}")
-        yield driver, handle
+            if class_of_device(DRIVER, device) != device_class:
+                raise ContractError(f"{place}: {device} is no device of class {device_class}")
+        yield device_class, handle
 
 
 def as_structured(claim: ApiObject) -> ApiObject:
@@ -102,8 +101,8 @@ def as_structured(claim: ApiObject) -> ApiObject:
     if status.allocation is not None:
         results: list[dict[str, Any]] = []
         config: list[dict[str, Any]] = []
-        for driver, handle in device_handles(status, name_of(claim)):
-            pool = pool_of_class(handle.node, class_of(driver))
+        for device_class, handle in device_handles(status, name_of(claim)):
+            pool = pool_of_class(handle.node, device_class)
             results.extend(
                 {"request": REQUEST, "driver": DRIVER, "pool": pool, "device": device} for device in handle.devices
             )
@@ -128,16 +127,6 @@ def shown(claim: ApiObject) -> ApiObject:
         return as_structured(claim)
     except ContractError:
         return claim
-
-
-def class_of(driver: str) -> str:
-    """Name the device class of one of our classic drivers. Empty for a foreign driver.
-
-    >>> class_of("gpu.topobus.dev"), class_of("gpu.example.com")
-    ('gpu', '')
-    """
-    head = driver.removesuffix(_SUFFIX)
-    return head if head != driver and head and "." not in head else ""
 
 
 def only_node(name: str) -> NodeSelector:
