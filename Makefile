@@ -57,8 +57,9 @@ imports: setup ## the doors between rooms
 proto: setup ## generated gRPC code equals its protos
 	$(BIN)/python proto/regenerate --check
 
-docs: setup ## generated pages equal the code
+docs: setup ## generated pages equal the code, all prose is plain English
 	$(BIN)/python tools/render-docs --check
+	$(BIN)/python -m pytest -q tests/unit/docs/test_plain_english.py
 
 unit: setup ## tests that need no server, with few examples of each law
 	TOPOBUS_EXAMPLES=0.05 $(BIN)/python -m pytest -q -m "not integration and not engine and not quarantined" $(PARALLEL) tests/unit tests/property

@@ -36,7 +36,7 @@ def class_of_device(driver: str, device: str) -> str | None:
     >>> class_of_device("gpu.example.com", "gpu-0"), class_of_device("topobus.dev", "gpu0")
     (None, 'gpu0')
     """
-    # A name that tells no class is its own: it is still ours, and a class that nobody serves.
+    # A name that tells no class is its own class: it is still ours, and no service serves that class.
     return device.partition(_FOREIGN if _FOREIGN in device else "-")[0] if driver == DRIVER else None
 
 
