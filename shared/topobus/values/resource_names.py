@@ -1,6 +1,7 @@
-"""Resource names of pods: which of our classes resembles a resource that no service offers.
+"""Resource names of pods: which ones our device services offer, and which of our classes resembles a
+resource that no service offers.
 
-The result is only a hint. Nothing is allocated because of it. The words are those of device
+The resemblance is only a hint. Nothing is allocated because of it. The words are those of device
 plugins: NVIDIA, AMD and Intel GPU plugins, the SR-IOV and RDMA shared device plugins, Xilinx and
 Intel FPGA plugins.
 """
@@ -10,13 +11,23 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-__all__ = ["CLASS_RESOURCE_PREFIX", "RESOURCE_PREFIX", "is_resource_name", "similar_class"]
+__all__ = [
+    "CLASS_RESOURCE_PREFIX",
+    "RESOURCE_PREFIX",
+    "SHAPE_LEVELS",
+    "is_of_device_service",
+    "is_resource_name",
+    "similar_class",
+]
 
 RESOURCE_PREFIX = "topobus.dev/"
 """Before a class or a pool: the resource under which pods ask for it."""
 CLASS_RESOURCE_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Before the name of a DeviceClass: the resource under which pods ask for devices by a claim
 (KEP-5004)."""
+
+SHAPE_LEVELS = ("gpu-nic", "switch", "numa", "socket", "quarter", "half", "machine")
+"""Levels of shapes, smallest first. Only claims have shapes."""
 
 _WORDS: dict[str, frozenset[str]] = {
     "fpga": frozenset({"fpga", "fpgas", "xilinx", "af", "region", "alveo"}),
@@ -25,6 +36,15 @@ _WORDS: dict[str, frozenset[str]] = {
         {"nic", "nics", "rdma", "hca", "sriov", "netdevice", "roce", "ib", "infiniband", "mellanox", "mlnxnics", "vf"}
     ),
 }
+
+
+def is_of_device_service(resource: str) -> bool:
+    """Say whether a resource is one that a device service offers, by its own class or pool.
+
+    >>> is_of_device_service("topobus.dev/gpu"), is_of_device_service("topobus.dev/gpu-nic")
+    (True, False)
+    """
+    return resource.startswith(RESOURCE_PREFIX) and resource.removeprefix(RESOURCE_PREFIX) not in SHAPE_LEVELS
 
 
 def is_resource_name(text: str) -> bool:

@@ -21,7 +21,7 @@ from topobus.values.errors import ContractError
 from topobus.values.names import is_dns_label, is_extended_resource_name
 from topobus.values.quantity import Quantity
 from topobus.values.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
-from topobus.values.resource_names import RESOURCE_PREFIX
+from topobus.values.resource_names import RESOURCE_PREFIX, is_of_device_service
 
 __all__ = ["RESOURCE_PREFIX", "ClaimSource", "Container", "PodClaim", "PodSpec", "Resources", "pod_request"]
 
@@ -221,7 +221,7 @@ def _exclusive_cpus(limits: dict[str, Quantity], requests: dict[str, Quantity]) 
 def _devices(limits: dict[str, Quantity], requests: dict[str, Quantity], where: str) -> tuple[DeviceRequest, ...]:
     device_requests: list[DeviceRequest] = []
     for name in sorted(limits.keys() | requests.keys()):
-        if not name.startswith(RESOURCE_PREFIX):
+        if not is_of_device_service(name):
             continue
         device_class = name.removeprefix(RESOURCE_PREFIX)
         if not is_dns_label(device_class):
@@ -247,11 +247,11 @@ def _devices(limits: dict[str, Quantity], requests: dict[str, Quantity], where: 
 def _foreign_devices(
     limits: dict[str, Quantity], requests: dict[str, Quantity], where: str, claimed: Collection[str]
 ) -> Iterator[DeviceRequest]:
-    """Read what is requested of other domains. An amount of 0 requests nothing, as in
+    """Read what is requested of other domains, and shapes. An amount of 0 requests nothing, as in
     Kubernetes.
     """
     for name in sorted(limits.keys() | requests.keys()):
-        if "/" not in name or name.startswith(RESOURCE_PREFIX) or name in claimed:
+        if "/" not in name or is_of_device_service(name) or name in claimed:
             continue
         amount = limits.get(name, requests.get(name, Quantity(0)))
         if is_extended_resource_name(name) and (name not in limits or requests.get(name, amount) != amount):

@@ -18,7 +18,7 @@ from topobus.formats.kubernetes.slices import COUNTER_SETS_PER_SLICE, DEVICES_PE
 from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 
-__all__ = ["COUNTERS_INDEX", "name_prefix", "own_part", "pool_slices", "publishable"]
+__all__ = ["COUNTERS_INDEX", "name_prefix", "newest_of_pool", "own_part", "pool_slices", "publishable"]
 
 COUNTERS_INDEX = 0xF00
 """Index of the first slice of counters: far behind the devices', so that a pool that grows changes
@@ -60,6 +60,20 @@ def pool_slices(
         )
         for index in (*shown, *counted)
     }
+
+
+def newest_of_pool(specs: Iterable[SliceSpec]) -> tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]:
+    """List the devices and counter sets of a pool's slices, each once: a write that was interrupted
+    leaves a device also in a slice of an older generation.
+    """
+    devices: dict[str, SliceDevice] = {}
+    counter_sets: dict[str, CounterSet] = {}
+    for spec in sorted(specs, key=lambda spec: -spec.pool.generation):
+        for device in spec.devices:
+            devices.setdefault(device.name, device)
+        for counter_set in spec.shared_counters:
+            counter_sets.setdefault(counter_set.name, counter_set)
+    return tuple(devices.values()), tuple(counter_sets.values())
 
 
 def name_prefix(index: int, spec: SliceSpec) -> str:

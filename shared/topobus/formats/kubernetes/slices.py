@@ -40,6 +40,7 @@ __all__ = [
     "MAINTENANCE_TAINT",
     "SICK_TAINT",
     "STANDARD_DOMAIN",
+    "consumption",
     "fault_of_shares",
     "health_reason",
     "in_seconds",
@@ -107,7 +108,7 @@ def slice_device(device: Device) -> SliceDevice:
             for name, amount in sorted(device.capacity.items())
             if amount >= 0
         },
-        consumes_counters=_consumption(device.consumes),
+        consumes_counters=consumption(device.consumes),
         taints=_taints(device),
         # False is the default, and a server without the field would seem to drop it.
         allow_multiple_allocations=True if device.allows_multiple else None,
@@ -131,6 +132,17 @@ def shared_counters(counter_sets: Iterable[CounterSet]) -> tuple[SharedCounters,
             counters={name: Counter(value=_quantity(total)) for name, total in sorted(counter_set.counters.items())},
         )
         for counter_set in sorted(counter_sets, key=lambda counter_set: counter_set.name)
+    )
+
+
+def consumption(uses: Iterable[CounterUse]) -> tuple[CounterConsumption, ...]:
+    """Convert what a device takes from counters. Order: by set."""
+    by_set: dict[str, dict[str, Counter]] = {}
+    for use in uses:
+        by_set.setdefault(use.counter_set, {})[use.counter] = Counter(value=_quantity(use.amount))
+    return tuple(
+        CounterConsumption(counter_set=name, counters=dict(sorted(counters.items())))
+        for name, counters in sorted(by_set.items())
     )
 
 
@@ -286,16 +298,6 @@ def _policy(policy: CapacityPolicy | None) -> RequestPolicy | None:
         valid_range=ValidRange(min=amounts["minimum"], max=amounts["maximum"], step=amounts["step"])
         if any(amounts.values())
         else None,
-    )
-
-
-def _consumption(uses: Iterable[CounterUse]) -> tuple[CounterConsumption, ...]:
-    by_set: dict[str, dict[str, Counter]] = {}
-    for use in uses:
-        by_set.setdefault(use.counter_set, {})[use.counter] = Counter(value=_quantity(use.amount))
-    return tuple(
-        CounterConsumption(counter_set=name, counters=dict(sorted(counters.items())))
-        for name, counters in sorted(by_set.items())
     )
 
 

@@ -1,0 +1,144 @@
+"""Adds a node's shapes to the devices of its pool, as slices list them.
+
+A shape has the taints of its parts: a sick part makes it sick, a part held by a pod without a claim
+occupies it. A shape of which a part is not listed is not listed either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from msgspec import Struct, structs
+
+from topobus.engine.shapes.shapes import SHAPE_CLASS, Shapes
+from topobus.formats.kubernetes.limit_rules import MAX_CONSUMED_SETS
+from topobus.formats.kubernetes.pool_slices import newest_of_pool
+from topobus.formats.kubernetes.resource import Counter, CounterConsumption, CounterSet, SliceDevice, SliceSpec, Taint
+from topobus.formats.kubernetes.slices import HEALTH_REASON, HEALTH_TAINT, consumption, shared_counters, slice_device
+from topobus.values.dra_names import DRIVER, class_of_device
+
+__all__ = ["CHANGED_TAINT", "SliceShapes", "parts_of", "published_shapes", "slice_shapes", "with_shapes"]
+
+CHANGED_TAINT = "topobus.dev/changed"
+"""On a shape that a claim has and that the machine no longer has."""
+
+
+class SliceShapes(Struct, frozen=True, kw_only=True):
+    """The shapes of a node as slices list them."""
+
+    devices: tuple[SliceDevice, ...] = ()
+    """Without the taints of their parts."""
+    counter_sets: tuple[CounterSet, ...] = ()
+    uses: dict[str, CounterConsumption] = {}
+    """What each other device takes from the counter sets."""
+
+    def keeping(self, published: Iterable[SliceDevice], held: AbstractSet[str]) -> SliceShapes:
+        """Keep published shapes that the machine no longer has, as long as a claim holds one of their parts.
+
+        Without them a scheduler, which counts what allocated devices take, would see the parts as
+        free. A part that no shape counts now is guarded by the node's ledger alone.
+        """
+        names = {device.name for device in self.devices}
+        kept = [
+            structs.replace(device, consumes_counters=counted, taints=(Taint(key=CHANGED_TAINT, effect="NoSchedule"),))
+            for device in published
+            if device.name not in names
+            and not held.isdisjoint(parts := parts_of(device))
+            and (counted := _joined(self.uses[part] for part in parts if part in self.uses))
+        ]
+        return structs.replace(self, devices=(*self.devices, *kept))
+
+
+def slice_shapes(shapes: Shapes) -> SliceShapes:
+    """Convert a node's shapes."""
+    return SliceShapes(
+        devices=tuple(map(slice_device, shapes.devices)),
+        counter_sets=shared_counters(shapes.counter_sets),
+        uses={name: consumption((use,))[0] for name, use in shapes.uses.items()},
+    )
+
+
+def published_shapes(specs: Iterable[SliceSpec]) -> SliceShapes:
+    """Read the shapes of a node from its slices, for when not all of its devices are known."""
+    devices, counter_sets = newest_of_pool(specs)
+    return SliceShapes(
+        devices=tuple(map(_without_state, filter(lambda device: _is_shape(device.name), devices))),
+        counter_sets=tuple(counter_set for counter_set in counter_sets if _is_shape(counter_set.name)),
+        uses={
+            device.name: consumed
+            for device in devices
+            if not _is_shape(device.name)
+            for consumed in device.consumes_counters
+            if _is_shape(consumed.counter_set)
+        },
+    )
+
+
+def with_shapes(
+    shapes: SliceShapes, devices: Sequence[SliceDevice], counter_sets: Sequence[CounterSet] = ()
+) -> tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]:
+    """Add shapes to the other devices of a pool.
+
+    Shapes: devices, counter_sets — those of all classes; result — the same, with shapes last.
+    """
+    if not shapes.devices:
+        return tuple(devices), tuple(counter_sets)
+    by_name = {device.name: device for device in devices}
+    counting = [
+        structs.replace(device, consumes_counters=(*device.consumes_counters, shapes.uses[device.name]))
+        if device.name in shapes.uses
+        else device
+        for device in devices
+    ]
+    listed = [
+        _with_state(shape, [by_name[part] for part in parts_of(shape)])
+        for shape in shapes.devices
+        if by_name.keys() >= set(parts_of(shape))
+    ]
+    return (*counting, *listed), (*counter_sets, *shapes.counter_sets)
+
+
+def parts_of(shape: SliceDevice) -> tuple[str, ...]:
+    """Name the parts of a shape, sorted: its counters have their names."""
+    return tuple(sorted(name for consumed in shape.consumes_counters for name in consumed.counters))
+
+
+def _is_shape(name: str) -> bool:
+    return class_of_device(DRIVER, name) == SHAPE_CLASS
+
+
+def _joined(uses: Iterable[CounterConsumption]) -> tuple[CounterConsumption, ...]:
+    by_set: dict[str, dict[str, Counter]] = {}
+    for use in uses:
+        by_set.setdefault(use.counter_set, {}).update(use.counters)
+    # Parts that lie in more sets than a device may take from are guarded by the node's ledger alone.
+    largest = sorted(by_set, key=lambda name: (-len(by_set[name]), name))[:MAX_CONSUMED_SETS]
+    return tuple(CounterConsumption(counter_set=name, counters=by_set[name]) for name in sorted(largest))
+
+
+def _without_state(shape: SliceDevice) -> SliceDevice:
+    return structs.replace(
+        shape,
+        attributes={name: value for name, value in shape.attributes.items() if name != HEALTH_REASON},
+        taints=tuple(taint for taint in shape.taints if taint.key == CHANGED_TAINT),
+    )
+
+
+def _with_state(shape: SliceDevice, parts: Iterable[SliceDevice]) -> SliceDevice:
+    """Give a shape the taints of its parts, the stronger of two with one key, and the reason of that
+    for its health.
+    """
+    taints = {taint.key: taint for taint in shape.taints}
+    attributes = shape.attributes
+    for part in parts:
+        for taint in part.taints:
+            same_key = taints.get(taint.key)
+            if same_key is None or (taint.effect == "NoExecute" and same_key.effect != "NoExecute"):
+                taints[taint.key] = taint
+                if taint.key == HEALTH_TAINT:
+                    reason = {name: value for name, value in part.attributes.items() if name == HEALTH_REASON}
+                    attributes = shape.attributes | reason
+    if not taints:
+        return shape
+    return structs.replace(shape, attributes=attributes, taints=tuple(taints[key] for key in sorted(taints)))

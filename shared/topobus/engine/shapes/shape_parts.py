@@ -1,0 +1,77 @@
+"""Replaces shapes by their parts: in an allocation for the node's ledger and alignment, which know
+parts only, and among the devices in use.
+
+The parts are those that the node's slices name. An allocation may have a shape that they no longer
+list: it stays a shape here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from topobus.engine.allocation.pools import Pool
+from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.engine.shapes.in_slices import parts_of
+from topobus.engine.shapes.shapes import is_shape
+from topobus.formats.kubernetes.resource import AllocationResult, GrantedDevice, SliceDevice
+
+__all__ = ["Parts", "in_parts", "parts_in", "parts_in_slices", "shapes_left", "without_shapes"]
+
+Parts = Mapping[DeviceId, tuple[DeviceId, ...]]
+"""Shape to its parts, sorted."""
+
+
+def parts_in(pools: Iterable[Pool]) -> Parts:
+    """Find the shapes of pools, with their parts."""
+    return _parts((candidate.id, candidate.device) for pool in pools for candidate in pool.candidates)
+
+
+def parts_in_slices(slices: Iterable[Slice]) -> Parts:
+    """Find the shapes that slices list, with their parts."""
+    return _parts(
+        (DeviceId(each.spec.driver, each.spec.pool.name, device.name), device)
+        for each in slices
+        for device in each.spec.devices
+        if device.consumes_counters
+    )
+
+
+def without_shapes(allocation: AllocationResult, parts: Parts) -> AllocationResult:
+    """Grant the parts of each shape as the shape was granted."""
+    results = tuple(
+        structs.replace(granted, device=part.device)
+        for granted in allocation.devices.results
+        for part in parts.get(_device_of(granted), (_device_of(granted),))
+    )
+    return structs.replace(allocation, devices=structs.replace(allocation.devices, results=results))
+
+
+def shapes_left(allocation: AllocationResult, parts: Parts) -> tuple[str, ...]:
+    """Name the shapes of an allocation whose parts are unknown."""
+    return tuple(
+        granted.device
+        for granted in allocation.devices.results
+        if is_shape(granted.driver, granted.device) and _device_of(granted) not in parts
+    )
+
+
+def in_parts(holders: Mapping[DeviceId, str], parts: Parts) -> dict[DeviceId, str]:
+    """Let the holder of a shape hold its parts in its place.
+
+    A shape in use and its parts in use would take the same counters twice.
+    """
+    return {part: holder for device, holder in holders.items() for part in parts.get(device, (device,))}
+
+
+def _parts(devices: Iterable[tuple[DeviceId, SliceDevice]]) -> Parts:
+    return {
+        device_id: tuple(device_id._replace(device=part) for part in parts_of(device))
+        for device_id, device in devices
+        if is_shape(device_id.driver, device_id.device)
+    }
+
+
+def _device_of(granted: GrantedDevice) -> DeviceId:
+    return DeviceId(granted.driver, granted.pool, granted.device)
