@@ -39,6 +39,7 @@ from unit.controller.allocation import COMPILER
 
 DRIVER = "gpu.example.com"
 NODES = ("n1", "n2", "n3", "n4")
+COUNTERS = ("parts", "other", "third")
 MODEL = f"device.attributes['{DRIVER}'].model == 'a'"
 
 
@@ -171,7 +172,7 @@ def clusters(draw: st.DrawFn) -> list[dict[str, Any]]:
         pool = {"name": node, "generation": 1, "resourceSliceCount": 1 + has_counters}
         slices.append({"driver": DRIVER, "pool": pool, "nodeName": node, "devices": content})
         if has_counters:
-            counters = [{"name": "card", "counters": {"parts": {"value": "3"}}}]
+            counters = [{"name": "card", "counters": {name: {"value": "3"} for name in COUNTERS}}]
             slices.append({"driver": DRIVER, "pool": pool, "nodeName": node, "sharedCounters": counters})
     return slices
 
@@ -187,9 +188,11 @@ def devices(draw: st.DrawFn) -> dict[str, Any]:
     if kind == 0:
         device["taints"] = [{"key": "k", "effect": "NoSchedule"}]
     elif kind in (1, 2):
-        device["consumesCounters"] = [
-            {"counterSet": "card", "counters": {"parts": {"value": draw(st.sampled_from("12"))}}}
-        ]
+        names = draw(st.lists(st.sampled_from(COUNTERS), min_size=1, max_size=2, unique=True))
+        counters = {name: {"value": draw(st.sampled_from("123"))} for name in names}
+        device["consumesCounters"] = [{"counterSet": "card", "counters": counters}]
+        if kind == 2 and draw(st.booleans()):
+            device |= {"capacity": {"memory": {"value": "4Gi"}}, "allowMultipleAllocations": True}
     elif kind == 3:
         device |= {"capacity": {"memory": {"value": "4Gi"}}, "allowMultipleAllocations": True}
     return device

@@ -362,6 +362,24 @@ def test_bits_leave_a_claim_to_the_search_when_a_selector_has_no_verdict(express
     assert make_bitset_plan(table, [plain.spec], classes, COMPILER) is not None
 
 
+def test_bits_leave_a_claim_to_the_search_when_a_device_takes_counters_by_shares() -> None:
+    """What is taken of a shared device does not show in the devices in use."""
+    node = Node(NODE, {})
+    uses = [{"counterSet": "card", "counters": {"slots": {"value": "1"}}}]
+    devices = [
+        device("whole", consumesCounters=uses),
+        device("shared", memory="4", allowMultipleAllocations=True, consumesCounters=uses),
+    ]
+    counters = [{"name": "card", "counters": {"slots": {"value": "1"}}}]
+    slices = [slice_of(devices, name="a", count=2), slice_of([], name="b", count=2, sharedCounters=counters)]
+    table = NodeTable(node, gather_pools(slices, node, ALL), Numbers())
+    asked = claim(request(where=["device.allowMultipleAllocations == false"]))
+
+    plan = make_bitset_plan(table, [asked.spec], given(slices, asked).classes, COMPILER, Mode.CORRECTED)
+
+    assert plan is None
+
+
 def _situation(**changes: Any) -> AllocationInput:
     """Two claims hold a device each of three; the third has a taint."""
     tainted = {**device("dev-2", attributes={"model": "b"}), "taints": [{"key": "k", "effect": "NoSchedule"}]}

@@ -73,7 +73,7 @@ def message_of(slices: list[Any], *claims: Any, **fields: Any) -> str:
         pytest.param(
             card([device(f"part-{index}", **SLOT) for index in range(8)]),
             claim(request(count=9)),
-            "found 4 of 8 (4 devices: the card's shared counters are used up)",
+            "found 4 of 8 (4 devices (part-4, part-5, part-6, part-7): the card's shared counters are used up)",
             id="counters",
         ),
         pytest.param(
@@ -84,7 +84,7 @@ def message_of(slices: list[Any], *claims: Any, **fields: Any) -> str:
                 ]
             ),
             claim(request(count=5)),
-            "found 4 of 5 (1 device: the card's shared counters are used up)",
+            "found 4 of 5 (1 device (whole): the card's shared counters are used up)",
             id="counters-that-the-first-device-would-use-up",
         ),
         pytest.param(
@@ -230,7 +230,7 @@ def test_refusal_counts_no_part_of_a_card_when_more_is_held_than_it_has() -> Non
 
     assert (
         text.partition(", ")[2]
-        == "found 0 of 2 (1 device: the card's shared counters are used up; 1 device: held by claim a/b)"
+        == "found 0 of 2 (1 device (free): big is held by claim a/b; 1 device: held by claim a/b)"
     )
 
 
@@ -247,7 +247,7 @@ def test_refusal_counts_shares_that_are_left_when_others_have_some() -> None:
     outcome = solve(replace(situation, usage=usage))
 
     assert isinstance(outcome, NoFit)
-    assert "found 1 of 3 (2 devices: the card's shared counters are used up)" in summarize(outcome.reasons)
+    assert "found 1 of 3 (2 devices (dev-0, dev-2): dev-1 is held by those who share it)" in summarize(outcome.reasons)
 
 
 @pytest.mark.parametrize("mode", Mode)

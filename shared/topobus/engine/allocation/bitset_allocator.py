@@ -2,9 +2,10 @@
 free devices, all with one value of one attribute.
 
 A `BitsetPlan` gives for any set of devices in use the devices that the search would choose, or that
-none fit. The requests of such claims select disjoint sets of devices, so only devices in use and
-the one constraint can block a request, and the first devices of the first value with enough free
-devices are the first solution of the search. Every other claim has no plan and is searched.
+none fit. The requests of such claims select disjoint sets of devices, and no two of these devices
+take from one counter. So only devices in use, what they leave of the counters, and the one
+constraint can block a request, and the first devices of the first value with enough free devices
+are the first solution of the search. Every other claim has no plan and is searched.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from topobus.engine.allocation.cpu_policy import is_policy_cpu
 from topobus.engine.allocation.node_table import NodeTable
 from topobus.engine.allocation.pools import Candidate
 from topobus.engine.allocation.tolerations import SILENT_TAINT
+from topobus.engine.allocation.values import Mode
 from topobus.engine.cel.seam import SelectorCompiler, SelectorError
 from topobus.formats.kubernetes.limits import MAX_LIST
 from topobus.formats.kubernetes.resource import (
@@ -47,16 +49,29 @@ class _Claim(NamedTuple):
     """Place to the places with the same value, as bits; none for a device that has no value."""
 
 
+class _Counter(NamedTuple):
+    """A counter of the node."""
+
+    total: int
+    users: tuple[tuple[int, int], ...]
+    """Positions of all devices that take from it, as bits, and how much each takes."""
+    wanted: tuple[int, int] = (0, 0)
+    """The same of the one device that the claims may select."""
+
+
 class BitsetPlan(NamedTuple):
     """Simple claims on nodes of one kind."""
 
     claims: tuple[_Claim, ...]
+    counters: tuple[_Counter, ...] = ()
+    """All of the node, when the claims may select a device that takes from one of them."""
 
     def solve(self, taken: int) -> tuple[tuple[int, ...], ...] | None:
         """Return each claim's positions in the order of its requests. None when they do not fit.
 
         Cost: O(requests x values).
         """
+        taken |= self._short(taken)
         placed: list[tuple[int, ...]] = []
         for claim in self.claims:
             within = _common(claim, taken)
@@ -74,11 +89,34 @@ class BitsetPlan(NamedTuple):
             placed.append(tuple(places))
         return tuple(placed)
 
+    def _short(self, taken: int) -> int:
+        """Find the devices that the claims may select and for which a counter has too little left.
+
+        A counter of which more is taken than there is leaves nothing of any other, as in the search.
+        """
+        short, of_all, is_overdrawn = 0, 0, False
+        for counter in self.counters:
+            left = counter.total - sum(amount * (taken & users).bit_count() for users, amount in counter.users)
+            place, amount = counter.wanted
+            of_all |= place
+            is_overdrawn |= left < 0
+            if amount > left:
+                short |= place
+        return of_all if is_overdrawn else short
+
 
 def make_bitset_plan(
-    table: NodeTable, specs: Sequence[ClaimSpec], classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler
+    table: NodeTable,
+    specs: Sequence[ClaimSpec],
+    classes: Mapping[str, DeviceClassSpec],
+    compiler: SelectorCompiler,
+    mode: Mode = Mode.COMPATIBLE,
 ) -> BitsetPlan | None:
-    """Turn claims into bits over a node's devices. None when any of them is not simple there."""
+    """Turn claims into bits over a node's devices. None when any of them is not simple there.
+
+    Shapes: mode — in mode `compatible` claims for devices that take from counters are searched, as
+            upstream's counters depend on what a search tried before.
+    """
     claims: list[_Claim] = []
     seen = 0
     for spec in specs:
@@ -97,7 +135,49 @@ def make_bitset_plan(
         if claim is None or sum(requested.number for requested in wanted) > MAX_LIST:
             return None
         claims.append(claim)
-    return BitsetPlan(tuple(claims))
+    counters = _counters(table, seen, mode)
+    return BitsetPlan(tuple(claims), counters) if counters is not None else None
+
+
+def _counters(table: NodeTable, places: int, mode: Mode) -> tuple[_Counter, ...] | None:
+    """List the node's counters, if devices at these positions take from them.
+
+    None when two of them take from one, when several pools have counters, when a device takes from
+    one by shares, and in mode `compatible`.
+    """
+    paying = [place for place in ids_of_bits(places) if table.candidates[place].consumption]
+    pools = [pool for pool in table.pools if pool.counters]
+    if not paying:
+        return ()
+    if len(pools) > 1 or mode is Mode.COMPATIBLE:
+        return None
+    users: dict[tuple[str, str], dict[int, int]] = {}
+    for place, candidate in enumerate(table.candidates):
+        if candidate.consumption and candidate.device.allow_multiple_allocations:
+            return None
+        for key, amount in candidate.consumption.items():
+            by_amount = users.setdefault(key, {})
+            by_amount[amount] = by_amount.get(amount, 0) | 1 << place
+    wanted: dict[tuple[str, str], tuple[int, int]] = {}
+    for place in paying:
+        for key, amount in table.candidates[place].consumption.items():
+            if key in wanted:
+                return None
+            wanted[key] = 1 << place, amount
+    totals = {
+        (name, counter): total.nano
+        for pool in pools
+        for name, of_set in pool.counters.items()
+        for counter, total in of_set.items()
+    }
+    return tuple(
+        _Counter(
+            total,
+            tuple((bits, amount) for amount, bits in users.get(key, {}).items()),
+            wanted.get(key, (0, 0)),
+        )
+        for key, total in totals.items()
+    )
 
 
 def _common(claim: _Claim, taken: int) -> int | None:
@@ -177,8 +257,7 @@ def _is_plain(candidate: Candidate) -> bool:
     """
     device = candidate.device
     return not (
-        device.consumes_counters
-        or device.allow_multiple_allocations
+        device.allow_multiple_allocations
         or device.binding_conditions
         or device.binding_failure_conditions
         or candidate.has_policies

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from topobus.engine.allocation.pools import Candidate, Pool
 from topobus.engine.allocation.values import DeviceId, PoolId
+from topobus.engine.shapes.shapes import is_shape
 from topobus.formats.kubernetes.resource import (
     Capacity,
     CapacityRequirements,
@@ -70,20 +71,21 @@ def shortage(candidate: Candidate, taken: Mapping[str, Quantity] | None, *in_use
 
 def rivals(pool: Pool) -> frozenset[DeviceId]:
     """Find the devices of a pool that can exclude each other: they take from a counter that is not
-    enough for all of its users.
+    enough for all of its users. Counters of shapes do not count.
     """
     left = {
         (name, counter): amount.nano for name, counters in pool.counters.items() for counter, amount in counters.items()
     }
     users = [
-        (candidate.id, _consumption(candidate))
+        (candidate.id, candidate.consumption)
         for candidate in (*pool.candidates, *pool.elsewhere)
         if candidate.device.consumes_counters
     ]
     for _, consumption in users:
         for key, amount in consumption.items():
             left[key] = left.get(key, 0) - amount
-    return frozenset(device for device, consumption in users if any(left[key] < 0 for key in consumption))
+    short = {key for key, amount in left.items() if amount < 0 and not is_shape(pool.id.driver, key[0])}
+    return frozenset(device for device, consumption in users if not short.isdisjoint(consumption))
 
 
 class RemainingCounters:
@@ -113,6 +115,19 @@ class RemainingCounters:
     def give_back(self, candidate: Candidate) -> None:
         """Undo a take."""
         self._add(self._account(candidate), candidate, 1)
+
+    def users_of(self, candidate: Candidate) -> tuple[DeviceId, ...]:
+        """Name the allocated devices that take what the device lacks, sorted."""
+        left = self._account(candidate)
+        short = {key for key, amount in candidate.consumption.items() if left.get(key, 0) < amount}
+        pool = self._pools[candidate.pool_index]
+        return tuple(
+            sorted(
+                other.id
+                for other in (*pool.candidates, *pool.elsewhere)
+                if other.id in self._taken and not short.isdisjoint(other.consumption)
+            )
+        )
 
     def count_at_most(self, candidates: Sequence[Candidate]) -> int:
         """Count how many of the devices the counters can serve at most: for each pool by the
@@ -145,24 +160,15 @@ class RemainingCounters:
         return left
 
     def _add(self, left: dict[tuple[str, str], int], candidate: Candidate, factor: int) -> None:
-        for key, amount in _consumption(candidate).items():
+        for key, amount in candidate.consumption.items():
             if key in left:
                 left[key] += factor * amount
 
 
 def _count_served(users: Sequence[Candidate], key: tuple[str, str], left: int) -> int:
     """Count how many devices a counter serves, those that take least of it first."""
-    sums = accumulate(sorted(_consumption(candidate).get(key, 0) for candidate in users))
+    sums = accumulate(sorted(candidate.consumption.get(key, 0) for candidate in users))
     return sum(taken <= left for taken in sums)
-
-
-def _consumption(candidate: Candidate) -> dict[tuple[str, str], int]:
-    consumption: dict[tuple[str, str], int] = {}
-    for counter_consumption in candidate.device.consumes_counters:
-        for name, counter in counter_consumption.counters.items():
-            key = (counter_consumption.counter_set, name)
-            consumption[key] = consumption.get(key, 0) + Quantity.parse(counter.value).nano
-    return consumption
 
 
 def _rounded(asked: Quantity | None, capacity: Capacity) -> Quantity | None:

@@ -26,6 +26,7 @@ from topobus.engine.cel.seam import Selector, SelectorCompiler, SelectorError
 from topobus.engine.health.silence import SERVICE_SILENT
 from topobus.formats.kubernetes.slices import health_reason
 from topobus.formats.kubernetes.tolerations import tolerates
+from topobus.values.node_text import first_of
 from topobus.values.outcome import Reason
 from topobus.values.quantity import Quantity
 
@@ -294,6 +295,17 @@ class DeviceChecks:
         holder = self._given.usage.holders.get(candidate.id)
         return Blocker("in-use", f"held by {holder}" if holder else "taken by another request of the same claims")
 
+    def _explain_counters(self, candidate: Candidate) -> Blocker | None:
+        """Name who holds what the device lacks. None when the claims themselves take it."""
+        names: dict[str, list[str]] = {}
+        for device in self._counters.users_of(candidate):
+            names.setdefault(self._given.usage.holders.get(device, "those who share it"), []).append(device.device)
+        held = [
+            f"{first_of(devices, 4)} {'is' if len(devices) == 1 else 'are'} held by {holder}"
+            for holder, devices in names.items()
+        ]
+        return Blocker("counters", "; ".join(held)) if held else None
+
     def _untolerated(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         if not self._has[Gate.DEVICE_TAINTS]:
             return None
@@ -375,6 +387,8 @@ class DeviceChecks:
         if not self.is_large_enough(request, candidate):
             return Blocker("capacity", self._shortage(request, candidate))
         blocker = self.take(request, candidate, is_trial=True)
+        if blocker is not None and blocker.code == "counters":
+            return self._explain_counters(candidate) or blocker
         if blocker is None:
             self._remove_constraints(request)
             if self._pays_counters(request, candidate):

@@ -10,11 +10,13 @@ other devices are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.shapes.shape_parts import Parts, without_shapes
 from topobus.formats.kubernetes.alignment_request import PARAMETERS_VERSION, RESULT_KIND, AlignmentRequest
 from topobus.formats.kubernetes.limit_rules import MAX_GRANTED_CONFIGURATIONS
 from topobus.formats.kubernetes.resource import (
@@ -28,18 +30,22 @@ from topobus.values.view import NodeView
 
 __all__ = ["with_matches"]
 
+_NO_PARTS: Parts = MappingProxyType({})
+
 
 def with_matches(
     view: NodeView,
     results: Sequence[AllocationResult],
     groups: Sequence[frozenset[int]],
     wishes: Sequence[AlignmentRequest | None],
+    parts: Parts = _NO_PARTS,
 ) -> tuple[AllocationResult, ...]:
     """Write into each aligned allocation where the devices are that it was aligned with.
 
-    The others stay as they are.
+    The others stay as they are. A shape is where its parts are.
 
-    Shapes: groups — positions of claims that a pod wants together; wishes — one per claim, its own.
+    Shapes: groups — positions of claims that a pod wants together; wishes — one per claim, its own;
+            parts — of the shapes that the allocations may have.
     """
     made = list(results)
     for index, result in enumerate(results):
@@ -52,7 +58,7 @@ def with_matches(
         )
         if not mates or not is_prepared_here or len(result.devices.config) >= MAX_GRANTED_CONFIGURATIONS:
             continue
-        parameters = _match(view, [results[mate] for mate in sorted(mates)])
+        parameters = _match(view, [without_shapes(results[mate], parts) for mate in sorted(mates)])
         configuration = GrantedConfiguration(
             source="FromClaim", opaque=OpaqueConfiguration(driver=DRIVER, parameters=parameters)
         )

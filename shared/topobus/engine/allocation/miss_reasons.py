@@ -124,10 +124,10 @@ def _found(miss: Miss, *, of_class: int, relevant: int) -> str:
 
 
 def _named(blocker: Blocker, names: Sequence[str]) -> str:
-    """Name the devices of which too little is left. An amount is meaningful only for its own
-    device.
+    """Name the devices of which too little is left, or that lack counters. An amount, or who has what
+    is lacking, is meaningful only for its own device.
     """
-    if blocker.code != "capacity":
+    if blocker.code not in ("capacity", "counters"):
         return ""
     return f" ({', '.join(names[:_NAMED_DEVICES])}{', ...' if len(names) > _NAMED_DEVICES else ''})"
 

@@ -22,6 +22,7 @@ from topobus.engine.allocation.cpu_policy import is_policy_cpu
 from topobus.engine.allocation.pools import Candidate, Pool, PoolState
 from topobus.engine.allocation.values import DeviceId, Node
 from topobus.engine.cel.seam import Reads, seen
+from topobus.engine.shapes.shape_parts import Parts, parts_in
 from topobus.formats.messages.codec import encode
 
 __all__ = ["NodeTable", "Numbers"]
@@ -58,6 +59,11 @@ class NodeTable:
     def places(self) -> dict[DeviceId, int]:
         """The position of each device."""
         return {candidate.id: place for place, candidate in enumerate(self.candidates)}
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The shapes, each with its parts."""
+        return parts_in(self.pools)
 
     @cached_property
     def is_own(self) -> bool:

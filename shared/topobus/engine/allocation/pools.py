@@ -96,6 +96,16 @@ class Candidate:
         return {name: Quantity.parse(capacity.value) for name, capacity in self.device.capacity.items()}
 
     @cached_property
+    def consumption(self) -> dict[tuple[str, str], int]:
+        """What the device takes, in 1/10^9, by counter set and counter."""
+        consumption: dict[tuple[str, str], int] = {}
+        for counter_consumption in self.device.consumes_counters:
+            for name, counter in counter_consumption.counters.items():
+                key = (counter_consumption.counter_set, name)
+                consumption[key] = consumption.get(key, 0) + Quantity.parse(counter.value).nano
+        return consumption
+
+    @cached_property
     def has_policies(self) -> bool:
         """Say whether a capacity of the device may only be asked for in certain amounts."""
         return any(capacity.request_policy is not None for capacity in self.device.capacity.values())

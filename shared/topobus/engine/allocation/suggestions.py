@@ -22,6 +22,7 @@ from topobus.engine.allocation.values import (
     Outcome,
     Usage,
 )
+from topobus.engine.shapes.shape_parts import parts_in, without_shapes
 from topobus.formats.kubernetes.resource import (
     ClaimRequest,
     ClaimSpec,
@@ -114,10 +115,11 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
         }
         if isinstance(outcome := search(replace(given, usage=replace(given.usage, holders=kept))), Allocated):
             needed, free = sorted(without), outcome
+    parts = parts_in(given.pools or ())
     used = {
         DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
         for result in free.results
-        for granted_device in result.devices.results
+        for granted_device in without_shapes(result, parts).devices.results
     }
     counts = {
         holder: sum(given.usage.holders.get(device) == holder for device in used)

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from topobus.formats.kubernetes.objects import admit, metadata_of, name_of
-from topobus.formats.kubernetes.pod import RESOURCE_PREFIX, Container, PodSpec
+from topobus.formats.kubernetes.pod import Container, PodSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
 from topobus.values.quantity import Quantity
-from topobus.values.resource_names import CLASS_RESOURCE_PREFIX
+from topobus.values.resource_names import CLASS_RESOURCE_PREFIX, is_of_device_service
 
 __all__ = [
     "EXTENDED_CLAIM",
@@ -184,7 +184,7 @@ def _asked(container: Container, where: str) -> dict[str, int]:
     amounts = {**container.resources.limits, **container.resources.requests}
     units: dict[str, int] = {}
     for name, value in amounts.items():
-        is_device = "/" in name and not name.startswith(RESOURCE_PREFIX)
+        is_device = "/" in name and not is_of_device_service(name)
         try:
             amount = Quantity.parse(value)
         except ValueError as err:
