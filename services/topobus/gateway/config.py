@@ -154,6 +154,12 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     controller recreates it. Its claim is then allocated again. A pod that names a resource which
     claims serve keeps an unhealthy device for the same time, because the cluster evicts only
     pods that name their claims. 0: never. Needs the right to create evictions."""
+    shapes: bool = False
+    """Whether parts of the machine are published as one device each: a GPU with its nearest NIC, a
+    switch, a NUMA node, a socket, a quarter, a half, the whole machine. Without the feature
+    DRAPartitionableDevices of the API server (on by default since 1.36) there are none. Off by
+    default because counters make kube-scheduler 1.36 slow in large clusters
+    (docs/how-to/shapes.md)."""
     resync_s: Seconds = 300.0
     """How often slices are compared without news, in seconds."""
 

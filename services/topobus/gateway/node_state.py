@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.bus.bus import Bus, ChangeKind
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.health.silence import unheard
+from topobus.engine.shapes.shapes import Shapes, shapes_of
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER
 from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.containers.live_containers import LiveContainers
@@ -24,6 +26,7 @@ from topobus.gateway.device_plugins.rules.list_entry import ListEntry
 from topobus.gateway.device_plugins.rules.lists import (
     HealthEntry,
     health_list,
+    health_of_shapes,
     holders_of,
     ledgers_by_class,
     plugin_lists,
@@ -77,9 +80,11 @@ class NodeState:
         own_resource: Callable[[str], str],
         ids: Callable[[str, str], IdProfile] = lambda _class, _resource: "topobus",
         profiles: tuple[VendorProfile, ...] = (),
+        *,
+        in_claims: Callable[[Device], bool] = lambda _device: True,
     ) -> None:
         """`own_resource` returns the resource of a class, `ids` the kind of ids that kubelet gets
-        for the devices of a class's resource.
+        for the devices of a class's resource, `in_claims` whether claims may have a device.
         """
         self.node = node
         self.changed = Broadcast()
@@ -110,6 +115,8 @@ class NodeState:
         """Resource to kubelet's id to name, also of devices that are gone, because pods may
         still have them."""
         self._inventories: dict[str, Inventory] = {}
+        self._in_claims = in_claims
+        self._shapes: Shapes | None = None
         self._ledger: Holders | None = None
         self._ledgers: dict[str, Holders] = {}
         """By class: the part of the ledger that concerns it."""
@@ -167,6 +174,19 @@ class NodeState:
     def inventories(self) -> dict[str, Inventory]:
         """Return the inventories by class, as last received."""
         return dict(self._inventories)
+
+    def shapes(self) -> Shapes:
+        """Return the shapes of the devices that claims may have. It is the same object as long as no
+        inventory changes.
+        """
+        if self._shapes is None:
+            self._shapes = shapes_of(
+                structs.replace(inventory, devices=tuple(filter(self._in_claims, inventory.devices)))
+                if inventory.device_class != CPU_CLASS
+                else inventory
+                for inventory in self._inventories.values()
+            )
+        return self._shapes
 
     def holders(self, device_class: str) -> dict[str, Owner]:
         """Return the holder of each device of a class, including those handed out a moment ago."""
@@ -269,8 +289,11 @@ class NodeState:
         return health_entries
 
     def claims_health(self) -> tuple[HealthEntry, ...]:
-        """Return the DRA health stream's complete list: the devices of all classes, by class."""
-        return tuple(entry for device_class in sorted(self._inventories) for entry in self.health(device_class))
+        """Return the DRA health stream's complete list: the devices of all classes, by class, and the
+        shapes.
+        """
+        entries = tuple(entry for device_class in sorted(self._inventories) for entry in self.health(device_class))
+        return (*entries, *health_of_shapes(self.shapes().parts, entries))
 
     def note_silence(self, silent: Mapping[str, str]) -> None:
         """Store which classes' services are silent, and since when."""
@@ -313,6 +336,7 @@ class NodeState:
 
     def take_inventory(self, device_class: str, inventory: Inventory | None) -> None:
         """Store a class's inventory. None: it was deleted."""
+        self._shapes = None
         if inventory is None:
             self._inventories.pop(device_class, None)
         else:

@@ -128,7 +128,15 @@ class _Gateway:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
-        self._state = NodeState(runtime.bus, runtime.node, self._own_resource, settings.ids_of, settings.profiles)
+        self._state = NodeState(
+            runtime.bus,
+            runtime.node,
+            self._own_resource,
+            settings.ids_of,
+            settings.profiles,
+            # The stand-alone controller, which chooses shapes where there is no cluster, does not know the exposure.
+            in_claims=lambda device: cluster is None or settings.shown(device) is not None,
+        )
         self._state.containers.tree = Tree(settings.hardware)
         self._liveness = ServiceLiveness(
             runtime.bus,

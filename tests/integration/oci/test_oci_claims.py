@@ -17,9 +17,12 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
+from support.shape_names import full, plain
+from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.messages.catalogue import MACHINE
 from topobus.formats.messages.messages import AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.device import Inventory
 from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.edits import ContainerEdits
 from topobus.values.idset import CpuSet
@@ -66,13 +69,13 @@ async def _prepare(request: PrepareRequest) -> PrepareReply:
 async def _claim(rig: Rig, *devices: str) -> None:
     """Store an allocated claim, as the stand-alone controller would."""
     results = [
-        {"request": name, "driver": DRIVER, "pool": pool_of_class(NODE, name.partition("-")[0]), "device": name}
+        {"request": plain(name), "driver": DRIVER, "pool": pool_of_class(NODE, name.partition("-")[0]), "device": name}
         for name in devices
     ]
     config = [
         {
             "source": "FromClaim",
-            "requests": ["nic-0"],
+            "requests": ["nic-0", "shape-machine"],
             "opaque": {"driver": "topobus.dev", "parameters": PARAMETERS},
         },
         {
@@ -214,3 +217,33 @@ async def test_nothing_is_undone_that_the_gateway_has_prepared(rig: Rig) -> None
     assert (code, document) == (65, {})
     assert "has its devices by kubelet" in " ".join(notes.split())
     assert rig.plane.asks.requests("unprepare") == []
+
+
+async def test_spec_has_the_parts_of_a_shape_with_the_claims_configuration(rig: Rig) -> None:
+    """The device services know parts alone, and so do hooks and `--undo`.
+
+    A shape that the machine does not have is refused by its name.
+    """
+    nics = [structs.replace(device(f"nic-{number}", 1), attributes={"interface": f"eth{number}"}) for number in (0, 1)]
+    gpu = device("gpu-0", 1)
+    await rig.plane.show("nic", *nics)
+    await rig.plane.show("gpu", gpu)
+    inventories = [
+        Inventory(node=NODE, device_class=device_class, generation=1, devices=devices)
+        for device_class, devices in (("gpu", (gpu,)), ("nic", tuple(nics)))
+    ]
+    await _claim(rig, full(shapes_of(inventories).parts, "shape-machine"))
+    code, document, notes = await _oci(rig)
+    undone, _, undo_notes = await _oci(rig, "--undo")
+    await _claim(rig, "shape-half-0")
+    refused, _, why = await _oci(rig)
+
+    assert code == 0, notes
+    parameters = json.dumps([PARAMETERS], separators=(",", ":"), sort_keys=True)
+    assert [hook["args"][5::2] for hook in document["spec"]["hooks"]["createRuntime"]] == [
+        ["eth0", parameters],
+        ["eth1", parameters],
+    ]
+    assert (undone, "undone: nic nic-0, nic-1" in undo_notes) == (0, True), undo_notes
+    assert refused != 0
+    assert f"node {NODE} has no shape-half-0 now" in why

@@ -4,6 +4,8 @@ the classes of a claim go together.
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.containers.cdi import file_name
 from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareRequest
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
@@ -29,8 +32,10 @@ from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.containers.live_containers import LiveContainers
 from topobus.gateway.metrics import ClaimMetrics
+from topobus.values.device import Device, Inventory
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import NodeSet
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.request import Owner
@@ -138,12 +143,19 @@ class Node:
     `trouble` has what a class's service answers instead of its work.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *versions: str, retry_s: float = 0.0) -> None:
+        """`versions` of the files that describe devices to containers; `retry_s` is how long a claim is
+        tried.
+        """
+        self.retry_s = retry_s
         self.folder = folder
+        self.versions = versions
         self.asked: list[str] = []
         """The requests, each as `verb class op-id`, those of a class's service side by side."""
         self.adopted: list[AdoptRequest] = []
         self.requests: dict[str, PrepareRequest] = {}
+        self.inventories: dict[str, Inventory] = {}
+        self.results: list[dict[str, Any]] = []
         self.refused: Refusal | None = None
         self.trouble: dict[str, Refusal | PeerUnavailable] = {}
         self.reported: list[str] = []
@@ -165,12 +177,18 @@ class Node:
     def _preparer(self) -> ClaimPreparer:
         us: Any = self
         state: Any = SimpleNamespace(
-            node="n1", containers=LiveContainers(), hand_out=self.hand_out, ledger=None, device=lambda *_: None
+            node="n1",
+            containers=LiveContainers(),
+            hand_out=self.hand_out,
+            ledger=None,
+            device=lambda *_: None,
+            inventories=lambda: self.inventories,
+            shapes=lambda: shapes_of(self.inventories.values()),
         )
         metrics = ClaimMetrics(CollectorRegistry())
         files = ClaimFiles(
             self.folder,
-            metadata=ClaimMetadata(self.folder / "metadata", (), dict, lambda _: ()),
+            metadata=ClaimMetadata(self.folder / "metadata", self.versions, dict, self.checkpoint.of_claim),
             pinning=NoPinning(),
             metrics=metrics,
             tell=lambda _: None,
@@ -178,7 +196,7 @@ class Node:
         ledger = ClaimLedger(state, us, us, self.checkpoint, None)
         devices = ClaimDevices(us, self.checkpoint, lambda _class, _name: None, lambda _: "")
         steps = ClaimSteps(state, us, self.checkpoint, ledger, devices, us, NoPinning(), files)
-        deadlines = DeadlineSettings(claim_retry_s=0.0)
+        deadlines = DeadlineSettings(claim_retry_s=self.retry_s)
         return ClaimPreparer(state, self.checkpoint, deadlines, ledger, steps, files, cast(Any, Reports(self)), metrics)
 
     def hand_out(self, device_class: str, names: tuple[str, ...], *_: object) -> None:
@@ -186,8 +204,8 @@ class Node:
         self.handed_out.append((device_class, names))
 
     async def read(self, namespace: str, name: str) -> ApiObject:
-        """The claim: two GPUs, a NIC and a CPU of a group."""
-        results: list[dict[str, Any]] = [
+        """The claim: two GPUs, a NIC and a CPU of a group, or what the test wants."""
+        results: list[dict[str, Any]] = self.results or [
             {"request": "gpus", "driver": "topobus.dev", "pool": "n1", "device": "gpu-0"},
             {"request": "gpus", "driver": "topobus.dev", "pool": "n1", "device": "gpu-1"},
             {"request": "net", "driver": "topobus.dev", "pool": "n1", "device": "nic-0"},
@@ -223,7 +241,7 @@ class Node:
         self.requests[device_class] = request
         trouble = self._troubled(device_class)
         edits = {name: ContainerEdits(env={"A": name}) for name in request.devices}
-        return trouble or Prepared(edits=edits)
+        return trouble or Prepared(edits=edits, common=ContainerEdits(env={"ALL": ",".join(request.devices)}))
 
     async def unprepare(self, op_id: str, _: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
         """A service's answer."""
@@ -482,3 +500,101 @@ def _devices(answer: tuple[PreparedDevice, ...] | str) -> list[tuple[str, str, s
     """Each device of an answer, with its pool and share; entries for the whole claim come last."""
     assert not isinstance(answer, str), answer
     return [(each.device, each.pool, each.share_id) for each in answer if not each.request.startswith("_")]
+
+
+SHAPE = {"request": "half", "driver": "topobus.dev", "pool": "n1", "device": "shape-numa-0"}
+
+
+def machine(**counts: int) -> dict[str, Inventory]:
+    """Inventories of devices near one NUMA node."""
+    return {
+        name: Inventory(
+            node="n1",
+            device_class=name,
+            generation=1,
+            devices=tuple(
+                Device(name=f"{name}-{number}", device_class=name, numa_nodes=NodeSet(0)) for number in range(count)
+            ),
+        )
+        for name, count in counts.items()
+    }
+
+
+async def test_shape_is_one_device_to_kubelet_and_its_parts_to_all_others(node: Node) -> None:
+    """Its CDI names are those of all its parts, each once, whatever else the claim has of a class.
+
+    The names for containers that name no request stay last, because a later list overrides.
+    """
+    node.inventories = machine(gpu=2, nic=1)
+    shape = shapes_of(node.inventories.values()).devices[-1].name
+    node.results = [
+        {**SHAPE, "request": request, "device": device}
+        for request, device in (("more", "gpu-8"), ("net", "nic-8"), ("half", shape))
+    ]
+
+    answer = await node.preparer.prepare(CLAIM)
+    again = await node.preparer.prepare(CLAIM)
+
+    assert node.adopted[0].devices == {"gpu": ("gpu-0", "gpu-1", "gpu-8"), "nic": ("nic-0", "nic-8")}
+    assert not isinstance(answer, str)
+    assert [(each.request, each.device, [name.partition("=")[2] for name in each.cdi_devices]) for each in answer] == [
+        ("more", "gpu-8", ["claim-u-c-gpu-8", "claim-u-c_request-more"]),
+        (
+            "half",
+            shape,
+            [
+                "claim-u-c-gpu-0",
+                "claim-u-c_request-half",
+                "claim-u-c-gpu-1",
+                "claim-u-c-nic-0",
+                "claim-u-c_request-half",
+            ],
+        ),
+        ("net", "nic-8", ["claim-u-c-nic-8", "claim-u-c_request-net"]),
+        ("_whole", shape, ["claim-u-c_whole", "claim-u-c_whole"]),
+    ]
+    assert all(len(set(each.cdi_devices)) == len(each.cdi_devices) for each in answer)
+    assert again == answer
+
+
+async def test_shape_brings_one_file_that_describes_its_parts(tmp_path: Path) -> None:
+    """The classes of its parts name the same file, which has the parts of all of them."""
+    node = Node(tmp_path, "v1alpha1")
+    node.inventories = machine(gpu=2, nic=1)
+    node.results = [{**SHAPE, "device": shapes_of(node.inventories.values()).devices[-1].name}]
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert not isinstance(answer, str)
+    assert [name for each in answer for name in each.cdi_devices if "_metadata-" in name] == [
+        "topobus.dev/gpu=claim-u-c_metadata-half",
+        "topobus.dev/nic=claim-u-c_metadata-half",
+    ]
+    (file,) = (tmp_path / "metadata").rglob("*.json")
+    (request,) = json.loads(file.read_text(encoding="utf-8"))["requests"]
+    assert [device["name"] for device in request["devices"]] == ["gpu-0", "gpu-1", "nic-0"]
+
+
+@pytest.mark.virtual_time
+async def test_shape_waits_for_the_inventories_of_its_parts_after_a_reboot(node: Node) -> None:
+    """Without the NIC's inventory the machine has another shape, of GPUs alone: the pod does not start without
+    its NIC.
+    """
+    node.inventories = machine(gpu=2, nic=1)
+    shape = shapes_of(node.inventories.values()).devices[-1]
+    node.results = [{**SHAPE, "device": shape.name}]
+    await node.preparer.prepare(CLAIM)
+    rebooted = Node(node.folder, retry_s=5.0)
+    rebooted.checkpoint.boot_id = "later"
+    rebooted.results, rebooted.inventories = node.results, machine(gpu=2)
+
+    early = await rebooted.preparer.prepare(CLAIM)
+    waiting = asyncio.create_task(rebooted.preparer.prepare(CLAIM))
+    await asyncio.sleep(1)
+    rebooted.inventories = node.inventories
+    answer = await waiting
+
+    assert isinstance(early, str)
+    assert f"this machine has no shape {shape.name} now: a device service has not reported yet" in early
+    assert _devices(answer) == [(shape.name, "n1", "")]
+    assert sorted(rebooted.verbs) == ["adopt all", "prepare gpu", "prepare nic"]

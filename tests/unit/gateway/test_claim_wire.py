@@ -109,6 +109,24 @@ def test_classes_replace_their_own_entries_alone() -> None:
     assert with_device_statuses(both, "nic", []) == with_device_statuses(claim(), "gpu", [gpu])
 
 
+def test_shapes_are_a_class_of_their_own() -> None:
+    """The entry of a shape stays when those of its parts' classes are replaced, and goes alone."""
+    shape = {**ENTRY, "device": "shape-gpu-nic-0000-18-00-0"}
+
+    both = with_device_statuses(with_device_statuses(claim(), "nic", [ENTRY]), "shape", [shape])
+
+    assert with_device_statuses(both, "nic", []) == with_device_statuses(claim(), "shape", [shape])
+    assert with_device_statuses(both, "shape", []) == with_device_statuses(claim(), "nic", [ENTRY])
+
+
+def test_health_goes_with_the_entry() -> None:
+    """It is our condition like Ready, whichever of the two is written next."""
+    sick = with_device_statuses(claim(), "nic", [{**ENTRY, "conditions": [READY, {**READY, "type": "Healthy"}]}])
+
+    assert with_device_statuses(sick, "nic", []) == claim()
+    assert with_device_statuses(sick, "nic", [ENTRY]) == with_device_statuses(claim(), "nic", [ENTRY])
+
+
 def test_conditions_of_others_stay_and_keep_their_entry() -> None:
     """Somebody else may watch our device: its condition stays when ours
     comes, and when ours goes.

@@ -21,6 +21,7 @@ from topobus.gateway.claims.rules.device_status import replaced_statuses
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.objects import Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
+from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.testing.clock import LoopClock
 from topobus.values.errors import PeerUnavailable
 from topobus.values.names import ClaimUid
@@ -115,14 +116,25 @@ def server() -> Server:
 
 @asynccontextmanager
 async def statuses(
-    server: Server, folder: Path, *entries: ClaimEntry, said: list[str] | None = None, boot_id: str = ""
+    server: Server,
+    folder: Path,
+    *entries: ClaimEntry,
+    said: list[str] | None = None,
+    boot_id: str = "",
+    checkpoint: Checkpoint | None = None,
 ) -> AsyncIterator[ClaimStatuses]:
-    """A process whose checkpoint has these entries."""
+    """A process whose checkpoint has these entries, or that the test fills."""
     tell = said.append if said is not None else lambda _: None
+    by_key = {entry.key: entry for entry in entries}
     made = ClaimStatuses(
-        cast(Cluster, server), ReportRecord.open(folder / "reports.json"), LoopClock(), "n1", tell=tell
+        cast(Cluster, server),
+        ReportRecord.open(folder / "reports.json"),
+        checkpoint or Checkpoint(folder / "checkpoint.json", by_key, boot_id=boot_id),
+        LoopClock(),
+        "n1",
+        tell=tell,
     )
-    made.restore(Checkpoint(folder / "checkpoint.json", {entry.key: entry for entry in entries}, boot_id=boot_id))
+    made.restore()
     task = asyncio.create_task(made.run())
     try:
         yield made
@@ -185,6 +197,117 @@ async def test_classes_of_a_claim_are_written_beside_each_other(server: Server, 
     assert attached == again == [("gpu-0", "Prepared"), ("nic-0", "Attached")]
     assert (detached, gpu_gone) == ([("gpu-0", "Prepared")], [("nic-0", "Attached")])
     assert server.shown == {"both": []}
+
+
+def part(device_class: str, *, needs_sandbox: bool = False) -> ClaimEntry:
+    """The part of a claim's shape in a class."""
+    device = AllocatedDevice(request="r", pool="n1", device=f"{device_class}-0", shape="shape-half-0")
+    return msgspec.structs.replace(entry("half", device_class, needs_sandbox=needs_sandbox), devices=(device,))
+
+
+GPU_PART, NIC_PART = part("gpu"), part("nic", needs_sandbox=True)
+TAKEN = Refusal(reasons=(Reason(code="name-taken", message="net1 is taken"),))
+
+
+async def test_shape_is_reported_once_for_all_its_parts(server: Server, tmp_path: Path) -> None:
+    """Not before the last part is ready, and no longer than the first one is. Classes of which the
+    claim has only parts are not written.
+    """
+    checkpoint = Checkpoint(tmp_path / "checkpoint.json", {})
+    async with statuses(server, tmp_path, checkpoint=checkpoint) as made:
+        await checkpoint.put(GPU_PART, NIC_PART)
+        made.prepared(GPU_PART)
+        made.prepared(NIC_PART)
+        await asyncio.sleep(1)
+        made.failed(NIC_PART, SANDBOX, TAKEN)
+        await asyncio.sleep(1)
+        made.attached(NIC_PART, SANDBOX, {"nic-0": NET1})
+        await asyncio.sleep(1)
+        (shown,) = server.shown["half"]
+        made.detached(NIC_PART)
+        await asyncio.sleep(1)
+        made.attached(NIC_PART, SANDBOX, {"nic-0": NET1})
+        await asyncio.sleep(1)
+        await checkpoint.remove(GPU_PART.uid)
+        for device_class in ("gpu", "nic"):
+            made.unprepared(key(GPU_PART), device_class)
+        await asyncio.sleep(1)
+
+    assert server.said == [("half", ["NameTaken"]), *[("half", ["Attached"]), ("half", [])] * 2]
+    assert (shown["device"], shown["networkData"]["interfaceName"]) == ("shape-half-0", "net1")
+    assert ReportRecord.open(tmp_path / "reports.json").reports == {}
+
+
+async def test_shape_and_a_device_by_itself_are_reported_beside_each_other(server: Server, tmp_path: Path) -> None:
+    """A claim may have a shape and a NIC more: each has its entry."""
+    nic = msgspec.structs.replace(
+        NIC_PART, devices=(*NIC_PART.devices, AllocatedDevice(request="more", pool="n1", device="nic-9"))
+    )
+    async with statuses(server, tmp_path, GPU_PART, in_pod(nic)):
+        await asyncio.sleep(1)
+
+    assert sorted(device["device"] for device in server.shown["half"]) == ["nic-9", "shape-half-0"]
+    assert len(server.writes) == 2
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+async def test_next_process_reports_a_shape_when_this_one_was_killed_before_the_write(
+    server: Server, tmp_path: Path, is_undone: bool
+) -> None:
+    """It is written as before, with its time, or removed when the claim was undone meanwhile."""
+    entries = (GPU_PART, in_pod(NIC_PART))
+    server.answers = [AWAY] * 9
+    async with statuses(server, tmp_path, *entries):
+        await asyncio.sleep(0.1)
+    server.writes.clear()
+    server.answers.clear()
+    await asyncio.sleep(60)
+
+    async with statuses(server, tmp_path, *(() if is_undone else entries)):
+        await asyncio.sleep(1)
+
+    assert server.said == [("half", [] if is_undone else ["Attached"])]
+    reports = ReportRecord.open(tmp_path / "reports.json").reports
+    assert [report.since for report in reports.values()] == ([] if is_undone else ["2026-01-01T00:00:00Z"] * 3)
+
+
+async def test_shape_is_removed_when_the_machine_was_booted(server: Server, tmp_path: Path) -> None:
+    """Nothing of it is ready until kubelet has had the claim prepared again."""
+    entries = (GPU_PART, in_pod(NIC_PART))
+    async with statuses(server, tmp_path, *entries):
+        await asyncio.sleep(1)
+    async with statuses(server, tmp_path, *entries, boot_id="another"):
+        await asyncio.sleep(1)
+
+    assert server.said == [("half", ["Attached"]), ("half", [])]
+
+
+async def test_shape_is_reported_at_once_when_one_part_is_refused_or_sick(server: Server, tmp_path: Path) -> None:
+    """A refusal is said although another part is in no sandbox yet, and so is a fault later."""
+    gpu = part("gpu", needs_sandbox=True)
+    async with statuses(server, tmp_path, gpu, NIC_PART) as made:
+        made.failed(NIC_PART, SANDBOX, TAKEN)
+        await asyncio.sleep(1)
+        made.judged(NIC_PART.key, {"nic-0": HealthNote(is_healthy=False, code="no-link", message="no cable")})
+        await asyncio.sleep(1)
+
+    assert server.said == [("half", ["NameTaken"])] * 2
+    assert server.shown["half"][0]["conditions"][1]["message"] == "nic-0: no cable (no-link)"
+
+
+async def test_newest_state_of_a_shape_is_written_when_it_comes_during_a_write(server: Server, tmp_path: Path) -> None:
+    """One class's news does not overtake the other's: a claim's shapes are written one after the other."""
+    server.hangs.clear()
+    async with statuses(server, tmp_path, GPU_PART, in_pod(NIC_PART)) as made:
+        await asyncio.sleep(1)
+        made.judged(GPU_PART.key, {"gpu-0": HealthNote(is_healthy=False, code="fell-off-bus", message="gone")})
+        made.failed(NIC_PART, SANDBOX, TAKEN)
+        await asyncio.sleep(1)
+        server.hangs.set()
+        await asyncio.sleep(1)
+
+    assert server.said == [("half", ["Attached"]), ("half", ["NameTaken"])]
+    assert server.shown["half"][0]["conditions"][1]["message"] == "gpu-0: gone (fell-off-bus)"
 
 
 async def test_claim_is_written_once_when_the_same_is_told_again(server: Server, tmp_path: Path) -> None:

@@ -44,9 +44,12 @@ def claim(*results: Any, config: list[Any] | None = None, uid: str = UID) -> Api
     )
 
 
+PARTS = {"shape-half-0": ("gpu-0", "gpu-1", "nic-0"), "shape-gpu-nic-0": ("gpu-0", "nic-0")}
+
+
 def read(api_object: ApiObject | None) -> ClaimAllocation | Refusal:
-    """Read it as the gateway of node n1."""
-    return allocation_of(api_object, namespace="default", name="c", uid=UID, node="n1")
+    """Read it as the gateway of node n1, whose machine has two shapes."""
+    return allocation_of(api_object, namespace="default", name="c", uid=UID, node="n1", parts=PARTS)
 
 
 def test_allocation_gives_our_devices_of_all_classes_when_several_drivers_share_a_claim() -> None:
@@ -85,6 +88,65 @@ def test_allocation_has_its_cpu_in_the_pool_of_cpus_when_it_has_other_devices_to
     assert isinstance(allocation, ClaimAllocation)
     assert allocation.held == {"cpu": ("cpu-4",), "gpu": ("gpu-0",), "nic": ("nic-0",)}
     assert [(device.device, device.pool) for device in allocation.part("cpu").devices] == [("cpu-4", "n1/cpu")]
+
+
+def test_allocation_has_the_parts_of_a_shape_as_the_shape_was_granted() -> None:
+    """Each part is a device of its own class, which the ledger and the class's service know.
+
+    Kubelet knows the shape alone.
+    """
+    toleration = {"key": "topobus.dev/health", "operator": "Exists"}
+    allocation = read(claim(result("shape-half-0", "half/big", tolerations=[toleration]), result("nic-1", "net")))
+
+    assert isinstance(allocation, ClaimAllocation)
+    assert [(device.device, device.allocated, device.request) for device in allocation.devices] == [
+        ("gpu-0", "shape-half-0", "half"),
+        ("gpu-1", "shape-half-0", "half"),
+        ("nic-0", "shape-half-0", "half"),
+        ("nic-1", "nic-1", "net"),
+    ]
+    assert allocation.held == {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0", "nic-1")}
+    assert (allocation.classes, allocation.tolerated) == (("gpu", "nic"), ("gpu-0", "gpu-1", "nic-0"))
+    assert allocation.part("nic").requests == {"half": ("nic-0",), "net": ("nic-1",)}
+
+
+def test_config_of_a_shape_reaches_its_parts_of_that_class_alone() -> None:
+    """Parameters of NICs are for the NICs of the request, those of no class for each part."""
+    config = [
+        {
+            "source": "FromClaim",
+            "requests": ["half"],
+            "opaque": {"driver": "topobus.dev", "parameters": {"apiVersion": version, "kind": "X"}},
+        }
+        for version in ("nic.topobus.dev/v1", "shape.topobus.dev/v1")
+    ]
+
+    allocation = read(claim(result("shape-half-0", "half"), result("nic-1", "net"), config=config))
+
+    assert isinstance(allocation, ClaimAllocation)
+    assert {device: [entry["apiVersion"] for entry in given] for device, given in allocation.config.items()} == {
+        "gpu-0": ["shape.topobus.dev/v1"],
+        "gpu-1": ["shape.topobus.dev/v1"],
+        "nic-0": ["nic.topobus.dev/v1", "shape.topobus.dev/v1"],
+    }
+
+
+def test_shape_with_admin_access_holds_nothing() -> None:
+    """Its parts are looked at like any other device."""
+    allocation = read(claim(result("shape-gpu-nic-0", "watch", adminAccess=True)))
+
+    assert isinstance(allocation, ClaimAllocation)
+    assert (allocation.held, [device.is_shared for device in allocation.devices]) == ({}, [True, True])
+
+
+@pytest.mark.parametrize("other", ["gpu-0", "shape-gpu-nic-0"], ids=["by-itself", "by-another-shape"])
+def test_device_is_held_once_when_a_claim_has_it_twice(other: str) -> None:
+    """No scheduler grants that, because a shape takes all of its parts' counters."""
+    allocation = read(claim(result("shape-half-0", "half"), result(other, "other")))
+
+    assert isinstance(allocation, ClaimAllocation)
+    assert allocation.held == {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0",)}
+    assert allocation.by_share == {}
 
 
 def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
@@ -213,6 +275,10 @@ def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> No
             claim(result(), result("cpu-4")), "claim-elsewhere", "wanted n1/cpu", id="cpu-in-the-pool-of-the-others"
         ),
         pytest.param(claim(result("cpu-4", pool="n2/cpu")), "claim-elsewhere", "n2/cpu", id="cpu-of-another-node"),
+        pytest.param(claim(result(), result("shape-half-7")), "shape-unknown", "shape-half-7", id="unknown-shape"),
+        pytest.param(
+            claim(result("shape-half-0", pool="n2")), "claim-elsewhere", "shape-half-0", id="shape-of-another-node"
+        ),
         pytest.param(claim(result(), {"request": "r"}), "claim-malformed", "results[1]", id="line-without-device"),
         pytest.param(claim("nonsense"), "claim-malformed", "results[0]", id="line-that-is-no-object"),
         pytest.param(claim(result(shareID=7)), "claim-malformed", "results[0].shareID", id="share-that-is-no-text"),

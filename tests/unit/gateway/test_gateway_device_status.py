@@ -14,6 +14,7 @@ from topobus.gateway.claims.rules.device_status import (
     ClaimReport,
     camel_case,
     device_statuses,
+    joint_report,
     network_data,
     replaced_statuses,
     text_of,
@@ -132,6 +133,110 @@ def test_reports_of_two_classes_leave_each_others_entries_alone() -> None:
     assert gpu_alone == [foreign, *device_statuses(gpu)]
     assert replaced_statuses(both, "gpu", []) == nic_alone
     assert replaced_statuses(gpu_alone, "gpu", []) == [foreign]
+
+
+def _part(name: str, shape: str = "shape-half-0") -> AllocatedDevice:
+    return AllocatedDevice(request="half", pool="n1", device=name, shape=shape)
+
+
+GPUS = msgspec.structs.replace(REPORT, device_class="gpu", devices=(_part("gpu-0"), _part("gpu-1")), pod="")
+NICS = msgspec.structs.replace(REPORT, devices=(_part("nic-1"), _part("nic-2"), NIC), interfaces={"nic-1": NET1})
+
+
+def test_shape_has_one_entry_and_its_parts_none() -> None:
+    """The API server takes entries only of devices that the allocation names."""
+    joint = joint_report([GPUS, NICS])
+
+    (entry,) = device_statuses(joint)
+
+    assert (entry["pool"], entry["device"]) == ("n1", "shape-half-0")
+    assert (entry["conditions"][0]["status"], entry["conditions"][0]["reason"]) == ("True", "Attached")
+    assert (entry["networkData"]["interfaceName"], entry["data"]) == ("net1", {"pod": "default/p", "mtu": 9000})
+    assert (joint.key, [each["device"] for each in device_statuses(NICS)], device_statuses(GPUS)) == (
+        "u/shape",
+        ["nic-0"],
+        [],
+    )
+
+
+def test_shape_shows_all_its_interfaces_when_it_has_several() -> None:
+    """`networkData` is of one interface alone, the first."""
+    second = AttachedInterface(name="net2", mac="02:00:00:00:00:02", addresses=("10.9.9.9/24", "bad"))
+    joint = joint_report([GPUS, msgspec.structs.replace(NICS, interfaces={"nic-1": NET1, "nic-2": second})])
+
+    (entry,) = device_statuses(joint)
+
+    assert entry["networkData"]["interfaceName"] == "net1"
+    assert entry["data"]["interfaces"] == [
+        {
+            "device": "nic-1",
+            "interfaceName": "net1",
+            "hardwareAddress": "02:00:00:00:00:01",
+            "ips": ["10.1.2.3/24", "fd00::3/64"],
+            "mtu": 9000,
+        },
+        {
+            "device": "nic-2",
+            "interfaceName": "net2",
+            "hardwareAddress": "02:00:00:00:00:02",
+            "ips": ["10.9.9.9/24"],
+        },
+    ]
+    assert "nic-2: 'bad' is no address with its prefix" in entry["conditions"][0]["message"]
+
+
+def test_shape_is_ready_only_when_every_part_is() -> None:
+    """The reason is that of the part's class which was refused."""
+    joint = joint_report([GPUS, msgspec.structs.replace(NICS, refused="net1 is taken", code="name-taken")])
+
+    (condition,) = device_statuses(joint)[0]["conditions"]
+
+    assert (condition["status"], condition["reason"], condition["message"]) == (
+        "False",
+        "NameTaken",
+        "net1 is taken (name-taken)",
+    )
+
+
+def test_shape_is_as_healthy_as_its_worst_part() -> None:
+    """Its message names the part, whichever part recovered before."""
+    well = HealthNote(is_healthy=True, since="2026-11-23T06:00:00Z")
+    sick = HealthNote(is_healthy=False, code="fell-off-bus", message="gone", since="2026-11-23T05:00:00Z")
+    gpus = msgspec.structs.replace(GPUS, health={"gpu-0": well, "gpu-1": sick})
+
+    conditions = [
+        device_statuses(joint_report([each, NICS]))[0]["conditions"][1]
+        for each in (gpus, msgspec.structs.replace(gpus, health={"gpu-0": well}))
+    ]
+
+    assert [(condition["status"], condition["reason"], condition["message"]) for condition in conditions] == [
+        ("False", "FellOffBus", "gpu-1: gone (fell-off-bus)"),
+        ("True", "Recovered", ""),
+    ]
+
+
+def test_shape_has_the_cpus_of_all_its_parts() -> None:
+    """As the kernel writes them, each once."""
+    joint = joint_report([msgspec.structs.replace(GPUS, cpus={"gpu-0": "4-7", "gpu-1": "8-9"})])
+
+    assert device_statuses(joint)[0]["data"] == {"cpus": "4-9"}
+
+
+def test_entry_of_a_shape_is_taken_by_the_api_when_it_has_many_interfaces() -> None:
+    """Data that is too large for the API would hide the whole entry: the addresses are left out of it."""
+    parts = tuple(_part(f"nic-{number}") for number in range(16))
+    addresses = tuple(f"fd00:1234:5678:9abc:def0:1234:5678:{number:x}/64" for number in range(1, 17))
+    interfaces = {part.device: msgspec.structs.replace(NET1, addresses=addresses) for part in parts}
+    joint = joint_report([msgspec.structs.replace(NICS, devices=parts, interfaces=interfaces)])
+    (entry,) = device_statuses(msgspec.structs.replace(joint, since=REPORT.since))
+    granted = {"request": "r", "driver": "topobus.dev", "pool": "n1", "device": "shape-half-0"}
+    allocation = msgspec.convert({"devices": {"results": [granted]}}, AllocationResult)
+
+    problems = list(check_device_statuses(ClaimStatus(allocation=allocation, devices=(entry,))))
+
+    assert problems == []
+    assert [each["interfaceName"] for each in entry["data"]["interfaces"]] == ["net1"] * 16
+    assert "left out: the addresses in data" in entry["conditions"][0]["message"]
 
 
 def test_device_that_needs_no_sandbox_is_ready_when_prepared() -> None:

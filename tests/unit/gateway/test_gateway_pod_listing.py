@@ -9,16 +9,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
 
+from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.containers.rules.exclusive import ExclusiveUse
 from topobus.gateway.device_plugins.pod_resources import Listing, PodResourcesReader
+from topobus.gateway.node_state import NodeState
+from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.values.device import Device, Inventory
 from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.names import ClaimUid
 from topobus.values.outcome import MemoryBlock
 
 
@@ -134,3 +140,48 @@ async def test_an_answer_is_no_older_than_the_ask_when_somebody_has_just_asked(s
     ]
     assert pods_of_each == [[], *([["p"]] * 10), ["p", "q"]]
     assert looks == [0, 1, 2]
+
+
+async def test_shape_is_listed_as_its_parts(socket: Path, tmp_path: Path) -> None:
+    """Those that were prepared for it, whatever the machine has now, else those that it has now.
+
+    A shape that is not known stays, so that its claim is listed.
+    """
+    part = AllocatedDevice(request="r", pool="n", device="nic-7", shape="shape-half-0")
+    checkpoint = Checkpoint(tmp_path / "checkpoint.json", {})
+    await checkpoint.put(
+        ClaimEntry(namespace="d", name="a", uid=ClaimUid("u"), device_class="nic", attempt="x", devices=(part,))
+    )
+    devices = (Device(name="gpu-0", device_class="gpu", numa_nodes=NodeSet(0)),)
+    devices += (Device(name="gpu-1", device_class="gpu", numa_nodes=NodeSet(0)),)
+    state = NodeState(cast(Any, None), "n", lambda device_class: device_class)
+    state.take_inventory("gpu", Inventory(node="n", device_class="gpu", generation=1, devices=devices))
+    (shape,) = state.shapes().parts
+    claims = {"a": "shape-half-0", "b": shape, "c": "shape-half-9"}
+    resources = [
+        pb.DynamicResource(
+            claim_namespace="d",
+            claim_name=claim,
+            claim_resources=[pb.ClaimResource(driver_name="topobus.dev", pool_name="n", device_name=device)],
+        )
+        for claim, device in claims.items()
+    ]
+    pod = pb.PodResources(
+        name="p", namespace="d", containers=[pb.ContainerResources(name="m", dynamic_resources=resources)]
+    )
+    server = grpc.aio.server()
+    rpc.add_PodResourcesListerServicer_to_server(Lister(pod), server)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    look = PodLook(PodResourcesReader(socket, "n", {}), state, checkpoint)
+    try:
+        listing = await look.listing()
+    finally:
+        await server.stop(None)
+
+    assert isinstance(listing, Listing)
+    assert [(use.claim, use.device_class, use.devices) for use in listing.uses] == [
+        ("a", "nic", ("nic-7",)),
+        ("b", "gpu", ("gpu-0", "gpu-1")),
+        ("c", "shape", ("shape-half-9",)),
+    ]

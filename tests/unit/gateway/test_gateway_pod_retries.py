@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from topobus.bus.bus import Bus
+from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
@@ -59,6 +60,8 @@ class SmallCluster:
         self.changes: asyncio.Queue[ClusterChange] = asyncio.Queue()
         self.reads: list[str] = []
         self.annotated: list[str] = []
+        self.state: NodeState | None = None
+        """The node of its pods."""
         self.broken: dict[str, Exception] = {}
         """What is raised when a pod is annotated."""
 
@@ -92,6 +95,7 @@ async def following(cluster: SmallCluster, tmp_path: Path) -> AsyncIterator[PodR
         for name in ("0", "a", "b")
     )
     state.take_inventory("gpu", Inventory(node=NODE, device_class="gpu", generation=1, devices=devices))
+    cluster.state = state
     checkpoint = Checkpoint.load(tmp_path / "checkpoint.json")
     events = PodEvents(EventRecorder(cast(Any, cluster), LoopClock(), NODE), NODE)
     reports = cast(Any, SimpleNamespace(events=events, health=SimpleNamespace(tell=lambda _: {})))
@@ -150,3 +154,21 @@ async def test_failures_are_forgotten_when_their_pods_are_gone(tmp_path: Path) -
         afterwards = set(retries._failed_calls)
 
     assert (while_there, afterwards) == ({"u-a"}, set())
+
+
+async def test_claim_of_a_shape_is_read_again_when_the_machine_gets_the_shape(tmp_path: Path) -> None:
+    """Its parts are withheld as soon as they are known: an inventory may come after the pod."""
+    cluster = SmallCluster()
+    gpus = tuple(Device(name=f"gpu-{number}", device_class="gpu") for number in range(2))
+    inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=gpus)
+    cluster.claims["a"] = claim("a", shapes_of([inventory]).devices[-1].name)
+    async with following(cluster, tmp_path):
+        cluster.changes.put_nowait(pod("a"))
+        await asyncio.sleep(1)
+        assert cluster.state is not None
+        before = cluster.state.withheld("gpu")
+        cluster.state.take_inventory("gpu", inventory)
+        await asyncio.sleep(1)
+        after = cluster.state.withheld("gpu")
+
+    assert (sorted(before), sorted(after)) == ([], ["gpu-0", "gpu-1"])

@@ -181,6 +181,18 @@ def test_obstacle_of_says_what_stands_in_the_way(claim: WaitingClaim, changes: d
     assert bool(in_the_way(claim, facts["holders"])) is ("holds" in obstacle)
 
 
+def test_waiting_claim_of_a_shape_waits_for_its_parts() -> None:
+    """They are withheld and in the way like any other device; without the shape there is none."""
+    parts = {"shape-half-0": ("gpu-0", "nic-0")}
+    claim = waiting_claim(_claim("shape-half-0"), NODE, parts)
+
+    assert claim is not None
+    assert (claim.held, claim.classes) == ({"gpu": ("gpu-0",), "nic": ("nic-0",)}, ("gpu", "nic"))
+    assert withheld_devices([claim]) == {"gpu": {"gpu-0": claim.owner}, "nic": {"nic-0": claim.owner}}
+    assert in_the_way(claim, {"nic": {"nic-0": PLUGIN}}) == {"nic-0": PLUGIN}
+    assert waiting_claim(_claim("shape-half-0"), NODE) is None
+
+
 @pytest.mark.parametrize(
     ("tolerations", "tolerated"),
     [

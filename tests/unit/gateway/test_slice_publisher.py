@@ -1,4 +1,4 @@
-"""What the publisher writes while only some of a pool's classes are known."""
+"""What the publisher writes while only some of a pool's classes are known, and of a node's shapes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from support.shape_names import plain
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.objects import Cluster, ClusterChange, ClusterChangeKind, Rejected
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
@@ -19,6 +20,10 @@ from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
 from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import NodeSet
+from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.virtual_time
 
@@ -28,16 +33,19 @@ NODE = "n1"
 class Server:
     """An API server with a node and the slices of it."""
 
-    def __init__(self, *slices: ApiObject) -> None:
-        self.slices = {str(api_object.metadata["name"]): api_object for api_object in slices}
+    def __init__(self, *, counts: bool = True) -> None:
+        self.slices: dict[str, ApiObject] = {}
+        self._counts = counts
         self._version = 100
 
     async def get(self, *_: object) -> ApiObject:
         """The node."""
         return ApiObject(api_version="v1", kind="Node", metadata={"name": NODE, "uid": "u"})
 
-    async def create(self, _: object, api_object: ApiObject) -> ApiObject | Rejected:
+    async def create(self, _: object, api_object: ApiObject, *, is_dry_run: bool = False) -> ApiObject | Rejected:
         """Store a slice under a name of its own."""
+        if is_dry_run:
+            return api_object
         name = f"{api_object.metadata['generateName']}{self._version}"
         return self._store(api_object, {**api_object.metadata, "name": name, "uid": name})
 
@@ -62,8 +70,28 @@ class Server:
             pools.setdefault(api_object.spec["pool"]["name"], []).extend(names)
         return {pool: sorted(names) for pool, names in sorted(pools.items())}
 
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """What it shows of each device."""
+        specs = [api_object.spec for api_object in self.slices.values()]
+        return {plain(device["name"]): device for spec in specs for device in spec.get("devices", ())}
+
+    def taints(self) -> dict[str, list[str]]:
+        """Key and effect of the taints of each device that has some."""
+        return {
+            name: [f"{taint['key']}:{taint['effect']}" for taint in device["taints"]]
+            for name, device in self.devices().items()
+            if device.get("taints")
+        }
+
     def _store(self, api_object: ApiObject, metadata: dict[str, Any]) -> ApiObject:
         self._version += 1
+        if not self._counts:
+            spec = {key: value for key, value in api_object.spec.items() if key != "sharedCounters"}
+            devices = [
+                {key: value for key, value in device.items() if key != "consumesCounters"}
+                for device in spec.get("devices", ())
+            ]
+            api_object = msgspec.structs.replace(api_object, spec={**spec, "devices": devices})
         stored = msgspec.structs.replace(api_object, metadata={**metadata, "resourceVersion": str(self._version)})
         self.slices[str(metadata["name"])] = stored
         return stored
@@ -75,8 +103,10 @@ def inventory(device_class: str, *names: str) -> Inventory:
     return Inventory(node=NODE, device_class=device_class, generation=1, devices=devices)
 
 
-async def publish(server: Server, *steps: Inventory, but: tuple[str, ...] = ()) -> SlicePublisher:
-    """Run a gateway that learns one inventory after the other and offers all classes but some."""
+async def publish(
+    server: Server, *steps: Inventory | Holders, but: tuple[str, ...] = (), shapes: bool = False
+) -> SlicePublisher:
+    """Run a gateway that learns one inventory after the other, or who holds what, and offers all classes but some."""
     state = NodeState(cast(Any, SimpleNamespace(is_connected=True)), NODE, lambda name: f"topobus.dev/{name}")
     publisher = SlicePublisher(
         cast(Cluster, server),
@@ -84,14 +114,17 @@ async def publish(server: Server, *steps: Inventory, but: tuple[str, ...] = ()) 
         offers=lambda device_class: device_class not in but,
         shows=lambda device: device,
         is_judged=lambda _: True,
-        settings=ClusterSettings(),
+        settings=ClusterSettings(shapes=shapes),
         readiness=Readiness(),
         registry=CollectorRegistry(),
     )
     task = asyncio.create_task(publisher.run())
     await asyncio.sleep(5)
     for step in steps:
-        state.take_inventory(step.device_class, step)
+        if isinstance(step, Holders):
+            state.take_ledger(step)
+        else:
+            state.take_inventory(step.device_class, step)
         await asyncio.sleep(5)
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -176,3 +209,115 @@ async def test_devices_that_a_pool_cannot_have_go_when_nothing_else_is_known_of_
     await publish(server)
 
     assert server.shown() == {"n1": ["nic-0"]}
+
+
+SICK = DeviceHealth(
+    state=HealthState.UNHEALTHY,
+    conditions=(Condition(dimension=Dimension.COMPUTE, state=HealthState.UNHEALTHY, reason="xid"),),
+)
+
+
+def machine(device_class: str, count: int = 4, sick: str = "") -> Inventory:
+    """Devices of a class on two NUMA nodes, each beside one of the other class under a root."""
+    devices = tuple(
+        Device(
+            name=f"{device_class}-{number}",
+            device_class=device_class,
+            numa_nodes=NodeSet(number // 2),
+            pcie_root=f"pci0000:0{number}",
+            health=SICK if f"{device_class}-{number}" == sick else DeviceHealth(),
+        )
+        for number in range(count)
+    )
+    return Inventory(node=NODE, device_class=device_class, generation=1, devices=devices)
+
+
+def held(*names: str, kind: OwnerKind = OwnerKind.CLAIM) -> Holders:
+    """One owner that holds GPUs."""
+    owner = Owner(kind=kind, namespace="default", name="a", uid="u-a")
+    allocation = Allocation(owner=owner, holdings=(Holding(devices={"gpu": names}),), decision_id="d")
+    return Holders(node=NODE, sequence=1, allocations={owner.key: allocation})
+
+
+PAIRS = [f"shape-gpu-nic-{number}" for number in range(4)]
+HALVES = ["shape-half-0", "shape-half-1"]
+
+
+async def test_shapes_are_published_with_what_they_and_their_parts_take() -> None:
+    """Each NUMA node is a half, and each GPU has a NIC: all count on one counter a part."""
+    server = Server()
+
+    await publish(server, machine("gpu"), machine("nic"), shapes=True)
+
+    devices = server.devices()
+    assert sorted(name for name in devices if name.startswith("shape")) == [*PAIRS, *HALVES, "shape-machine"]
+    taken = {"counterSet": "shape-1", "counters": {"gpu-2": {"value": "1Ki"}}}
+    assert devices["gpu-2"]["consumesCounters"] == (taken,)
+    pair = {"counterSet": "shape-1", "counters": {"gpu-2": {"value": "1Ki"}, "nic-2": {"value": "1Ki"}}}
+    assert devices["shape-gpu-nic-2"]["consumesCounters"] == (pair,)
+    assert devices["shape-half-1"]["attributes"]["numa"] == {"bool": True}
+
+
+async def test_shapes_have_the_taints_of_their_parts() -> None:
+    """What a pod holds without a claim occupies its shapes, and a sick part makes them sick."""
+    server = Server()
+
+    await publish(server, machine("gpu"), machine("nic", sick="nic-3"), held("gpu-0", kind=OwnerKind.POD), shapes=True)
+
+    occupied, sick = "topobus.dev/occupied:NoSchedule", "topobus.dev/health:NoExecute"
+    assert server.taints() == {
+        **{key: [occupied] for key in ("gpu-0", "shape-gpu-nic-0", "shape-half-0")},
+        **{key: [sick] for key in ("nic-3", "shape-gpu-nic-3", "shape-half-1")},
+        "shape-machine": [sick, occupied],
+    }
+    assert server.devices()["shape-half-1"]["attributes"]["healthReason"] == {"string": "xid"}
+
+
+@pytest.mark.parametrize(("counts", "shapes"), [(False, True), (True, False)])
+async def test_no_shape_is_published_where_it_could_not_be_counted_or_is_switched_off(
+    *, counts: bool, shapes: bool
+) -> None:
+    """The parts are published without counters."""
+    server = Server(counts=counts)
+
+    await publish(server, machine("gpu"), machine("nic"), shapes=shapes)
+
+    assert sorted(server.devices()) == [f"{name}-{number}" for name in ("gpu", "nic") for number in range(4)]
+    assert not any("consumesCounters" in device for device in server.devices().values())
+
+
+async def test_shapes_stay_while_a_class_is_not_known_yet() -> None:
+    """The next gateway hears of the GPUs alone: nothing changes but their state."""
+    server = Server()
+    await publish(server, machine("gpu"), machine("nic"), shapes=True)
+    before = server.devices()
+
+    await publish(server, machine("gpu", sick="gpu-0"), shapes=True)
+
+    assert server.devices().keys() == before.keys()
+    assert server.taints().keys() == {"gpu-0", "shape-gpu-nic-0", "shape-half-0", "shape-machine"}
+    assert {name: device.get("consumesCounters") for name, device in server.devices().items()} == {
+        name: device.get("consumesCounters") for name, device in before.items()
+    }
+
+
+async def test_shape_that_the_machine_no_longer_has_stays_as_long_as_a_claim_has_it() -> None:
+    """A fifth GPU makes a half bigger: the other one is no half any more. Its claim goes on, and its
+    parts stay counted.
+    """
+    server = Server()
+    await publish(server, machine("gpu"), machine("nic"), shapes=True)
+    parts = server.devices()["shape-half-0"]["consumesCounters"]
+    more = machine("gpu", count=5)
+    more = msgspec.structs.replace(
+        more, devices=(*more.devices[:4], msgspec.structs.replace(more.devices[4], numa_nodes=NodeSet(1)))
+    )
+
+    await publish(server, held("gpu-0", "gpu-1"), machine("gpu"), machine("nic"), more, shapes=True)
+
+    kept = server.devices()["shape-half-0"]
+    assert (kept["consumesCounters"], server.taints()["shape-half-0"]) == (parts, ["topobus.dev/changed:NoSchedule"])
+
+    await publish(server, Holders(node=NODE, sequence=2), more, machine("nic"), shapes=True)
+
+    assert "shape-half-0" not in server.devices()

@@ -23,6 +23,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_
 from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.engine.ledger.holdings import names_of
+from topobus.engine.shapes.shapes import is_shape, shapes_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
 from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
 from topobus.formats.kubernetes.classic.classic_handles import shown
@@ -421,13 +422,14 @@ async def _claim_devices(
         owner = Owner(
             kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=str(entry.value.metadata.get("uid", ""))
         )
-        held = _held(entry.value, node)
+        claim = await _with_parts(bus, node, entry.value)
+        held = _held(claim, node)
         if not held:
             raise NotFoundError(
                 f"claim {namespace}/{name} has no devices on node {node}",
                 next_step="`topobus claim get` shows why it waits",
             )
-        return owner, held, entry.value
+        return owner, held, claim
     ledger = await bus.get(LEDGER, node=node)
     for allocation in ledger.value.allocations.values() if ledger else ():
         if (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (
@@ -446,6 +448,31 @@ async def _claim_devices(
         next_step="`topobus claim get` lists the store's; a cluster's claim is known here when kubelet has asked to "
         "prepare it",
     )
+
+
+async def _with_parts(bus: Bus, node: str, claim: ApiObject) -> ApiObject:
+    """Put the parts of a claim's shapes in their place, because device services know only those.
+
+    Errors: raises NotFoundError for a shape that the machine does not have.
+    """
+    allocation = claim.status.get("allocation") or {}
+    devices = allocation.get("devices") or {}
+    results: list[dict[str, Any]] = []
+    parts: dict[str, tuple[str, ...]] | None = None
+    for result in devices.get("results") or ():
+        name = str(result.get("device"))
+        if not is_shape(str(result.get("driver")), name) or node_of_pool(str(result.get("pool"))) != node:
+            results.append(result)
+            continue
+        if parts is None:
+            parts = shapes_of([entry.value for entry in await bus.list(INVENTORY, node=node)]).parts
+        if name not in parts:
+            raise NotFoundError(
+                f"node {node} has no {name} now", next_step="delete the claim's pod, so that it is allocated again"
+            )
+        results += [{**result, "device": part} for part in parts[name]]
+    status = {**claim.status, "allocation": {**allocation, "devices": {**devices, "results": results}}}
+    return structs.replace(claim, status=status) if parts is not None else claim
 
 
 async def _prepare(

@@ -40,7 +40,7 @@ def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
         PreparedDevice(
             request=device.request,
             pool=device.pool,
-            device=device.device,
+            device=device.allocated,
             cdi_devices=(
                 *cdi_names(entry.cdi, entry.uid, device.device, device.request),
                 *([_metadata_name(entry, device.request)] if firsts.get(device.request) is device else []),

@@ -98,7 +98,12 @@ class ClaimSteps:
         with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
             api_object = await self._reader.read(claim.namespace, claim.name)
         allocation = allocation_of(
-            api_object, namespace=claim.namespace, name=claim.name, uid=claim.uid, node=self._state.node
+            api_object,
+            namespace=claim.namespace,
+            name=claim.name,
+            uid=claim.uid,
+            node=self._state.node,
+            parts=self._state.shapes().parts,
         )
         if isinstance(allocation, Refusal):
             raise refused(allocation)

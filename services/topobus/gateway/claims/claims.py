@@ -16,7 +16,7 @@ import msgspec
 from topobus.gateway.asks import StillAtWork
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
-from topobus.gateway.claims.claim_answers import PreparedDevice, answer_of
+from topobus.gateway.claims.claim_answers import WHOLE_CLAIM, PreparedDevice, answer_of
 from topobus.gateway.claims.claim_files import ClaimFiles, why_unwritable
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey
 from topobus.gateway.claims.claim_ledger import ClaimLedger
@@ -279,7 +279,10 @@ class ClaimPreparer:
                     if now() + wait_s > start + self._deadlines.claim_s - _ANSWER_S:
                         raise
                     get_logger().debug("claim.waits", claim_uid=claim.uid, pause_s=wait_s, error=str(err))
-                except PeerUnavailable as err:
+                except (PeerUnavailable, ClaimFailed) as err:
+                    # The device service of a shape's parts may not have reported yet.
+                    if isinstance(err, ClaimFailed) and err.code != "shape-unknown":
+                        raise
                     wait_s = pause_s
                     if now() + wait_s > until:
                         raise
@@ -332,4 +335,14 @@ class ClaimPreparer:
 
 
 def _answer(entries: Iterable[ClaimEntry]) -> tuple[PreparedDevice, ...]:
-    return tuple(prepared for entry in entries for prepared in answer_of(entry))
+    """Join the answers of a claim's classes. The parts of a shape are one device to kubelet."""
+    joined: dict[tuple[str, str, str, str], PreparedDevice] = {}
+    for entry in entries:
+        for prepared in answer_of(entry):
+            key = (prepared.request, prepared.pool, prepared.device, prepared.share_id)
+            earlier = joined[key].cdi_devices if key in joined else ()
+            # The parts of a class have the name of their request in common.
+            names = tuple(dict.fromkeys((*earlier, *prepared.cdi_devices)))
+            joined[key] = msgspec.structs.replace(prepared, cdi_devices=names)
+    # The lists of the whole claim override those of its requests, which may have come later.
+    return tuple(sorted(joined.values(), key=lambda prepared: prepared.request == WHOLE_CLAIM))

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
+from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
-from topobus.gateway.claims.rules.device_status import ClaimReport, device_statuses, text_of
+from topobus.gateway.claims.rules.device_status import ClaimReport, device_statuses, joint_report, text_of
 from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.rules.device_faults import HealthNote
@@ -28,6 +29,7 @@ from topobus.kubernetes.answers import INVALID
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.names import ClaimUid
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
 from topobus.values.timestamps import in_whole_seconds
@@ -51,6 +53,7 @@ class ClaimStatuses:
         self,
         cluster: Cluster,
         record: ReportRecord,
+        checkpoint: Checkpoint,
         clock: Clock,
         node: str,
         *,
@@ -59,6 +62,7 @@ class ClaimStatuses:
         """`tell` gets why claims are not written, or an empty text when they are."""
         self._cluster = cluster
         self._record = record
+        self._checkpoint = checkpoint
         self._clock = clock
         self._node = node
         self._tell = tell
@@ -71,13 +75,13 @@ class ClaimStatuses:
         self._troubles: dict[str, str] = {}
         self._changed = Broadcast()
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self) -> None:
         """Continue where the previous process ended. Every stored report is written again. It is
         removed where the claim was undone since, or the machine was rebooted.
         """
-        running = {entry.key: entry for entry in checkpoint.entries() if checkpoint.is_ready(entry)}
+        running = {entry.key: entry for entry in self._checkpoint.entries() if self._checkpoint.is_ready(entry)}
         for key, report in tuple(self._wanted.items()):
-            if key not in running and report.devices:
+            if key not in running and report.devices and report.device_class != SHAPE_CLASS:
                 self._wanted[key] = _gone(report)
                 self._health.pop(key, None)
             self._due[key] = 0.0
@@ -90,6 +94,8 @@ class ClaimStatuses:
                 self._withdraw(entry.key)
             else:
                 self.prepared(entry)
+        for uid in {report.uid for report in self._wanted.values()}:
+            self._join(uid)
 
     # Called for the events of `ClaimReports`.
 
@@ -137,6 +143,7 @@ class ClaimStatuses:
         report = self._wanted.get(key)
         if report is not None and report.devices:
             self._want(structs.replace(report, health=self._health[key]))
+            self._join(report.uid)
 
     async def run(self) -> None:
         """Write reports until cancelled."""
@@ -163,6 +170,7 @@ class ClaimStatuses:
             uid=entry.uid,
             device_class=entry.device_class,
             devices=entry.devices,
+            is_of_parts=all(device.shape for device in entry.devices),
             interfaces=dict(interfaces or {}),
             cpus=_cpus_of(entry),
             pod=pod,
@@ -171,15 +179,33 @@ class ClaimStatuses:
             health=dict(self.health_of(entry.key)),
             generation=entry.generation,
         )
+        is_news = self._want(self._dated(report))
+        if is_news:
+            self._join(entry.uid)
+        return is_news
+
+    def _join(self, uid: ClaimUid) -> None:
+        """Report the shapes of a claim when all classes of their parts are reported, or one is refused."""
+        entries = self._checkpoint.of_claim(uid)
+        keys = [entry.key for entry in entries if any(device.shape for device in entry.devices)]
+        reports = [report for key in keys if (report := self._wanted.get(key)) is not None and report.devices]
+        if reports and (len(reports) == len(keys) or not all(report.is_ready for report in reports)):
+            self._want(self._dated(joint_report(reports)))
+        elif (joint := self._wanted.get(f"{uid}/{SHAPE_CLASS}")) is not None and joint.devices:
+            self._want(_gone(joint))
+
+    def _dated(self, report: ClaimReport) -> ClaimReport:
+        """Add since when it has been so."""
         earlier = self._wanted.get(report.key)
         is_as_before = earlier is not None and bool(earlier.devices) and earlier.is_ready == report.is_ready
         since = earlier.since if earlier is not None and is_as_before else in_whole_seconds(self._clock.now())
-        return self._want(structs.replace(report, since=since))
+        return structs.replace(report, since=since)
 
     def _withdraw(self, key: str) -> None:
         report = self._wanted.get(key)
         if report is not None and report.devices:
             self._want(_gone(report))
+            self._join(report.uid)
 
     def _want(self, report: ClaimReport) -> bool:
         if self._wanted.get(report.key) == report:
@@ -238,6 +264,8 @@ class ClaimStatuses:
 
         An internal error does not stop the other claims: it is logged, and retried like a refusal.
         """
+        if report.is_of_parts:
+            return 0.0
         try:
             rejected = await self._cluster.apply_device_status(
                 report.name,
@@ -317,4 +345,10 @@ def _cpus_of(entry: ClaimEntry) -> dict[str, str]:
 
 def _gone(report: ClaimReport) -> ClaimReport:
     """Return a report for the same claim that asks for no entry in its status."""
-    return ClaimReport(namespace=report.namespace, name=report.name, uid=report.uid, device_class=report.device_class)
+    return ClaimReport(
+        namespace=report.namespace,
+        name=report.name,
+        uid=report.uid,
+        device_class=report.device_class,
+        is_of_parts=report.is_of_parts,
+    )

@@ -60,8 +60,8 @@ class ClusterReports:
             # Ready in any case, because nothing depends on a claim's status.
             runtime.readiness.set("claim-status", is_ready=True, why=why)
 
-        statuses = ClaimStatuses(cluster, record, runtime.clock, runtime.node, tell=tell)
-        statuses.restore(checkpoint)
+        statuses = ClaimStatuses(cluster, record, checkpoint, runtime.clock, runtime.node, tell=tell)
+        statuses.restore()
         recorder, details = (
             EventRecorder(cluster, runtime.clock, runtime.node),
             ClusterPodDetails(cluster, runtime.clock),

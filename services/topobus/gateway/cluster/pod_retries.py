@@ -102,6 +102,8 @@ class PodRetries:
         self._since_s = clock.monotonic()
         self._claims: dict[tuple[str, str], WaitingClaim | None] = {}
         """Claims of pods as they were read; absent: to be read."""
+        self._parts: dict[str, tuple[str, ...]] = {}
+        """The node's shapes with which `_claims` were read."""
         self._unallocated = WorkQueue("unallocated-claims", clock, _READ_AGAIN_S)
         """Claims that were read without an allocation: they change yet, and are read again."""
         self._waits: dict[PodUid, PodWait] = {}
@@ -172,8 +174,12 @@ class PodRetries:
     async def _read_claims(self) -> None:
         """Read the claims that are not known yet.
 
-        A claim that was allocated before its pod was bound does not change any more.
+        A claim that was allocated before its pod was bound does not change any more, and its shapes
+        only with the devices of the machine.
         """
+        if (parts := self._state.shapes().parts) != self._parts:
+            self._parts = parts
+            self._claims.clear()
         for pod in tuple(self._pods.values()):
             for name in pod.claims:
                 key = (pod.namespace, name)
@@ -184,7 +190,7 @@ class PodRetries:
                 except TopobusError as err:
                     self._log_failure("claims", str(err))
                     return
-                self._claims[key] = waiting_claim(api_object, self._state.node)
+                self._claims[key] = waiting_claim(api_object, self._state.node, self._parts)
                 is_allocated = api_object is not None and api_object.status.get("allocation")
                 self._unallocated.put(key, None if is_allocated else Again())
         self._failed_calls.pop("claims", None)

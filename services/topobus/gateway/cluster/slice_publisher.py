@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
+from topobus.engine.shapes.in_slices import SliceShapes, published_shapes, slice_shapes, with_shapes
+from topobus.engine.shapes.shapes import SHAPE_CLASS, Shapes
 from topobus.formats.kubernetes.pool_slices import own_part, publishable
 from topobus.formats.kubernetes.resource import CounterSet, SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
@@ -52,6 +54,7 @@ from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 from topobus.values.errors import PeerUnavailable
+from topobus.values.request import OwnerKind
 
 __all__ = ["SlicePublisher"]
 
@@ -101,6 +104,8 @@ class SlicePublisher:
         self._shown: dict[str, tuple[Inventory, bool, Inventory, tuple[SliceDevice, ...]]] = {}
         """By class: the inventory, whether the server keeps counters, the part of it that is
         offered, and the slice devices for that part."""
+        self._node_shapes: tuple[Shapes, SliceShapes] | None = None
+        self._remarks: tuple[str, ...] = ()
         self._settled: dict[str, tuple[object, ...]] = {}
         """By pool: all inputs of the decision when there was nothing to write the last time."""
         self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
@@ -199,7 +204,11 @@ class SlicePublisher:
         specs = [spec for spec in map(self._read, present) if spec is not None and spec.pool.name == pool]
         inventories = self._state.inventories()
         classes = {class_of_device(DRIVER, device.name) or "" for spec in specs for device in spec.devices}
-        members = {name for name in classes | inventories.keys() if pool_of_class(self._state.node, name) == pool}
+        members = {
+            name
+            for name in (classes | inventories.keys()) - {SHAPE_CLASS}
+            if pool_of_class(self._state.node, name) == pool
+        }
         offered = sorted(filter(self._offers, members))
         devices: tuple[SliceDevice, ...] = ()
         counter_sets: tuple[CounterSet, ...] = ()
@@ -223,6 +232,7 @@ class SlicePublisher:
                     else kept_devices(device_class, specs)
                 )
                 devices, counter_sets = (*devices, *shown), (*counter_sets, *counted)
+            devices, counter_sets = with_shapes(self._shapes(pool, offered, specs), devices, counter_sets)
             state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
             if self._settled.get(pool) == state:
                 # Most changes concern the other pool, or holders that make no difference here.
@@ -256,6 +266,30 @@ class SlicePublisher:
         if not trouble:
             log.info("slices.published", devices=len(devices), **counts)
         return trouble
+
+    def _shapes(self, pool: str, offered: Sequence[str], specs: Sequence[SliceSpec]) -> SliceShapes:
+        """Return the shapes of a pool: none where they are switched off, or where the server keeps no
+        counters.
+        """
+        if pool != self._state.node or not self._settings.shapes or not keeps_counters(self._dropped):
+            return SliceShapes()
+        published = published_shapes(specs)
+        if not self._state.inventories().keys() >= set(offered):
+            # With a class that is not heard yet there would be others.
+            return published
+        shapes = self._state.shapes()
+        if self._node_shapes is None or self._node_shapes[0] is not shapes:
+            self._node_shapes = shapes, slice_shapes(shapes)
+            if shapes.remarks != self._remarks:
+                self._remarks = shapes.remarks
+                get_logger().info("shapes.derived", shapes=len(shapes.devices), left_out=list(shapes.remarks))
+        held = {
+            name
+            for device_class in offered
+            for name, owner in self._state.holders(device_class).items()
+            if owner.kind is OwnerKind.CLAIM
+        }
+        return self._node_shapes[1].keeping(published.devices, held)
 
     def _devices(
         self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]

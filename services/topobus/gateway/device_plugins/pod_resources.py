@@ -23,7 +23,7 @@ from topobus.gateway.reconcile.rules.pods import PodUse
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.process.logging import get_logger
-from topobus.values.dra_names import pool_of_class
+from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 from topobus.values.request import Owner
 
 __all__ = ["Listing", "PodResourcesReader"]
@@ -71,6 +71,8 @@ class PodResourcesReader:
         name_of: Callable[[str, str], str] = lambda _resource, device_id: device_id,
     ) -> None:
         """`resources` maps to classes, `name_of` returns a device by resource and kubelet's id."""
+        self.parts_of: Callable[[str, str, str], tuple[str, ...]] = lambda _namespace, _claim, device: (device,)
+        """The devices that a device of a claim (namespace, name) stands for. Set by `PodLook`."""
         self.socket = socket
         self._node = node
         self._resources = resources
@@ -210,8 +212,11 @@ class PodResourcesReader:
                 if device_class is not None:
                     devices.setdefault((*where, container, resource, "", "", device_class), set()).update(names)
             for container, claim_namespace, claim, pool, device_class, device in content.claimed:
-                if pool == pool_of_class(self._node, device_class):
-                    devices.setdefault((*where, container, "", claim_namespace, claim, device_class), set()).add(device)
+                if pool != pool_of_class(self._node, device_class):
+                    continue
+                for name in self.parts_of(claim_namespace, claim, device):
+                    key = (*where, container, "", claim_namespace, claim, class_of_device(DRIVER, name) or device_class)
+                    devices.setdefault(key, set()).add(name)
         return Listing(
             kubelet=kubelet,
             in_use={resource: frozenset(ids) for resource, ids in in_use.items()},

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from topobus.engine.shapes.shapes import is_shape
 from topobus.formats.messages.messages import (
     ContainerDevices,
     HeldDevice,
@@ -29,6 +30,7 @@ from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.rules.pods import Comparison, PodUse, PreparedHere, compare
 from topobus.values.device import Inventory
 from topobus.values.device_sharing import HeldShare
+from topobus.values.dra_names import DRIVER
 from topobus.values.request import Owner
 from topobus.values.shares import replica_id
 from topobus.values.vendor_profiles import VendorProfile
@@ -61,6 +63,7 @@ class PodLook:
         self._reader = reader
         self._state = state
         self._checkpoint = checkpoint
+        reader.parts_of = self._parts_of
 
     @property
     def socket(self) -> Path:
@@ -82,6 +85,21 @@ class PodLook:
         return listing, structs.replace(
             comparison, exclusive=lacking, disagreements=(*comparison.disagreements, *disagreements)
         )
+
+    def _parts_of(self, namespace: str, claim: str, device: str) -> tuple[str, ...]:
+        """Return what a claim's device stands for: of a shape the devices that were prepared for it,
+        else those that it has now.
+        """
+        if not is_shape(DRIVER, device):
+            return (device,)
+        prepared = tuple(
+            part.device
+            for entry in self._checkpoint.entries()
+            if (entry.namespace, entry.name) == (namespace, claim)
+            for part in entry.devices
+            if part.shape == device
+        )
+        return prepared or self._state.shapes().parts.get(device, (device,))
 
     def _holders(self, device_class: str) -> dict[str, Owner]:
         """Return the holder of each device and replica.

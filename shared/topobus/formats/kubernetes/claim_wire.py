@@ -39,6 +39,8 @@ _NAME, _IPS, _HARDWARE = 1, 2, 3
 _TYPE, _STATE, _GENERATION, _SINCE, _REASON, _MESSAGE = 1, 2, 3, 4, 5, 6
 _SECONDS = 1
 _RAW_JSON = 1
+# The types of our conditions.
+_OWN = ("Ready", "Healthy")
 
 
 class _Field(Struct, frozen=True):
@@ -78,13 +80,10 @@ def with_device_statuses(body: bytes, device_class: str, devices: Sequence[Mappi
         if class_of_device(_text(_first(entry, _DRIVER)), _text(_first(entry, _DEVICE))) != device_class:
             others.append(field)
             continue
-        types = {str(condition["type"]) for device in devices for condition in device.get("conditions", ())} or {
-            "Ready"
-        }
         foreign = [
             part.payload
             for part in entry
-            if part.number == _CONDITIONS and _text(_first(_fields(part.payload), _TYPE)) not in types
+            if part.number == _CONDITIONS and _text(_first(_fields(part.payload), _TYPE)) not in _OWN
         ]
         key = (_text(_first(entry, _POOL)), _text(_first(entry, _DEVICE)), _text(_first(entry, _SHARE)))
         if foreign:

@@ -147,6 +147,11 @@ SECTIONS: tuple[ReasonSection, ...] = (
             ),
             ReasonGroup(("claim-elsewhere",), "an allocated claim cannot be used on this node", ("node", "claim")),
             ReasonGroup(
+                ("shape-unknown",),
+                "the machine no longer has the shape that a claim was about to get: its devices have changed",
+                ("node", "devices"),
+            ),
+            ReasonGroup(
                 ("refused-by-node", "node-silent"),
                 "the node refused the pod a moment ago, or does not answer",
                 ("node",),
@@ -274,6 +279,12 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 ("claim-missing", "claim-replaced", "claim-unallocated", "claim-malformed", "claim-elsewhere"),
                 "kubelet asks for a claim that is not so",
                 ("wanted", "got", "pool", "node"),
+            ),
+            ReasonGroup(
+                ("shape-unknown",),
+                "the machine does not have the claim's shape now: a device service has not reported yet, or it has "
+                "other devices than before",
+                ("device",),
             ),
             ReasonGroup(
                 ("no-devices", "device-unknown", "device-gone"),

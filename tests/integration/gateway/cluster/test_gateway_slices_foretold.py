@@ -24,9 +24,12 @@ pytestmark = pytest.mark.integration
 CLASSES = ("cpu", "fpga", "gpu", "nic")
 
 
-@pytest.mark.parametrize("profile", ["dgx", "epyc-8numa", "gb200", "laptop"])
+@pytest.mark.parametrize(
+    ("profile", "shapes"),
+    [("dgx", False), *((profile, True) for profile in ("dgx", "epyc-8numa", "gb200", "laptop"))],
+)
 async def test_slices_are_those_that_the_gateway_publishes_when_the_machine_is_the_same(
-    profile: str, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
+    profile: str, *, shapes: bool, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The specs of all slices are equal, for every class, but for the time of a taint: some of these
     machines have a port without a cable.
@@ -38,6 +41,7 @@ async def test_slices_are_those_that_the_gateway_publishes_when_the_machine_is_t
         settings = {
             **system_settings(folder),
             "TOPOBUS_GATEWAY__CLUSTER__MODE": "kubeconfig",
+            "TOPOBUS_GATEWAY__CLUSTER__SHAPES": str(shapes).lower(),
             "TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG": str(server.write_kubeconfig(folder / "kubeconfig")),
         }
         beside = {
@@ -53,7 +57,8 @@ async def test_slices_are_those_that_the_gateway_publishes_when_the_machine_is_t
             for taint in device.get("taints", ()):
                 del taint["timeAdded"]
 
-    code = await asyncio.to_thread(run, ["slices", "--machine", profile, "--node", NODE, "--output", "json"])
+    words = ["slices", "--machine", profile, "--node", NODE, *(["--shapes"] if shapes else []), "--output", "json"]
+    code = await asyncio.to_thread(run, words)
 
     said = capsys.readouterr()
     assert code == ExitCode.OK, said.err

@@ -13,6 +13,7 @@ import pytest
 from support.dra_claims import prepare, service_socket
 from support.gateway_rig import SILENCE, Rig
 from support.node_plane import NODE, device
+from support.shape_names import plain
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import PREPARE
 from topobus.formats.messages.messages import PrepareReply, PrepareRequest
@@ -82,13 +83,16 @@ async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) ->
             async with clock.ticking(rig.settings.deadlines.health_refresh_s):
                 second = await anext(stream)
 
-    assert [device_health.device.device_name for device_health in first.devices] == [
+    assert [plain(device_health.device.device_name) for device_health in first.devices] == [
         "gpu-0",
         "gpu-1",
         "nic-0",
         "nic-1",
+        "shape-half-0",
+        "shape-half-1",
+        "shape-machine",
     ]
-    assert [device_health.health for device_health in second.devices] == [health.HEALTHY] * 4
+    assert [device_health.health for device_health in second.devices] == [health.HEALTHY] * 7
     assert second.devices[0].last_updated_time > 0
 
 

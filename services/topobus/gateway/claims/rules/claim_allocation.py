@@ -9,12 +9,14 @@ claim's device.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
+from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.formats.kubernetes.opaque_parameters import is_for_class
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedConfiguration, GrantedDevice
 from topobus.formats.kubernetes.slices import SICK_TAINT
@@ -58,11 +60,18 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     """The claim's share of a device with consumable capacity. Empty: the whole device."""
     amounts: dict[str, int] = {}
     """How much of the device the share is, by capacity."""
+    shape: str = ""
+    """The device of the allocation that this one is a part of. Empty: it was allocated by itself."""
 
     @property
     def device_class(self) -> str:
         """Return the class, which the device's name contains."""
         return class_of_device(DRIVER, self.device) or ""
+
+    @property
+    def allocated(self) -> str:
+        """Return the name by which the allocation has it."""
+        return self.shape or self.device
 
 
 class ClaimAllocation(Struct, frozen=True, kw_only=True):
@@ -140,12 +149,19 @@ class _Grant(Struct, frozen=True, kw_only=True):
 
 
 def allocation_of(
-    claim: ApiObject | None, *, namespace: str, name: str, uid: ClaimUid, node: str
+    claim: ApiObject | None,
+    *,
+    namespace: str,
+    name: str,
+    uid: ClaimUid,
+    node: str,
+    parts: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> ClaimAllocation | Refusal:
-    """Read what must be prepared of a claim on this node.
+    """Read what must be prepared of a claim on this node: of a shape its parts.
 
+    Shapes: parts — shape of this node to its devices.
     Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated,
-    claim-malformed, claim-elsewhere.
+    claim-malformed, claim-elsewhere, shape-unknown.
     """
     where = f"claim {namespace}/{name}"
     if claim is None:
@@ -166,14 +182,22 @@ def allocation_of(
         config = _config(allocated.config)
     except ContractError as err:
         return _refuse("claim-malformed", f"{where}: {err}")
-    own = [grant for grant in grants if grant.device_class]
-    if not own:
+    allocated_here = [grant for grant in grants if grant.device_class]
+    if not allocated_here:
         return _refuse("claim-elsewhere", f"{where} has no device of driver {DRIVER}")
-    for grant in own:
+    own: list[_Grant] = []
+    for grant in allocated_here:
         device, pool = grant.device, pool_of_class(node, grant.device_class)
         if device.pool != pool:
             text = f"{where}: device {device.device} is in pool {device.pool}, wanted {pool}: this node is {node}"
             return _refuse("claim-elsewhere", text, pool=device.pool, node=node)
+        if grant.device_class == SHAPE_CLASS and device.device not in parts:
+            text = (
+                f"{where}: this machine has no shape {device.device} now: a device service has not reported yet, or "
+                "the devices are others than when the claim was allocated"
+            )
+            return _refuse("shape-unknown", text, device=device.device)
+        own += _parts(grant, parts) if grant.device_class == SHAPE_CLASS else [grant]
     held = [grant for grant in own if not grant.device.is_shared]
     whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
     shares = [grant for grant in held if (grant.device_class, grant.device.device) not in whole]
@@ -252,6 +276,14 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
             for toleration in result.tolerations
         ),
     )
+
+
+def _parts(grant: _Grant, parts: Mapping[str, tuple[str, ...]]) -> list[_Grant]:
+    """Return a shape's devices, each as the whole was granted."""
+    replace = msgspec.structs.replace
+    shape = grant.device.device
+    devices = [replace(grant.device, device=name, shape=shape) for name in parts[shape]]
+    return [replace(grant, device_class=device.device_class, device=device) for device in devices]
 
 
 def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:

@@ -10,23 +10,38 @@ Source: k8s.io/api/resource/v1 AllocatedDeviceStatus, NetworkDeviceData, 1.36.
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
 
-from topobus.formats.kubernetes.limit_rules import MAX_HARDWARE_ADDRESS, MAX_INTERFACE_ADDRESSES, MAX_INTERFACE_NAME
+from topobus.engine.shapes.shapes import SHAPE_CLASS
+from topobus.formats.kubernetes.limit_rules import (
+    MAX_HARDWARE_ADDRESS,
+    MAX_INTERFACE_ADDRESSES,
+    MAX_INTERFACE_NAME,
+    MAX_PARAMETER_BYTES,
+)
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.gateway.cluster.rules.shortening import shortened
 from topobus.values.dra_names import DRIVER, class_of_device
+from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface
 
-__all__ = ["ClaimReport", "camel_case", "device_statuses", "network_data", "replaced_statuses", "text_of"]
+__all__ = [
+    "ClaimReport",
+    "camel_case",
+    "device_statuses",
+    "joint_report",
+    "network_data",
+    "replaced_statuses",
+    "text_of",
+]
 
 _READY, _PREPARED, _ATTACHED = "Ready", "Prepared", "Attached"
 _HEALTHY, _WELL_AGAIN = "Healthy", "Recovered"
@@ -37,7 +52,12 @@ _WORD = re.compile(r"[A-Za-z0-9]+")
 
 
 class ClaimReport(Struct, frozen=True, kw_only=True):
-    """What a claim's status should contain for its devices of one class, until the next report."""
+    """What a claim's status should contain for its devices of one class, until the next report.
+
+    The parts of shapes have no entries of their own, because the API server takes entries only of
+    devices that the allocation names. The report of the class of shapes has the parts of all
+    classes, and one entry for each shape.
+    """
 
     namespace: str
     name: str
@@ -45,6 +65,8 @@ class ClaimReport(Struct, frozen=True, kw_only=True):
     device_class: str
     devices: tuple[AllocatedDevice, ...] = ()
     """Empty: the status should contain no entry."""
+    is_of_parts: bool = False
+    """Whether all its devices are parts of shapes, so that the class has no entry at any time."""
     interfaces: dict[str, AttachedInterface] = {}
     """By device."""
     cpus: dict[str, str] = {}
@@ -74,17 +96,39 @@ class ClaimReport(Struct, frozen=True, kw_only=True):
         return not self.refused
 
 
+def joint_report(reports: Sequence[ClaimReport]) -> ClaimReport:
+    """Join what the classes of a claim report of the parts of its shapes.
+
+    Shapes: reports — at least one; result — ready when all are, else with the reason of the first
+            that is not.
+    """
+    first = next((report for report in reports if not report.is_ready), reports[0])
+    return ClaimReport(
+        namespace=first.namespace,
+        name=first.name,
+        uid=first.uid,
+        device_class=SHAPE_CLASS,
+        devices=tuple(device for report in reports for device in report.devices if device.shape),
+        interfaces={name: interface for report in reports for name, interface in report.interfaces.items()},
+        cpus={name: cpus for report in reports for name, cpus in report.cpus.items()},
+        pod=next((report.pod for report in reports if report.pod), ""),
+        refused=first.refused,
+        code=first.code,
+        health={name: note for report in reports for name, note in report.health.items()},
+        generation=max(report.generation for report in reports),
+    )
+
+
 def device_statuses(report: ClaimReport) -> list[dict[str, Any]]:
     """Build the entries of a claim's devices, each device once, in the order of the allocation.
 
     Shapes: result — empty when the status should contain none.
     """
-    entries: dict[tuple[str, str, str], dict[str, Any]] = {}
+    parts: dict[tuple[str, str, str], list[AllocatedDevice]] = {}
     for device in report.devices:
-        key = (device.pool, device.device, device.share_id)
-        if key not in entries:
-            entries[key] = _entry(report, device)
-    return list(entries.values())
+        if bool(device.shape) == (report.device_class == SHAPE_CLASS):
+            parts.setdefault((device.pool, device.allocated, device.share_id), []).append(device)
+    return [_entry(report, of_entry) for of_entry in parts.values()]
 
 
 def replaced_statuses(
@@ -172,18 +216,30 @@ def camel_case(code: str) -> str:
     return text if text[:1].isalpha() else f"Refused{text}"
 
 
-def _entry(report: ClaimReport, device: AllocatedDevice) -> dict[str, Any]:
-    interface = report.interfaces.get(device.device)
-    network, left_out = network_data(interface) if interface is not None else ({}, ())
-    entry: dict[str, Any] = {"driver": DRIVER, "pool": device.pool, "device": device.device}
+def _entry(report: ClaimReport, parts: Sequence[AllocatedDevice]) -> dict[str, Any]:
+    """Build the entry of a device that was allocated: of a shape from its parts."""
+    device = parts[0]
+    names = dict.fromkeys(part.device for part in parts)
+    interfaces = {name: report.interfaces[name] for name in names if name in report.interfaces}
+    networks = {name: network_data(interface) for name, interface in interfaces.items()}
+    left_out = [
+        f"{name}: {what}" if device.shape else what for name, (_, missing) in networks.items() for what in missing
+    ]
+    data = _data(report.pod, interfaces, [report.cpus[name] for name in names if name in report.cpus])
+    if len(json.dumps(data)) > MAX_PARAMETER_BYTES:
+        data["interfaces"] = [{**interface, "ips": []} for interface in data["interfaces"]]
+        left_out.append("the addresses in data")
+    entry: dict[str, Any] = {"driver": DRIVER, "pool": device.pool, "device": device.allocated}
     if device.share_id:
         entry["shareID"] = device.share_id
     entry["conditions"] = [_condition(report, left_out)]
-    if (note := report.health.get(device.device)) is not None:
-        entry["conditions"].append(_health_condition(report, note))
-    data = _data(report.pod, interface, report.cpus.get(device.device, ""))
+    notes = {name: report.health[name] for name in names if name in report.health}
+    if notes:
+        worst = min(notes, key=lambda name: notes[name].is_healthy)
+        entry["conditions"].append(_health_condition(report, notes[worst], worst if device.shape else ""))
     if data:
         entry["data"] = data
+    network = next((network for network, _ in networks.values() if network), None)
     if network:
         entry["networkData"] = network
     return entry
@@ -209,12 +265,13 @@ def _condition(report: ClaimReport, left_out: Iterable[str]) -> dict[str, Any]:
     return condition
 
 
-def _health_condition(report: ClaimReport, note: HealthNote) -> dict[str, Any]:
+def _health_condition(report: ClaimReport, note: HealthNote, part: str) -> dict[str, Any]:
+    message = f"{part}: {note.message} ({note.code})" if part else f"{note.message} ({note.code})"
     condition: dict[str, Any] = {
         "type": _HEALTHY,
         "status": "True" if note.is_healthy else "False",
         "reason": _WELL_AGAIN if note.is_healthy else camel_case(note.code),
-        "message": shortened("" if note.is_healthy else f"{note.message} ({note.code})", _MESSAGE_LIMIT),
+        "message": shortened("" if note.is_healthy else message, _MESSAGE_LIMIT),
         "lastTransitionTime": note.since,
     }
     if report.generation:
@@ -222,16 +279,22 @@ def _health_condition(report: ClaimReport, note: HealthNote) -> dict[str, Any]:
     return condition
 
 
-def _data(pod: str, interface: AttachedInterface | None, cpus: str) -> Mapping[str, Any]:
-    """Build the data for which the API has no field."""
+def _data(pod: str, interfaces: Mapping[str, AttachedInterface], cpus: Sequence[str]) -> dict[str, Any]:
+    """Build the data for which the API has no field, such as all interfaces where there are several."""
     data: dict[str, Any] = {}
     if pod:
         data["pod"] = pod
-    if interface is not None and interface.mtu:
-        data["mtu"] = interface.mtu
+    shown = [
+        {"device": name, **network_data(interface)[0], **({"mtu": interface.mtu} if interface.mtu else {})}
+        for name, interface in interfaces.items()
+    ]
+    if len(shown) == 1 and "mtu" in shown[0]:
+        data["mtu"] = shown[0]["mtu"]
     if cpus:
-        data["cpus"] = cpus
-    return data or MappingProxyType({})
+        data["cpus"] = str(CpuSet.parse(",".join(cpus)))
+    if len(shown) > 1:
+        data["interfaces"] = shown
+    return data
 
 
 def _canonical(address: str) -> str:

@@ -57,6 +57,7 @@ _STEPS = {
     "prepare-": _LOOK,
     "runtime-": "let the container runtime's plugin interface (NRI) be on, and the gateway's setting runtime.socket lead "  # noqa: E501
     "to it",
+    "shape-unknown": "delete the pod once all device services of the node are ready: its claim is allocated again",
     "share-failed": _MEND,
     "shared-pool-empty": "ask for fewer CPUs: the other containers need one",
     "sharing-": _MEND,

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.health.silence import SERVICE_SILENT
-from topobus.formats.kubernetes.pool_slices import COUNTERS_INDEX, name_prefix, pool_slices
+from topobus.formats.kubernetes.pool_slices import COUNTERS_INDEX, name_prefix, newest_of_pool, pool_slices
 from topobus.formats.kubernetes.resource import (
     API_VERSION,
     CounterSet,
@@ -121,19 +121,23 @@ def pool_of_slice(resource_slice: ApiObject, node: str) -> str:
 def kept_devices(
     device_class: str, specs: Iterable[SliceSpec]
 ) -> tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]:
-    """Return the devices of a class and their counters as slices show them, each once: a write that
-    was interrupted leaves a device also in a slice of an older generation.
-    """
-    devices: dict[str, SliceDevice] = {}
-    counter_sets: dict[str, CounterSet] = {}
-    for spec in sorted(specs, key=lambda spec: -spec.pool.generation):
-        for device in spec.devices:
-            devices.setdefault(device.name, device)
-        for counter_set in spec.shared_counters:
-            counter_sets.setdefault(counter_set.name, counter_set)
+    """Return the devices of a class and their counters as slices show them."""
+    devices, counter_sets = newest_of_pool(specs)
     return (
-        tuple(device for device in devices.values() if class_of_device(DRIVER, device.name) == device_class),
-        tuple(each for each in counter_sets.values() if class_of_device(DRIVER, each.name) == device_class),
+        tuple(
+            # What it takes from the counters of shapes is added with the shapes.
+            msgspec.structs.replace(
+                device,
+                consumes_counters=tuple(
+                    each
+                    for each in device.consumes_counters
+                    if class_of_device(DRIVER, each.counter_set) == device_class
+                ),
+            )
+            for device in devices
+            if class_of_device(DRIVER, device.name) == device_class
+        ),
+        tuple(each for each in counter_sets if class_of_device(DRIVER, each.name) == device_class),
     )
 
 

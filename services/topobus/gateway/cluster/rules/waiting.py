@@ -7,6 +7,7 @@ Pods and claims are in Kubernetes' wire shape. Times are in seconds of one monot
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -115,15 +116,18 @@ def pod_of(pod: ApiObject) -> NodePod | None:
     )
 
 
-def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
+def waiting_claim(
+    claim: ApiObject | None, node: str, parts: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> WaitingClaim | None:
     """Read which devices of this node a claim is about to have.
 
+    Shapes: parts — shape of this node to its devices.
     None when there are none of ours, or the claim cannot be read (its preparation will report why).
     """
     if claim is None:
         return None
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
-    read = allocation_of(claim, namespace=namespace, name=name, uid=ClaimUid(uid), node=node)
+    read = allocation_of(claim, namespace=namespace, name=name, uid=ClaimUid(uid), node=node, parts=parts)
     if isinstance(read, Refusal):
         return None
     return WaitingClaim(

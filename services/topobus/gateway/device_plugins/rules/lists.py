@@ -8,7 +8,7 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
 
@@ -33,6 +33,7 @@ __all__ = [
     "ListEntry",
     "first_that_fit",
     "health_list",
+    "health_of_shapes",
     "holders_of",
     "is_resource_of",
     "ledgers_by_class",
@@ -276,6 +277,25 @@ def health_list(inventory: Inventory | None, holders: Mapping[str, Owner]) -> tu
     for name in holders.keys() - entries.keys():
         entries[name] = HealthEntry(device=name, health=DraHealth.UNHEALTHY, message="not in the inventory any more")
     return tuple(entries[name] for name in sorted(entries))
+
+
+def health_of_shapes(parts: Mapping[str, tuple[str, ...]], entries: Iterable[HealthEntry]) -> tuple[HealthEntry, ...]:
+    """Give each shape the health of its worst part, and that part's message.
+
+    >>> sick = HealthEntry(device="gpu-1", health=DraHealth.UNHEALTHY, message="xid")
+    >>> [(shape.health.name, shape.message) for shape in health_of_shapes({"shape-0": ("gpu-0", "gpu-1")}, [sick])]
+    [('UNHEALTHY', 'gpu-1: xid')]
+    """
+    by_name = {entry.device: entry for entry in entries}
+    order = (DraHealth.UNHEALTHY, DraHealth.UNKNOWN, DraHealth.HEALTHY)
+    shapes = []
+    for shape, names in parts.items():
+        of_parts = [by_name[name] for name in names if name in by_name]
+        worst = min(of_parts, key=lambda entry: order.index(entry.health), default=None)
+        if worst is not None:
+            message = f"{worst.device}: {worst.message}" if worst.message else ""
+            shapes.append(HealthEntry(device=shape, health=worst.health, message=message))
+    return tuple(shapes)
 
 
 def _resource(own: str, device_class: str, pool: str) -> str:

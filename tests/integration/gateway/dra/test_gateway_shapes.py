@@ -1,0 +1,225 @@
+"""A claim of a shape: kubelet gets one device, containers, ledger and device services get its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.cluster_slices import allocated
+from support.gateway_rig import Rig, make_rig
+from support.lives import LIMIT_S, Lives
+from support.looks import next_look
+from support.node_plane import NODE, claim
+from topobus.cli.simulation.node import open_machine
+from topobus.engine.shapes.shapes import shapes_of
+from topobus.formats.containers.cdi import parse
+from topobus.gateway import boot
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.config import ClusterSettings
+from topobus.simulation.nats_server import NatsServer
+from topobus.sysfs.boot import BOOT_ID_FILE
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
+from topobus.values.device import Inventory
+from topobus.values.dra_names import DRIVER
+
+pytestmark = pytest.mark.integration
+
+with open_machine("dgx") as _NODE:
+    INVENTORIES: dict[str, Inventory] = {
+        inventory.device_class: inventory
+        for inventory in _NODE.snapshot.inventories
+        if inventory.device_class in ("gpu", "nic")
+    }
+SHAPE, (GPU, NIC) = next(iter(shapes_of(INVENTORIES.values()).parts.items()))
+PAIR = ClaimReference(name="pair", uid="u-pair", drivers=(DRIVER,))
+RIVAL = ClaimReference(name="rival", uid="u-rival", drivers=(DRIVER,))
+HELD = {"gpu": (GPU,), "nic": (NIC,)}
+MOST_STEPS = 100
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """The GPUs and NICs of a recorded machine, and a claim for a GPU with its nearest NIC."""
+    async with make_rig(nats_server.url) as made:
+        for device_class, inventory in INVENTORIES.items():
+            await made.plane.show(device_class, *inventory.devices)
+        await made.plane.store(claim("pair", PAIR.uid, SHAPE))
+        yield made
+
+
+@pytest_asyncio.fixture
+async def lives(rig: Rig) -> AsyncIterator[Lives]:
+    """The gateway's processes, with a kubelet beside them."""
+    made = Lives(rig)
+    async with rig.kubelet:
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+
+async def prepare(rig: Rig, reference: ClaimReference = PAIR) -> PreparedClaim:
+    """Prepare as kubelet does: again while nobody answers."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            await rig.kubelet.wait_for_driver(DRIVER)
+            (prepared,) = await rig.kubelet.prepare_claims([reference])
+            if not _is_transport(prepared.error):
+                return prepared
+            await next_look()
+
+
+async def unprepare(rig: Rig) -> None:
+    """Unprepare as kubelet does."""
+    async with asyncio.timeout(LIMIT_S):
+        while await rig.kubelet.unprepare_claims([PAIR]):
+            await next_look()
+
+
+def _is_transport(error: str) -> bool:
+    return any(word in error for word in ("is not registered", "= Unavailable", "= Canceled", "EOF"))
+
+
+def held(rig: Rig) -> list[dict[str, tuple[str, ...]]]:
+    """What the ledger has, by holder."""
+    return [holding.devices for each in rig.plane.ledger.allocations.values() for holding in each.holdings]
+
+
+def nodes(rig: Rig) -> list[str]:
+    """The device nodes that the claim's CDI files give to containers."""
+    return sorted(
+        node.path
+        for path in rig.cdi_dir.glob(f"*_{PAIR.uid}.json")
+        for cdi_device in parse(path.read_bytes()).devices
+        for node in cdi_device.edits.device_nodes
+    )
+
+
+def names() -> list[str]:
+    """The CDI names of both parts."""
+    return [f"topobus.dev/gpu=claim-u-pair-{GPU}", f"topobus.dev/nic=claim-u-pair-{NIC}"]
+
+
+@pytest.mark.memory_bus
+async def test_container_gets_both_parts_of_a_shape_by_one_device(rig: Rig) -> None:
+    """Kubelet has the shape, the container the CDI names of both parts, the ledger the parts.
+
+    Another claim gets none of them until the end.
+    """
+    await rig.plane.store(claim("rival", RIVAL.uid, NIC))
+    pod = Pod(name="p", uid="u-p", containers=(Container(name="main"),), claims=(PAIR,))
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        admission = await rig.kubelet.admit(pod)
+        prepared = await prepare(rig)
+        during, refused = held(rig), await prepare(rig, RIVAL)
+        listed = (await rig.pods()).containers
+        given = nodes(rig)
+        await rig.plane.drop("pair")
+        await rig.kubelet.remove(pod)
+        free = held(rig)
+        later = await prepare(rig, RIVAL)
+
+    assert isinstance(admission, Admission), admission
+    assert admission.claims == (prepared,)
+    assert [(each.device, each.pool, list(each.cdi_devices)) for each in prepared.devices] == [(SHAPE, NODE, names())]
+    assert (during, given) == ([HELD], [f"/dev/{GPU}", f"/dev/{NIC}"])
+    assert f"claim default/pair holds {NIC}" in refused.error
+    assert [(each.claim, each.device_class, [device.name for device in each.devices]) for each in listed] == [
+        ("default/pair", "gpu", [GPU]),
+        ("default/pair", "nic", [NIC]),
+    ]
+    assert (free, later.error) == ([], "")
+
+
+@pytest.mark.memory_bus
+async def test_shape_is_refused_when_the_machine_does_not_have_it(rig: Rig) -> None:
+    """The text names it and says what to do; nothing is held."""
+    await rig.plane.store(claim("pair", PAIR.uid, "shape-half-7"))
+    async with rig.kubelet, rig.gateway():
+        prepared = await prepare(rig)
+
+    assert "this machine has no shape shape-half-7 now" in prepared.error
+    assert held(rig) == []
+
+
+async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(rig: Rig, lives: Lives) -> None:
+    """SIGKILL at each step of the preparation: asked again, both parts are prepared once, and a claim
+    for one of them is refused. Undone, nothing of it is left.
+    """
+    await rig.plane.store(claim("rival", RIVAL.uid, GPU))
+    for step in range(1, MOST_STEPS):
+        await rig.plane.store(claim("pair", PAIR.uid, SHAPE))
+        await rig.kubelet.wait_for_driver(DRIVER)
+        lives.doom(f"NodePrepareResources/{DRIVER}", step)
+        await rig.kubelet.prepare_claims([PAIR])
+        if not await lives.died():
+            break
+        at = f"killed at {lives.where()}"
+        await lives.start()
+        prepared = await prepare(rig)
+        assert [(each.device, list(each.cdi_devices)) for each in prepared.devices] == [(SHAPE, names())], at
+        assert (held(rig), nodes(rig)) == ([HELD], [f"/dev/{GPU}", f"/dev/{NIC}"]), at
+        assert GPU in (await prepare(rig, RIVAL)).error, at
+        await rig.plane.drop("pair")
+        await unprepare(rig)
+        assert (held(rig), Checkpoint.load(Path(rig.settings.checkpoint_path)).entries()) == ([], ()), at
+
+    assert lives.taken().count("before ask prepare") == 2, lives.taken()
+    assert 20 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"
+
+
+@pytest.mark.memory_bus
+async def test_parts_are_made_ready_again_when_the_machine_was_rebooted(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet gets the same device, and the container the numbers that are true now."""
+    async with rig.kubelet, rig.gateway():
+        before = await prepare(rig)
+    other = Tree(HardwareSettings(root=str(tmp_path / "rebooted")))
+    file = other.path(BOOT_ID_FILE)
+    file.parent.mkdir(parents=True)
+    file.write_text("another-boot\n")
+    monkeypatch.setattr(boot, "LIVE", other)
+    rig.plane.renumbered = {GPU: "/dev/gpu-7"}
+    async with rig.kubelet, rig.gateway():
+        after = await prepare(rig)
+
+    assert after == before
+    assert (nodes(rig), held(rig)) == (sorted(["/dev/gpu-7", f"/dev/{NIC}"]), [HELD])
+    assert len(rig.plane.asks.requests("prepare")) == 4
+
+
+async def test_status_of_a_claim_has_the_shape_alone(nats_server: NatsServer, tmp_path: Path) -> None:
+    """An API server refuses entries of devices that the allocation does not name."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server, make_rig(nats_server.url) as rig:
+        server.put({"kind": "Node", "metadata": {"name": NODE}})
+        kubeconfig = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
+        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=kubeconfig, retry_s=0.05, publish_delay_s=0.01)
+        rig.settings = msgspec.structs.replace(rig.settings, cluster=cluster)
+        for device_class, inventory in INVENTORIES.items():
+            await rig.plane.show(device_class, *inventory.devices)
+        pair = allocated(server, "pair", SHAPE)
+        async with rig.gateway(), rig.kubelet:
+            prepared = await prepare(rig, pair)
+            await server.until(lambda: _said(server) == [(SHAPE, "True", "Prepared")], what="the status of the shape")
+            await rig.kubelet.unprepare_claims([pair])
+            await server.until(lambda: _said(server) == [], what="no status")
+
+    assert prepared.error == ""
+    writes = [request for request in server.requests if request.path.endswith("/pair/status")]
+    assert {(request.query["fieldManager"], request.code) for request in writes} == {("shape.topobus.dev", 200)}
+
+
+def _said(server: ApiServerSimulator) -> list[tuple[str, str, str]]:
+    (stored,) = server.objects("ResourceClaim")
+    entries = stored.get("status", {}).get("devices") or []
+    return [(entry["device"], entry["conditions"][0]["status"], entry["conditions"][0]["reason"]) for entry in entries]
