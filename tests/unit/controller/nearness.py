@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.alignment_nodes import dgx_facts
+from support.shape_names import plain
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.allocation.values import (
     Allocated,
@@ -60,6 +61,6 @@ def state(**held: tuple[str, ...]) -> StandaloneState:
 
 
 def names(outcome: Outcome) -> list[list[str]]:
-    """Name the devices of each claim."""
+    """Name the devices of each claim, shapes without their digests."""
     assert isinstance(outcome, Allocated), outcome
-    return [[granted_device.device for granted_device in result.devices.results] for result in outcome.results]
+    return [[plain(granted_device.device) for granted_device in result.devices.results] for result in outcome.results]

@@ -33,6 +33,7 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.testing.apiserver.shapes import merge
+from topobus.values.device import Device, Inventory
 from topobus.values.errors import ContractError, InvariantError
 from topobus.values.outcome import Reason
 
@@ -415,6 +416,28 @@ def test_world_finds_devices_that_two_claims_have() -> None:
     assert state.doubles() == ((DeviceId("gpu.example.com", "n1", "d1"), (("default", "a"), ("default", "b"))),)
     state.drop("ResourceClaim", ("default", "b"))
     assert state.doubles() == ()
+
+
+def test_world_finds_a_device_that_one_claim_has_as_part_of_a_shape() -> None:
+    """kube-scheduler and our controller may allocate a shape and one of its parts at one moment."""
+    state = ApiServerState()
+    counters = {"gpu-0": {"value": "16"}, "nic-0": {"value": "16"}}
+    uses = [{"counterSet": "shape-0", "counters": counters}]
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "topobus.dev", "pool": pool, "nodeName": "n1"}
+    for device_class in ("gpu", "nic"):
+        devices = (Device(name=f"{device_class}-0", device_class=device_class),)
+        state.put_inventory(Inventory(node="n1", device_class=device_class, generation=1, devices=devices))
+    owner = {"kind": "Node", "name": "n1", "uid": "u", "apiVersion": "v1"}
+    plain = {"metadata": {"name": "s", "ownerReferences": [owner]}, "spec": spec}
+    spec["devices"] = [{"name": "shape-half-0", "consumesCounters": uses}]
+    state.put("ResourceSlice", "v1", plain)
+    for name, device in (("a", "shape-half-0"), ("b", "gpu-0")):
+        claim = plain_claim(name, 3, devices=(device,))
+        claim["status"]["allocation"]["devices"]["results"][0]["driver"] = "topobus.dev"
+        state.put("ResourceClaim", "v1", claim)
+
+    assert state.doubles() == ((DeviceId("topobus.dev", "n1", "gpu-0"), (("default", "a"), ("default", "b"))),)
 
 
 def test_version_reads_as_a_number() -> None:

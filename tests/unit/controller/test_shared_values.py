@@ -9,9 +9,11 @@ from msgspec import structs
 
 from support.alignment_nodes import dgx_facts
 from topobus.controller.state import shared_values
-from topobus.controller.state.shared_values import SharedValues
+from topobus.controller.state.shared_values import SharedValues, shape_key
 from topobus.engine.allocation.pools import reasons_unreadable
 from topobus.engine.cel.seam import facts_of
+from topobus.engine.shapes.in_slices import SliceShapes
+from topobus.formats.kubernetes.resource import Capacity, CounterConsumption
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.codec import decode, encode
 from topobus.values.device import Device, DeviceVerb, Inventory, Maintenance
@@ -141,3 +143,42 @@ def test_values_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Monkey
     assert [shared.slice_device(inventory.devices[0]) for inventory in kept] == [
         slice_device(each.devices[0]) for each in inventories
     ]
+
+
+def test_shapes_are_derived_once_when_nodes_differ_in_names_and_health_alone() -> None:
+    """What makes no difference to shapes makes none to whether they are shared."""
+    shared = SharedValues()
+    first = list(INVENTORIES.values())
+    second = [
+        structs.replace(
+            inventory,
+            node="other",
+            devices=tuple(
+                structs.replace(device, health=SICK, uuid=f"u-{device.name}", attributes={"serial": device.name})
+                for device in inventory.devices
+            ),
+        )
+        for inventory in reversed(first)
+    ]
+    fewer = [structs.replace(inventory, devices=inventory.devices[1:]) for inventory in first]
+
+    def derived(inventories: list[Inventory]) -> SliceShapes:
+        """Derive the shapes of a node."""
+        return shared.shapes({shape_key(inventory): inventory for inventory in inventories})
+
+    assert len(derived(first).devices) > 0
+    assert derived(second) is derived(first)
+    assert derived(fewer) != derived(first)
+
+
+def test_facts_are_shared_when_a_device_differs_in_counters_and_taints_alone() -> None:
+    """Devices take from the counters of shapes beside their own, and selectors see neither."""
+    shared = SharedValues()
+    (device, *_) = shared.inventory(INVENTORIES["nic"]).devices
+    shown = shared.slice_device(device)
+    counting = structs.replace(shown, consumes_counters=(CounterConsumption(counter_set="shape-0"),))
+    larger = structs.replace(shown, capacity={"memory": Capacity(value="1")})
+
+    assert shared.facts(DRIVER, counting) is shared.facts(DRIVER, shown)
+    assert shared.facts(DRIVER, larger) == facts_of(DRIVER, larger)
+    assert shared.unreadable(larger) == reasons_unreadable(larger)

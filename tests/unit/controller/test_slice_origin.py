@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from topobus.controller.state.cluster.slice_origin import classes_in, only_known_devices, why_foreign
-from topobus.formats.kubernetes.resource import CounterSet, Pool, SliceDevice, SliceSpec
+from topobus.formats.kubernetes.resource import Counter, CounterConsumption, CounterSet, Pool, SliceDevice, SliceSpec
 
 OWNER = {"kind": "Node", "name": "n1", "uid": "u"}
 KNOWN = {"gpu": {"gpu-0", "gpu-1"}, "nic": {"nic-0"}, "cpu": {"cpu-0", "cpu-numa-0"}}
@@ -86,3 +86,39 @@ def test_unknown_devices_are_left_out_of_a_slice_that_counts() -> None:
     assert [device.name for device in only_known_devices(spec, KNOWN).devices] == ["gpu-1", "nic-0"]
     assert only_known_devices(foreign, KNOWN) is foreign
     assert (classes_in(spec), classes_in(foreign)) == (["fpga", "gpu", "nic"], [])
+
+
+def _shape(*parts: str) -> SliceDevice:
+    counters = {part: Counter(value="16") for part in parts}
+    return SliceDevice(
+        name="shape-half-0", consumes_counters=(CounterConsumption(counter_set="shape-0", counters=counters),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        pytest.param(("gpu-0", "nic-0"), "", id="known"),
+        pytest.param(("gpu-0", "nic-9"), "node n1 has no such device: shape-half-0", id="one-part-is-unknown"),
+        pytest.param(("gpu-0", "fpga-0"), "node n1 has published no inventory of class fpga", id="no-inventory"),
+        pytest.param((), "node n1 has published no inventory of class shape", id="no-parts"),
+    ],
+)
+def test_slice_of_shapes_counts_when_the_node_has_the_parts(parts: tuple[str, ...], why: str) -> None:
+    """No service publishes an inventory of shapes, so their parts tell whether the node has them."""
+    assert _why(_spec(devices=(_shape(*parts),))) == why
+
+
+def test_counters_of_shapes_count_when_the_node_has_the_classes_of_the_parts() -> None:
+    """They share a slice with the counters of other classes."""
+    counters = CounterSet(name="shape-0", counters={"gpu-0": Counter(value="16"), "nic-0": Counter(value="16")})
+    spec = _spec(shared_counters=(CounterSet(name="gpu-0"), counters))
+
+    assert (classes_in(spec), _why(spec)) == (["gpu", "nic"], "")
+
+
+def test_shape_is_left_out_when_the_node_lacks_a_part() -> None:
+    """It would be prepared as its parts."""
+    kept = only_known_devices(_spec(devices=(SliceDevice(name="gpu-0"), _shape("gpu-0", "gpu-9"))), KNOWN)
+
+    assert [device.name for device in kept.devices] == ["gpu-0"]

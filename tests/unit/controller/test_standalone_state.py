@@ -229,11 +229,12 @@ def test_world_keeps_the_other_classes_of_a_pool_when_one_changes() -> None:
     state.put_inventory(nics)
 
     def shown() -> dict[str, tuple[bool, int]]:
-        """Whether each device may be had, and which value it is."""
+        """Whether each device may be had, and which value its attributes are."""
         return {
-            candidate.id.device: (not candidate.device.taints, id(candidate.device))
+            candidate.id.device: (not candidate.device.taints, id(candidate.device.attributes))
             for pool in state.stock.table_of("n1").pools
             for candidate in pool.candidates
+            if not candidate.id.device.startswith("shape-")
         }
 
     before = shown()

@@ -22,6 +22,7 @@ from topobus.engine.allocation.values import DeviceId
 from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.lifecycle import devices_of, placement_request
 from topobus.engine.claims.objects import Claim
+from topobus.engine.shapes.shape_parts import shapes_left, without_shapes
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.process.logging import get_logger
@@ -77,12 +78,18 @@ class NodeLedgers:
         A node remembers only its newest operations, while its ledger keeps every holding. So a
         refusal is ignored when the ledger shows the attempt as done, and what an older attempt left
         there is released.
+        Of a shape the node holds the parts.
         Shapes: is_newest — reads the claim again and returns whether the attempt is still its
         newest.
         Errors: raises PeerUnavailable when the node does not answer or answers with an error, which
         leaves open whether it placed. Raises what `is_newest` raises.
         """
-        request = placement_request(claim.object, attempt.allocation, attempt.node, attempt.wishes)
+        parts = self._state.stock.table_of(attempt.node).parts
+        unknown = shapes_left(attempt.allocation, parts)
+        if unknown:
+            return _no_such_shape(attempt.node, unknown)
+        allocation = without_shapes(attempt.allocation, parts)
+        request = placement_request(claim.object, allocation, attempt.node, attempt.wishes)
         if request is None:
             return Held()
         owner, node = claim.owner, attempt.node
@@ -92,7 +99,7 @@ class NodeLedgers:
         ledger = await _from_node(node, self.read(node))
         if ledger is None or owner.key not in ledger.allocations:
             return reply.result
-        if self.devices_held(ledger, owner) == set(devices_of(attempt.allocation, node)):
+        if self.devices_held(ledger, owner) == set(devices_of(allocation, node)):
             return Held()
         # In this order: each attempt is written before it is placed, so as long as the claim still
         # has ours, the ledger's holding is from an older one.
@@ -182,6 +189,11 @@ class NodeLedgers:
     def devices_held(self, ledger: Ledger, owner: Owner) -> Collection[DeviceId]:
         """Name the devices that an owner holds in a ledger."""
         return devices_of_owner(ledger, owner, self._state.cpu_devices(ledger.node))
+
+
+def _no_such_shape(node: str, shapes: tuple[str, ...]) -> Refusal:
+    message = f"node {node}: the machine has no shape {', '.join(shapes)} now: its devices have changed"
+    return Refusal(reasons=(Reason(code="shape-unknown", message=message, facts={"node": node, "devices": shapes}),))
 
 
 async def _from_node(node: str, answer: Awaitable[T]) -> T:

@@ -31,6 +31,7 @@ from topobus.engine.claims.eviction import (
     rule_condition,
 )
 from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.engine.shapes.shape_parts import without_shapes
 from topobus.formats.kubernetes.classic.classic import is_classic
 from topobus.formats.kubernetes.objects import ask_deletion
 from topobus.formats.kubernetes.resource import AllocationResult, Taint
@@ -186,7 +187,10 @@ class Evictor:
         if stored is None or not isinstance(key, ObjectKey):
             return
         allocations = [
-            (allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)])
+            (
+                without_shapes(allocation, self._state.taints.parts),
+                [f"{at.namespace}/{user.name}" for user in consuming_pods(claim)],
+            )
             for at, claim, allocation in held
         ]
         published = self._state.taints.count(rule)

@@ -232,7 +232,7 @@ class NodeFilter:
                         f"schedule-{wanted.owner.uid}-try-{node_fit.node}",
                         wanted,
                         is_dry_run=True,
-                        besides=node_fit.devices,
+                        besides=node_fit.devices(self._state.stock.table_of(node_fit.node).parts),
                     )
                 )
                 for node_fit in fits

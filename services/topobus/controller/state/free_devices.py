@@ -23,6 +23,7 @@ from topobus.engine.allocation.values import (
     node_of,
 )
 from topobus.engine.claims.stored import Stored
+from topobus.engine.shapes.shape_parts import in_parts
 from topobus.values.device import Device
 from topobus.values.dra_names import node_of_pool
 from topobus.values.ledger import Ledger
@@ -192,10 +193,10 @@ class FreeDevices:
         """Return the devices in use on a node, without those that these claims hold themselves.
 
         A claim that holds devices in the ledger already (a crash came between ledger and status) is
-        to get those or none.
+        to get those, or shapes of them, or none.
         Shapes: ignoring — uids of claims whose own record of what they hold is ignored here.
         """
-        own_owners = self._in_ledger(node)
+        own_owners, parts = self._in_ledger(node), self.table_of(node).parts
         own = {device for device, holder in own_owners.items() if holder in owners}
         keys = [("resourceclaim", owner.namespace, owner.name) for owner in owners]
         if not own and not ignoring and not any(self._held.holds(key) for key in keys):
@@ -210,13 +211,13 @@ class FreeDevices:
                 for pool in pools
                 if node_of_pool(pool.id.pool) == node
                 for candidate in pool.candidates
-                if candidate.id not in own
+                if not own.issuperset(parts.get(candidate.id, (candidate.id,)))
             )
             if own
             else ()
         )
         return Usage(
-            self._held.holders(names, except_uids=uids)
+            in_parts(self._held.holders(names, except_uids=uids), parts)
             | {device_id: str(holder) for device_id, holder in own_owners.items() if device_id not in own},
             self._with_pods(node, self._held.consumed(names, except_uids=uids)),
             dict.fromkeys(others, f"{owners[0]} holds other devices here already") | dict(excluded),
@@ -255,7 +256,7 @@ class FreeDevices:
         if taken is None:
             table = self.table_of(node)
             names = {pool.id.pool for pool in table.pools}
-            holders = self._held.holders(names, except_uids=()) | {
+            holders = in_parts(self._held.holders(names, except_uids=()), table.parts) | {
                 device_id: str(holder) for device_id, holder in self._in_ledger(node).items()
             }
             consumed = self._with_pods(node, self._held.consumed(names, except_uids=()))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.engine.shapes.in_slices import SliceShapes, with_shapes
 from topobus.formats.kubernetes.pool_slices import own_part, pool_slices
 from topobus.formats.kubernetes.resource import CounterSet as SharedCounters
 from topobus.formats.kubernetes.resource import SliceDevice
@@ -31,6 +32,8 @@ __all__ = [
     "holders_from_ledger",
     "slices_of_pool",
 ]
+
+_NO_SHAPES = SliceShapes()
 
 
 class ClassDevices(NamedTuple):
@@ -58,15 +61,20 @@ def devices_of_class(inventory: Inventory, form: Callable[[Device], SliceDevice]
     )
 
 
-def slices_of_pool(pool: str, classes: Sequence[ClassDevices]) -> tuple[Slice, ...]:
-    """Cut what the classes of a pool have into slices.
+def slices_of_pool(pool: str, classes: Sequence[ClassDevices], shapes: SliceShapes = _NO_SHAPES) -> tuple[Slice, ...]:
+    """Cut what the classes of a pool have, and the shapes of their devices, into slices.
 
     Order: the name of a slice ends with its index, so the order of slices is theirs.
     """
-    specs = pool_slices(
-        pool,
+    devices, counter_sets = with_shapes(
+        shapes,
         [device for of_class in classes for device in of_class.devices],
         [counter_set for of_class in classes for counter_set in of_class.counter_sets],
+    )
+    specs = pool_slices(
+        pool,
+        devices,
+        counter_sets,
         # Grows with each of them.
         sum(of_class.generation for of_class in classes),
     )

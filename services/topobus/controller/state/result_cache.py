@@ -167,7 +167,7 @@ class ResultCache:
             return CacheKey(table)
         fingerprint, state = table.fingerprint(shape.reads, shape.attributes), self._stock.state_of(node)
         if fingerprint not in shape.plans:
-            shape.plans[fingerprint] = make_bitset_plan(table, shape.specs, self._classes(), self._compiler)
+            shape.plans[fingerprint] = make_bitset_plan(table, shape.specs, self._classes(), self._compiler, self._mode)
         return CacheKey(table, (shape.number, fingerprint, state), shape, shape.plans[fingerprint], state.taken)
 
     def find(self, cache_key: CacheKey) -> Outcome | None:

@@ -11,14 +11,18 @@ of the processor time to store a node (docs/explanation/large-fleets.md).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 from msgspec import structs
 
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.allocation.pools import DeviceViews, reasons_unreadable
 from topobus.engine.cel.seam import DeviceFacts, facts_of
+from topobus.engine.shapes.in_slices import SliceShapes, slice_shapes
+from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.resource import SliceDevice
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.codec import encode
@@ -27,7 +31,7 @@ from topobus.values.dra_names import DRIVER
 from topobus.values.health import HEALTHY, DeviceHealth, HealthState
 from topobus.values.machine import Machine
 
-__all__ = ["SharedValues"]
+__all__ = ["SharedValues", "shape_key"]
 
 T = TypeVar("T")
 
@@ -70,7 +74,10 @@ class SharedValues(DeviceViews):
         self._kinds_by_attributes: dict[int, _Kind] = {}
         """By the identity of the attributes, which all devices of a kind share."""
         self._forms: dict[int, _Form] = {}
-        """By the identity of the slice's device."""
+        """By the identity of the attributes, which a slice's device keeps when its counters or taints
+        are replaced."""
+        self._shapes: dict[tuple[bytes, ...], SliceShapes] = {}
+        """By the keys of a node's inventories."""
 
     def machine(self, machine: Machine) -> Machine:
         """Return an equal machine. Cost: one encoding."""
@@ -102,23 +109,49 @@ class SharedValues(DeviceViews):
         if kind is None or kind.device.attributes is not device.attributes or not is_plain:
             return slice_device(device)
         if kind.form is None:
-            kind.form = _Form(slice_device(device))
-            self._forms[id(kind.form.device)] = kind.form
+            kind.form = self._keep_form(slice_device(device))
         return kind.form.device
+
+    def shapes(self, inventories: Mapping[bytes, Inventory]) -> SliceShapes:
+        """Derive the shapes of a node, once for all nodes with the same devices.
+
+        Shapes: inventories — all of the node's, the CPUs' among them, by their `shape_key`.
+        """
+        self._bound()
+        key = tuple(sorted(inventories))
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            shapes = self._shapes[key] = slice_shapes(shapes_of(inventories.values()))
+            for device in shapes.devices:
+                self._keep_form(device)
+        return shapes
 
     def facts(self, driver: str, device: SliceDevice) -> DeviceFacts:
         """Return what selectors see.
 
         Errors: raises ValueError for a capacity that is no quantity.
         """
-        form = self._forms.get(id(device))
-        is_known = form is not None and form.device is device and driver == DRIVER
-        return form.facts if form is not None and is_known else facts_of(driver, device)
+        form = self._form_of(device)
+        return form.facts if form is not None and driver == DRIVER else facts_of(driver, device)
 
     def unreadable(self, device: SliceDevice) -> tuple[str, str]:
         """Return why every selector fails on the device."""
-        form = self._forms.get(id(device))
-        return form.unreadable if form is not None and form.device is device else reasons_unreadable(device)
+        form = self._form_of(device)
+        return form.unreadable if form is not None else reasons_unreadable(device)
+
+    def _keep_form(self, device: SliceDevice) -> _Form:
+        form = self._forms[id(device.attributes)] = _Form(device)
+        return form
+
+    def _form_of(self, device: SliceDevice) -> _Form | None:
+        form = self._forms.get(id(device.attributes))
+        is_same = (
+            form is not None
+            and form.device.attributes is device.attributes
+            and form.device.capacity is device.capacity
+            and form.device.allow_multiple_allocations == device.allow_multiple_allocations
+        )
+        return form if is_same else None
 
     def _part(self, value: T) -> T:
         part: T = self._parts.setdefault(encode(value), value)
@@ -147,12 +180,31 @@ class SharedValues(DeviceViews):
 
     def _bound(self) -> None:
         """Drop all values when there are too many, so that values of former nodes do not stay."""
-        if len(self._kinds) + len(self._together) + len(self._parts) > _MOST_VALUES:
+        if len(self._kinds) + len(self._together) + len(self._parts) + len(self._shapes) > _MOST_VALUES:
             self._parts.clear()
             self._kinds.clear()
             self._together.clear()
             self._kinds_by_attributes.clear()
             self._forms.clear()
+            self._shapes.clear()
+
+
+def shape_key(inventory: Inventory) -> bytes:
+    """Compute a digest of all of an inventory that the shapes of its node depend on.
+
+    Cost: one encoding of the devices, CPUs aside.
+    """
+    seen = (
+        sorted({f"{device.numa_nodes} {device.socket}" for device in inventory.devices})
+        if inventory.device_class == CPU_CLASS
+        else list(map(_bare, inventory.devices))
+    )
+    return hashlib.sha256(encode((inventory.device_class, inventory.resource, seen))).digest()
+
+
+def _bare(device: Device) -> Device:
+    """Leave out what is of no matter to shapes and differs between nodes and over time."""
+    return structs.replace(device, health=HEALTHY, uuid="", attributes={}, maintenance=None)
 
 
 def _first_alike(health: DeviceHealth, healths: dict[tuple[HealthState, str], DeviceHealth]) -> DeviceHealth:

@@ -13,6 +13,7 @@ from topobus.controller.state.age_order import AgeOrder
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.inventory_slices import ClassDevices, devices_of_class, slices_of_pool
 from topobus.controller.state.pod_links import PodLinks
+from topobus.controller.state.shared_values import shape_key
 from topobus.controller.state.taint_index import read_rule, silenced
 from topobus.engine.allocation.values import (
     Node,
@@ -25,6 +26,7 @@ from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.claims.templates import owner_pod_uid
 from topobus.engine.health.silence import unheard
 from topobus.engine.health.strays import without_strays
+from topobus.engine.shapes.in_slices import SliceShapes
 from topobus.formats.kubernetes.built_in_classes import built_in_class
 from topobus.formats.kubernetes.classic.classic import is_classic
 from topobus.formats.kubernetes.objects import NODE_ANNOTATION
@@ -36,12 +38,14 @@ from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_group, group_of_class, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.machine import Machine
+from topobus.values.resource_names import SHAPE_LEVELS
 
 __all__ = ["StandaloneState"]
 
 # The next step of these objects depends only on themselves and on the free devices. All other kinds
 # are read for them.
 _OWN_KINDS = ("pod", "resourceclaim", "podschedulingcontext")
+_OF_SHAPES = {group_of_class(level): built_in_class(level, is_level=True) for level in SHAPE_LEVELS}
 
 
 class StandaloneState(ClusterState):
@@ -62,6 +66,9 @@ class StandaloneState(ClusterState):
         """Grows when a claim is created or deleted, not when it changes."""
         self._in_pool: dict[tuple[str, str], ClassDevices] = {}
         """What each node and class has in its pool."""
+        self._shape_keys: dict[str, dict[str, bytes]] = {}
+        """By node and class."""
+        self._shapes: dict[str, SliceShapes] = {}
         self._built_in: dict[str, DeviceClassSpec] = {}
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
         self._of_kind: dict[str, dict[ObjectKey, Stored]] = {}
@@ -84,6 +91,7 @@ class StandaloneState(ClusterState):
     def put_inventory(self, inventory: Inventory) -> None:
         """Store an inventory, and the slices of its devices."""
         super().put_inventory(inventory)
+        self._shape_keys.setdefault(inventory.node, {})[inventory.device_class] = shape_key(inventory)
         self._publish(inventory.node, (inventory.device_class,))
         name = group_of_class(inventory.device_class)
         if name not in self._built_in:
@@ -94,7 +102,8 @@ class StandaloneState(ClusterState):
         """Remove an inventory."""
         super().drop_inventory(node, device_class)
         if self._in_pool.pop((node, device_class), None) is not None:
-            self._put_pool(node, pool_of_class(node, device_class))
+            del self._shape_keys[node][device_class]
+            self._put_pools(node, (device_class,))
         name = group_of_class(device_class)
         if name in self._built_in and not any(other_class == device_class for _, other_class in self.inventories):
             del self._built_in[name]
@@ -119,13 +128,29 @@ class StandaloneState(ClusterState):
         """Convert the inventories of these classes, and put the pools that they are in."""
         for device_class in changed:
             self._in_pool[node, device_class] = self._shown(self.inventories[node, device_class])
-        for pool in sorted({pool_of_class(node, device_class) for device_class in changed}):
+        self._put_pools(node, changed)
+
+    def _put_pools(self, node: str, changed: Collection[str]) -> None:
+        """Put the pools that these classes are in, and the one with the shapes if those changed: the
+        CPUs, which are in a pool of their own, tell the sockets.
+        """
+        of_node = {key: self.inventories[node, name] for name, key in self._shape_keys.get(node, {}).items()}
+        shapes = self.shared.shapes(of_node)
+        pools = {pool_of_class(node, device_class) for device_class in changed}
+        if shapes != self._shapes.get(node, SliceShapes()):
+            pools.add(node)
+        self._shapes[node] = shapes
+        for pool in sorted(pools):
             self._put_pool(node, pool)
+        if not of_node:
+            self._shapes.pop(node)
+            self._shape_keys.pop(node, None)
 
     def _put_pool(self, node: str, pool: str) -> None:
         classes = sorted(name for name in self.classes_on(node) if pool_of_class(node, name) == pool)
-        slices = slices_of_pool(pool, [self._in_pool[node, name] for name in classes]) if classes else ()
-        self._put_slices((0, pool), slices)
+        of_classes = [self._in_pool[node, name] for name in classes]
+        slices = slices_of_pool(pool, of_classes, self._shapes[node] if pool == node else SliceShapes())
+        self._put_slices((0, pool), slices if classes else ())
 
     def _shown(self, inventory: Inventory) -> ClassDevices:
         since = self.silent.get((inventory.node, inventory.device_class))
@@ -341,11 +366,12 @@ class StandaloneState(ClusterState):
 
     @property
     def classes(self) -> Mapping[str, DeviceClassSpec]:
-        """Return all classes: the built-in one of each device class, and the stored ones, which
-        take precedence.
+        """Return all classes: the built-in one of each device class, where there is one those of all
+        levels of shapes, and the stored ones, which take precedence.
         """
         if self._all_classes is None or self._all_classes[0] != self.class_epoch:
-            self._all_classes = self.class_epoch, self._built_in | self._classes
+            built_in = _OF_SHAPES | self._built_in if self._built_in else {}
+            self._all_classes = self.class_epoch, built_in | self._classes
         return self._all_classes[1]
 
     def class_names(self) -> tuple[ClassName, ...]:

@@ -2,7 +2,8 @@
 answer.
 
 A rule selects by driver, pool and device, each of which may be omitted. A rule without a selector
-taints nothing, one with an empty selector everything.
+taints nothing, one with an empty selector everything. One that selects a part of a shape taints the
+shape as well.
 
 Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
 """
@@ -17,6 +18,7 @@ import msgspec
 from topobus.controller.state.slice_index import Origin
 from topobus.engine.allocation.tolerations import EXECUTES, SILENT_TAINT, RuleTaint, TaintRule, matches
 from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.engine.shapes.shape_parts import Parts, parts_in_slices
 from topobus.formats.kubernetes import limits
 from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.kubernetes.resource import (
@@ -58,9 +60,11 @@ def tainted(slices: tuple[Slice, ...], rules: Iterable[TaintRule]) -> tuple[Slic
 
 
 def _tainted(resource_slice: Slice, rules: tuple[TaintRule, ...]) -> Slice:
+    parts = parts_in_slices((resource_slice,))
+
     def taint(device: SliceDevice) -> SliceDevice:
         device_id = DeviceId(resource_slice.spec.driver, resource_slice.spec.pool.name, device.name)
-        added = tuple(rule.taint for rule in rules if matches(rule.selector, device_id))
+        added = tuple(rule.taint for rule in rules if _selects(rule, device_id, parts))
         return msgspec.structs.replace(device, taints=(*device.taints, *added)) if added else device
 
     devices = tuple(map(taint, resource_slice.spec.devices))
@@ -69,6 +73,10 @@ def _tainted(resource_slice: Slice, rules: tuple[TaintRule, ...]) -> Slice:
         if devices == resource_slice.spec.devices
         else replace(resource_slice, spec=_with_devices(resource_slice.spec, devices))
     )
+
+
+def _selects(rule: TaintRule, device: DeviceId, parts: Parts) -> bool:
+    return any(matches(rule.selector, each) for each in (device, *parts.get(device, ())))
 
 
 def silenced(device: SliceDevice, since: str) -> SliceDevice:
@@ -91,6 +99,9 @@ class TaintIndex:
         self._published: dict[Origin, tuple[Slice, ...]] = {}
         self._rules: dict[Hashable, TaintRule] = {}
         self._evicting: dict[Origin, dict[DeviceId, tuple[Taint, ...]]] = {}
+        self.parts: dict[DeviceId, tuple[DeviceId, ...]] = {}
+        """Of all published shapes."""
+        self._shapes: dict[Origin, tuple[DeviceId, ...]] = {}
         self.has_seen_binding = False
         """Whether any device with binding conditions was ever published. Without one, claims need
         not be checked for them."""
@@ -103,6 +114,12 @@ class TaintIndex:
     def put(self, origin: Origin, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
         """Store the slices of an origin, and return them with the rules' taints."""
         self._published.pop(origin, None)
+        for shape in self._shapes.pop(origin, ()):
+            self.parts.pop(shape, None)
+        parts = parts_in_slices(slices)
+        if parts:
+            self._shapes[origin] = tuple(parts)
+            self.parts |= parts
         self._evicting.pop(origin, None)
         if not slices:
             return ()
@@ -144,7 +161,7 @@ class TaintIndex:
         ruled = (
             taint_rule
             for taint_rule in self._in_order()
-            if taint_rule.taint.effect == EXECUTES and matches(taint_rule.selector, device)
+            if taint_rule.taint.effect == EXECUTES and _selects(taint_rule, device, self.parts)
         )
         return (*own, *(RuleTaint(taint_rule.taint, taint_rule.name) for taint_rule in ruled))
 

@@ -3,7 +3,8 @@ and checks each result with the alignment engine.
 
 The domains come from `topobus.engine.alignment.planning.locality_domains`, and each result is
 checked by its `plan`, so the node answers the same as long as it has the same data. A claim is
-aligned as one container. Claims without an alignment request do not reach this module.
+aligned as one container. A shape counts as its parts: it lies in a domain when all of them do.
+Claims without an alignment request do not reach this module.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from topobus.engine.claims.lifecycle import placement_request
 from topobus.engine.claims.objects import Claim
 from topobus.engine.scheduling.place_misses import PlaceMiss, describe_place_misses, miss_of
 from topobus.engine.scheduling.pod_alignment import groups_of, objection_of_pod
+from topobus.engine.shapes.in_slices import parts_of
+from topobus.engine.shapes.shape_parts import parts_in, without_shapes
+from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.formats.kubernetes.alignment_request import PARAMETERS_KIND, AlignmentRequest, read_parameters
 from topobus.formats.kubernetes.resource import (
     AllocationResult,
@@ -164,6 +168,7 @@ def allocate_near(
     keys = [aligned_claims.claim.owner.key for aligned_claims in wished]
     groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
     places = _all_places(view, pod, groups, given, wished)
+    parts = parts_in(pools)
     outsides: dict[int, Mapping[DeviceId, str]] = {}
     misses: list[PlaceMiss] = []
     steps, has_given_up = 0, math.prod(len(domains) for domains in places) > _MOST
@@ -187,15 +192,16 @@ def allocate_near(
         elif isinstance(outcome, NoFit):
             misses.append(miss_of(node, key, outcome.reasons))
         else:
-            objection = _objection(view, wished, outcome.results)
+            whole = [without_shapes(result, parts) for result in outcome.results]
+            objection = _objection(view, wished, whole)
             if objection is None and pod is not None:
-                objection = objection_of_pod(view, pod, keys, outcome.results)
+                objection = objection_of_pod(view, pod, keys, whole)
             if objection is None:
                 return replace(
                     outcome,
                     steps=steps,
                     results=with_matches(
-                        view, outcome.results, groups, [aligned_claims.wishes for aligned_claims in wished]
+                        view, outcome.results, groups, [aligned_claims.wishes for aligned_claims in wished], parts
                     ),
                 )
             misses.append(PlaceMiss(key, objection.removeprefix(f"node {node}: ")))
@@ -337,7 +343,12 @@ def _is_within(candidate: Candidate, node: str, domain: Domain) -> bool:
         return False
     if device_class == CPU_CLASS:
         return domain.cpus is None or cpu_of_name(candidate.id.device) in domain.cpus
-    return device_class not in domain.devices or candidate.id.device in domain.devices[device_class]
+    names = parts_of(candidate.device) if device_class == SHAPE_CLASS else (candidate.id.device,)
+    return all(
+        part_class not in domain.devices or name in domain.devices[part_class]
+        for name in names
+        for part_class in [class_of_device(DRIVER, name) or ""]
+    )
 
 
 def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequence[AllocationResult]) -> str | None:

@@ -27,6 +27,8 @@ from topobus.engine.allocation.pools import Candidate, gather_pools
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId
 from topobus.engine.cel.seam import SelectorCompiler
+from topobus.engine.shapes.in_slices import parts_of
+from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.values.device import Device
 from topobus.values.dra_names import class_of_device, is_of_node, node_of_pool
@@ -55,6 +57,8 @@ class _Member:
     device_class: str
     cpu: int | None
     """Its number, where it is a single CPU."""
+    parts: tuple[DeviceId, ...] = ()
+    """What it consists of: of a shape its parts, else the device itself."""
 
 
 def has_closer(results: Iterable[AllocationResult]) -> bool:
@@ -126,7 +130,7 @@ def bring_closer(
     granted = [members[device] for device in _granted(outcome.results) if device in members]
     wanted = Counter(member.device_class for member in granted)
     taken = given.usage.holders.keys() | given.usage.excluded.keys()
-    free = [member for member in members.values() if member.device_class in wanted and member.id not in taken]
+    free = [member for member in members.values() if member.device_class in wanted and taken.isdisjoint(member.parts)]
     demand = ContainerDemand(name="", place=0, kind=ContainerKind.APP)
     steps, searches = outcome.steps, 0
     for domains in tiers(NodeAvailability(view).locality(), demand, _LEVELS)[:-1]:
@@ -179,17 +183,24 @@ def _member(candidate: Candidate, node: str) -> _Member | None:
     if device_class is None or node_of_pool(candidate.id.pool) != node:
         # The place of another vendor's device is unknown, so it is not exchanged.
         return None
-    return _Member(candidate.id, device_class, cpu_of_name(candidate.id.device) if device_class == CPU_CLASS else None)
+    cpu = cpu_of_name(candidate.id.device) if device_class == CPU_CLASS else None
+    names = parts_of(candidate.device) if device_class == SHAPE_CLASS else (candidate.id.device,)
+    return _Member(candidate.id, device_class, cpu, tuple(candidate.id._replace(device=name) for name in names))
 
 
 def _is_within(member: _Member, domain: Domain) -> bool:
     """Say whether a device lies in a place.
 
-    A group of CPUs lies in every place, because the node decides which of its CPUs are taken.
+    A group of CPUs lies in every place, because the node decides which of its CPUs are taken. A
+    shape lies where all of its parts do.
     """
     if member.cpu is not None:
         return domain.cpus is None or member.cpu in domain.cpus
-    return member.device_class not in domain.devices or member.id.device in domain.devices[member.device_class]
+    return all(
+        part_class not in domain.devices or part.device in domain.devices[part_class]
+        for part in member.parts
+        for part_class in [class_of_device(part.driver, part.device) or ""]
+    )
 
 
 def _with_room(places: Sequence[Domain], free: Sequence[_Member], wanted: Mapping[str, int]) -> list[Domain]:

@@ -42,6 +42,7 @@ from topobus.engine.claims.reservations import (
     is_made_for,
 )
 from topobus.engine.scheduling.aligned_allocation import read_alignment_request
+from topobus.engine.shapes.shape_parts import Parts, without_shapes
 from topobus.formats.kubernetes.alignment_request import AlignmentRequest
 from topobus.formats.kubernetes.resource import (
     AllocationResult,
@@ -155,12 +156,14 @@ class NodeFit:
     results: tuple[AllocationResult, ...] = ()
     steps: int = 0
 
-    @property
-    def devices(self) -> dict[str, tuple[str, ...]]:
-        """The devices that the node's ledger is to hold for the claims, by class."""
+    def devices(self, parts: Parts) -> dict[str, tuple[str, ...]]:
+        """List the devices that the node's ledger is to hold for the claims, by class.
+
+        Shapes: parts — of the shapes that the node has.
+        """
         names: dict[str, list[str]] = {}
         for result in self.results:
-            for device in devices_of(result, self.node):
+            for device in devices_of(without_shapes(result, parts), self.node):
                 names.setdefault(class_of_device(device.driver, device.device) or "", []).append(device.device)
         return {device_class: tuple(sorted(names[device_class])) for device_class in sorted(names)}
 

@@ -34,6 +34,7 @@ from topobus.engine.allocation.suggestions import ADVICE_STEPS, would_fit
 from topobus.engine.allocation.values import (
     Allocated,
     AllocationInput,
+    DeviceId,
     Fault,
     Mode,
     NoFit,
@@ -77,6 +78,7 @@ from topobus.engine.scheduling.node_trials import (
 )
 from topobus.engine.scheduling.pod_alignment import aligned_pod_request, own_request, with_claims
 from topobus.engine.scheduling.score import rank, score_node
+from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.formats.kubernetes.alignment_request import AlignmentRequest
 from topobus.formats.kubernetes.built_in_classes import built_in_class_object
 from topobus.formats.kubernetes.objects import (
@@ -179,7 +181,7 @@ class DryRun:
             for resource_slice in self._slices
             for device in resource_slice.devices
         }
-        for device_class in sorted(name for name in sliced if name):
+        for device_class in sorted(name for name in sliced if name and name != SHAPE_CLASS):
             # The controller has a built-in class for each device class.
             if group_of_class(device_class) not in self.state.classes:
                 _put(self.state, built_in_class_object(device_class))
@@ -316,8 +318,21 @@ class DryRun:
         request = (
             with_claims(own_request(pod), pod, _owners(plan.claims)) if pod is not None and plan is not None else None
         )
+        parts_of_node = self.state.stock.table_of(fit.node).parts
+        parts = {
+            granted.device: tuple(part.device for part in parts_of_node[device])
+            for result in results
+            for granted in result.devices.results
+            if (device := DeviceId(granted.driver, granted.pool, granted.device)) in parts_of_node
+        }
         return DryAnswer(
-            name=name, condition="Allocated", node=fit.node, allocations=allocations, stored=stored, request=request
+            name=name,
+            condition="Allocated",
+            node=fit.node,
+            allocations=allocations,
+            parts=parts,
+            stored=stored,
+            request=request,
         )
 
     def _with_own_shares(self, result: AllocationResult) -> AllocationResult:
@@ -382,7 +397,8 @@ class DryRun:
         request = own_request(pod)
         if view is None or request is None:
             return _Fit(fit)
-        view = with_devices(view, f"claim/{request.owner.namespace}/claims-of-{request.owner.name}/-", fit.devices)
+        devices = fit.devices(self.state.stock.table_of(fit.node).parts)
+        view = with_devices(view, f"claim/{request.owner.namespace}/claims-of-{request.owner.name}/-", devices)
         answer = place(view, with_claims(request, pod, _owners(plan.allocated)) or request)
         return refusal_of(fit.node, answer).outcome if isinstance(answer, Refusal) else _Fit(fit, answer)
 

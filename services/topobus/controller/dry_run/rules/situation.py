@@ -70,6 +70,8 @@ class DryAnswer(Struct, frozen=True, kw_only=True):
     node: str = ""
     allocations: dict[str, AllocationResult] = {}
     """Claim to its allocation."""
+    parts: dict[str, tuple[str, ...]] = {}
+    """Each shape among the allocated devices to its parts."""
     reasons: tuple[Reason, ...] = ()
     """Why not, node by node, then the nearest miss and what would fit."""
     stored: tuple[ApiObject, ...] = ()

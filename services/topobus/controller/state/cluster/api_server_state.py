@@ -248,7 +248,7 @@ class ApiServerState(ClusterState):
 
     def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
         """List the devices that are allocated whole to several claims, because two writers
-        allocated at the same moment.
+        allocated at the same moment. A shape counts as the parts that it had when its claim was read.
         """
         return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
 
@@ -371,7 +371,7 @@ class ApiServerState(ClusterState):
         self.changed_pods.put_claim(key)
         self.gated_pods.put_claim(key, claim)
         self.stock.put_claim(ObjectKey("resourceclaim", *key), claim)
-        before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
+        before, after = self._devices.pop(key, frozenset()), self._devices_of(claim)
         if after:
             self._devices[key] = after
         for device in before - after:
@@ -385,6 +385,9 @@ class ApiServerState(ClusterState):
                 self._doubles.add(device)
             else:
                 self._doubles.discard(device)
+
+    def _devices_of(self, claim: Stored | None) -> frozenset[DeviceId]:
+        return frozenset(part for device in _devices_of(claim) for part in self.taints.parts.get(device, (device,)))
 
     def _note_loss(self, key: Key, before: Stored, after: Stored | None) -> None:
         """Record that an allocation of ours was removed: the note that stays is no intent from now

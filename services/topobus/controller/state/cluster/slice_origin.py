@@ -15,7 +15,9 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.formats.kubernetes.resource import SliceSpec
+from topobus.engine.shapes.in_slices import parts_of
+from topobus.engine.shapes.shapes import is_shape
+from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec
 from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool_of_class
 
 __all__ = ["classes_in", "only_known_devices", "why_foreign"]
@@ -24,8 +26,12 @@ _SHOWN_DEVICES = 3
 
 
 def classes_in(spec: SliceSpec) -> list[str]:
-    """Name the classes of a slice's devices and counter sets, sorted. None of another driver's."""
-    names = [*(device.name for device in spec.devices), *(counters.name for counters in spec.shared_counters)]
+    """Name the classes of a slice's devices and counter sets, sorted: of shapes, of which no service
+    publishes an inventory, those of the parts. None of another driver's.
+    """
+    names = [name for device in spec.devices for name in _units(device)]
+    for counter_set in spec.shared_counters:
+        names += counter_set.counters if is_shape(spec.driver, counter_set.name) else [counter_set.name]
     return sorted({device_class for name in names if (device_class := class_of_device(spec.driver, name)) is not None})
 
 
@@ -61,7 +67,7 @@ def why_foreign(
             return f"pool {pool} of {spec.driver} has no devices of class {device_class}"
         if device_class not in device_names:
             return f"node {node} has published no inventory of class {device_class}"
-    unknown = [device.name for device in spec.devices if not _is_known(device.name, device_names)]
+    unknown = [device.name for device in spec.devices if not _is_known(device, device_names)]
     if unknown and len(unknown) == len(spec.devices):
         shown = ", ".join(unknown[:_SHOWN_DEVICES]) + (", ..." if len(unknown) > _SHOWN_DEVICES else "")
         return f"node {node} has no such device: {shown}"
@@ -75,12 +81,15 @@ def only_known_devices(spec: SliceSpec, device_names: Mapping[str, Collection[st
 
     Shapes: device_names — as in `why_foreign`, which has found that the slice counts.
     """
-    if spec.driver != DRIVER or all(_is_known(device.name, device_names) for device in spec.devices):
+    if spec.driver != DRIVER or all(_is_known(device, device_names) for device in spec.devices):
         return spec
-    return structs.replace(
-        spec, devices=tuple(device for device in spec.devices if _is_known(device.name, device_names))
-    )
+    return structs.replace(spec, devices=tuple(device for device in spec.devices if _is_known(device, device_names)))
 
 
-def _is_known(device: str, device_names: Mapping[str, Collection[str]]) -> bool:
-    return device in device_names.get(class_of_device(DRIVER, device) or "", ())
+def _is_known(device: SliceDevice, device_names: Mapping[str, Collection[str]]) -> bool:
+    return all(name in device_names.get(class_of_device(DRIVER, name) or "", ()) for name in _units(device))
+
+
+def _units(device: SliceDevice) -> tuple[str, ...]:
+    """Name what inventories have of a device: itself, or the parts of a shape."""
+    return (parts_of(device) if is_shape(DRIVER, device.name) else ()) or (device.name,)
