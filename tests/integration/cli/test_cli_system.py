@@ -456,6 +456,17 @@ def test_doctor_finds_nothing_to_mend_when_the_system_is_well(system: Running) -
     assert {"nats", "streams", "controller", "demo-node: ledger"} <= {finding["what"] for finding in findings}
 
 
+def test_doctor_names_how_a_node_differs_from_a_recorded_machine(system: Running) -> None:
+    """The demo's machine is a DGX, and no GB200."""
+    same = system.json("doctor", "--machine", "dgx")["findings"]
+    other = system.json("doctor", "--machine", "gb200")["findings"]
+
+    (well,) = (finding for finding in same if finding["what"] == "demo-node: template")
+    (differs,) = (finding for finding in other if finding["what"] == "demo-node: template")
+    assert (well["level"], differs["level"]) == ("ok", "warn")
+    assert "cpu-0: resource.kubernetes.io/pcieRoot is pci0000:00, pci0000:15" in differs["found"]
+
+
 def test_each_process_is_its_own_user_when_up_runs(system: Running, tmp_path: Path) -> None:
     """Services have passwords of their own, commands find theirs without flags, and a wrong login
     is told with a next step.

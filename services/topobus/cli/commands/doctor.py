@@ -45,10 +45,13 @@ from topobus.cli.rules.checkup import (
     check_slice_fields,
     check_stored_clock,
     check_streams,
+    check_template,
     check_unread,
     check_unserved_drivers,
     grouped,
 )
+from topobus.cli.rules.slice_templates import devices_of_type, template_differences
+from topobus.cli.simulation.node import open_machine
 from topobus.devicekit.registry import unserved_drivers
 from topobus.engine.health.silence import Answered, Silent
 from topobus.formats.messages.catalogue import (
@@ -82,6 +85,7 @@ from topobus.values.request import Owner, OwnerKind, PodRequest
 __all__ = ["check_folders", "doctor"]
 
 T = TypeVar("T")
+_Template = Mapping[str, Mapping[str, Any]]
 
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
 # How long a requester waits for a sign of life. The services' own budgets are far below.
@@ -102,6 +106,13 @@ def doctor(
             "what kubelet knows of it.",
         ),
     ] = None,
+    machine: Annotated[
+        str | None,
+        Parameter(
+            name=("--machine", "--root"),
+            help="A recorded machine: names how the nodes differ from what `topobus slices --machine` foretold of it.",
+        ),
+    ] = None,
     problems: Annotated[bool, Parameter(name="--problems", negative="", help="Only what warns or fails.")] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
@@ -111,7 +122,11 @@ def doctor(
     """
     output = options.output()
     nodes: list[str] = []
-    findings = asyncio.run(_check_bus(node, options, nodes, asks_gateways=directory is None))
+    foretold: dict[str, dict[str, Any]] = {}
+    if machine is not None:
+        with open_machine(machine) as opened:
+            foretold = devices_of_type(opened.snapshot.inventories)
+    findings = asyncio.run(_check_bus(node, options, nodes, foretold, asks_gateways=directory is None))
     if directory is not None:
         layout = Layout(state=directory)
         findings += check_folders(layout.kubelet, layout.cdi)
@@ -134,7 +149,7 @@ def doctor(
 
 
 async def _check_bus(
-    node: str | None, options: BusOptions, checked: list[str], *, asks_gateways: bool
+    node: str | None, options: BusOptions, checked: list[str], foretold: _Template, *, asks_gateways: bool
 ) -> list[Finding]:
     """Check the server, its streams and the services. `checked` gets the names of the nodes."""
     try:
@@ -159,7 +174,8 @@ async def _check_bus(
                 findings += check_streams(differences)
                 if MISSING in differences.values():
                     return findings
-                return findings + await _check_services(bus, node, checked, asks_gateways=asks_gateways)
+                check = partial(_check_services, bus, node, checked, foretold)
+                return findings + await check(asks_gateways=asks_gateways)
             except PeerUnavailable as err:
                 return [
                     *findings,
@@ -212,7 +228,9 @@ async def _read_fleet(bus: Bus) -> _Fleet:
     return _Fleet(machines, entries_of, ledgers, relays, objects, rejected, unread)
 
 
-async def _check_services(bus: Bus, node: str | None, checked: list[str], *, asks_gateways: bool) -> list[Finding]:
+async def _check_services(
+    bus: Bus, node: str | None, checked: list[str], foretold: _Template, *, asks_gateways: bool
+) -> list[Finding]:
     fleet = await _read_fleet(bus)
     inventories = [entry.value for entries in fleet.inventories.values() for entry in entries]
     nodes = sorted({*fleet.machines, *fleet.ledgers, *(inventory.node for inventory in inventories)})
@@ -245,6 +263,11 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], *, ask
         )
     check = partial(_check_stored_node, bus, fleet, asks_gateways=asks_gateways)
     findings += [finding for of_node in await side_by_side(nodes, check) for finding in of_node]
+    if foretold:
+        of_nodes = {name: [entry.value for entry in fleet.inventories.get(name, ())] for name in nodes}
+        findings += [
+            check_template(name, template_differences(foretold, devices_of_type(of_nodes[name]))) for name in nodes
+        ]
     return [
         *findings,
         *await _check_controller(bus, is_missed=any(entry.value.kind != "DeviceClass" for entry in fleet.objects)),

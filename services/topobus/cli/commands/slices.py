@@ -16,19 +16,20 @@ from cyclopts import Parameter
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import MachineSource, one_of_classes
 from topobus.cli.render.output import Output
+from topobus.cli.rules.slice_templates import template_device
 from topobus.cli.simulation.node import open_machine
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
+from topobus.engine.shapes import in_slices
+from topobus.engine.shapes.in_slices import SliceShapes, slice_shapes
+from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.pool_slices import name_prefix, own_part, pool_slices, publishable
 from topobus.formats.kubernetes.resource import API_VERSION, SliceDevice, SliceSpec
-from topobus.formats.kubernetes.slices import HEALTH_REASON, shared_counters, slice_device, slice_order
+from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.values.device import Inventory
 from topobus.values.dra_names import pool_of_class
 from topobus.values.names import is_dns_subdomain
 
 __all__ = ["slices"]
-
-_OF_ONE_MACHINE = frozenset({"uuid", "mac", HEALTH_REASON})
-"""Attributes that another machine of the same type does not have."""
-_TEMPLATE_FIELDS = ("name", "attributes", "capacity", "consumesCounters", "allowMultipleAllocations")
 
 
 def slices(
@@ -42,6 +43,10 @@ def slices(
             "with devices of these classes alone.",
         ),
     ] = (),
+    with_shapes: Annotated[
+        bool,
+        Parameter(name="--shapes", negative="", help="With the shapes of a gateway whose `cluster.shapes` is on."),
+    ] = False,
     node: Annotated[str | None, Parameter(help="The node's name; default: the machine's.")] = None,
     template: Annotated[
         bool,
@@ -65,11 +70,18 @@ def slices(
         one_of_classes(word, [inventory.device_class for inventory in inventories])
     specs: list[tuple[str, SliceSpec]] = []
     chosen = [inventory for inventory in inventories if not device_class or inventory.device_class in device_class]
+    shapes = SliceShapes()
+    if with_shapes:
+        cpus = [each for each in inventories if each.device_class == CPU_CLASS and each not in chosen]
+        of_node = shapes_of([*chosen, *cpus])
+        for why in of_node.remarks:
+            out.note(f"no shape: {why}")
+        shapes = slice_shapes(of_node)
     for pool, of_pool in groupby(
         sorted(chosen, key=lambda inventory: (pool_of_class(name, inventory.device_class), inventory.device_class)),
         lambda inventory: pool_of_class(name, inventory.device_class),
     ):
-        published, left_out = _published_slices(pool, tuple(of_pool))
+        published, left_out = _published_slices(pool, tuple(of_pool), shapes if pool == name else SliceShapes())
         specs += [(name_prefix(index, spec).removesuffix("-"), spec) for index, spec in published.items()]
         for device, why in left_out.items():
             out.note(f"warning: {device} is left out: {why}")
@@ -81,7 +93,9 @@ def slices(
     return ExitCode.OK
 
 
-def _published_slices(pool: str, inventories: Sequence[Inventory]) -> tuple[dict[int, SliceSpec], dict[str, str]]:
+def _published_slices(
+    pool: str, inventories: Sequence[Inventory], shapes: SliceShapes
+) -> tuple[dict[int, SliceSpec], dict[str, str]]:
     """Cut a pool into slices as the gateway does on a node that has just started.
 
     Shapes: inventories — by class; result — the slices by index, and name to why of each device
@@ -97,6 +111,7 @@ def _published_slices(pool: str, inventories: Sequence[Inventory]) -> tuple[dict
     ordered = [device for own in kept for device in slice_order(own.devices)]
     devices, refused = publishable(map(_timeless, map(slice_device, ordered)))
     counter_sets = shared_counters(counted for own in kept for counted in own.counter_sets)
+    devices, counter_sets = in_slices.with_shapes(shapes, devices, counter_sets)
     return pool_slices(pool, devices, counter_sets), left_out | refused
 
 
@@ -127,7 +142,7 @@ def _template(name: str, specs: Iterable[SliceSpec]) -> dict[str, Any]:
             content = (
                 {"sharedCounters": plain["sharedCounters"]}
                 if spec.shared_counters
-                else {"devices": [_template_device(device) for device in spec.devices]}
+                else {"devices": [template_device(device) for device in spec.devices]}
             )
             pool = spec.driver + spec.pool.name.removeprefix(name)
             templates.append({"driver": spec.driver, "poolName": pool, **content})
@@ -137,9 +152,3 @@ def _template(name: str, specs: Iterable[SliceSpec]) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"resourceSliceTemplates": templates},
     }
-
-
-def _template_device(device: SliceDevice) -> dict[str, Any]:
-    kept = {name: value for name, value in device.attributes.items() if name not in _OF_ONE_MACHINE}
-    plain = msgspec.to_builtins(msgspec.structs.replace(device, attributes=kept))
-    return {field: plain[field] for field in _TEMPLATE_FIELDS if field in plain}

@@ -81,6 +81,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Check the selected system", "topobus doctor"),
         ("Another one, one node of it", "topobus doctor --context prod --node n1"),
         ("What is wrong, in a large fleet", "topobus doctor --problems"),
+        ("How a node differs from its recorded type", "topobus doctor --node n1 --machine my-server"),
     ),
     "explain": (
         ("Explain one of `topobus decisions`", "topobus explain d-51e9c9e7756afd750d3e"),

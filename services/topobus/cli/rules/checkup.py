@@ -500,6 +500,20 @@ def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
     return Finding(level=Level.WARN, what=f"{node}: slices", found=text, next_step=step)
 
 
+def check_template(node: str, differences: Sequence[str]) -> Finding:
+    """Report how what a node publishes differs from what its type of machine foretold to an
+    autoscaler.
+    """
+    if not differences:
+        return Finding(level=Level.OK, what=f"{node}: template", found="its devices are those of the recorded machine")
+    return Finding(
+        level=Level.WARN,
+        what=f"{node}: template",
+        found=f"differs from the recorded machine: {first_of(differences)}",
+        next_step="record this machine (`topobus record`) and give its slices to the autoscaler, or mend the node",
+    )
+
+
 def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
     """Report resources that a node's gateway does not offer because a vendor's own device plugin
     does.
