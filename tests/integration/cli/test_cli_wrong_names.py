@@ -22,6 +22,7 @@ from topobus.values.device import Device, Inventory
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.maintenance import DeviceVerb, Maintenance
 from topobus.values.request import Owner, OwnerKind
+from topobus.values.resource_names import SHAPE_LEVELS
 
 pytestmark = pytest.mark.integration
 
@@ -163,7 +164,7 @@ async def test_built_in_classes_are_listed_when_nobody_stored_any(
 
     A stored one of the name takes its place, and only that is deleted.
     """
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "220")
     await bus.put(INVENTORY, Inventory(node="n1", device_class="gpu", generation=1), node="n1", device_class="gpu")
     built_in = (await run_cli(nats_server, "get", "deviceclasses"))[1]
     described = (await run_cli(nats_server, "describe", "deviceclass", "gpu.topobus.dev"))[1]
@@ -172,16 +173,16 @@ async def test_built_in_classes_are_listed_when_nobody_stored_any(
     await bus.put(OBJECT, stored, **object_parts(stored))
     with_stored = (await run_cli(nats_server, "get", "deviceclasses"))[1]
 
-    assert built_in.splitlines()[1].split("   ") == [
-        "gpu.topobus.dev",
-        "built-in",
-        'device.driver == "topobus.dev" && device.attributes["topobus.dev"].class == "gpu"',
-        "-",
-    ]
+    rows = {line.split()[0]: line.split() for line in built_in.splitlines()[1:]}
+    selector = 'device.driver == "topobus.dev" && device.attributes["topobus.dev"].class == "gpu"'
+    assert rows.keys() == {f"{name}.topobus.dev" for name in ("gpu", *SHAPE_LEVELS)}
+    assert rows["gpu.topobus.dev"] == ["gpu.topobus.dev", "built-in", *selector.split(), "-"]
     assert "a DeviceClass of this name that is applied takes its place" in " ".join(described.split())
     assert refused[0] == 1
     assert "deviceclass gpu.topobus.dev is built in, and not stored" in refused[2]
-    assert [line.split()[:2] for line in with_stored.splitlines()[1:]] == [["gpu.topobus.dev", "stored"]]
+    assert [line.split()[:2] for line in with_stored.splitlines()[1:] if line.split()[1] != "built-in"] == [
+        ["gpu.topobus.dev", "stored"]
+    ]
 
 
 @pytest.fixture

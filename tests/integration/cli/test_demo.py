@@ -62,14 +62,14 @@ def run_demo(home: Path, **environment: str) -> subprocess.CompletedProcess[str]
 # What a user runs, to the last program; the others differ from it in one thing each.
 @pytest.mark.real_start
 def test_demo_passes_and_leaves_nothing_when_all_is_well(home: Path) -> None:
-    """Ten steps, exit 0, no colour in a pipe, no line beyond 100 columns, no process and no file
+    """Eleven steps, exit 0, no colour in a pipe, no line beyond 100 columns, no process and no file
     left.
     """
     done = run_demo(home)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "10  Everything stops" in done.stdout
+    assert "11  Everything stops" in done.stdout
     assert "nothing is left running" in done.stdout
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100

@@ -23,7 +23,7 @@ from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.listing.responding_services import why_silent
 from topobus.cli.objects.manifests import manifest_files, read_mixed, read_wanted
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.cli.render.answers import reason_lines
+from topobus.cli.render.answers import reason_lines, with_parts
 from topobus.cli.render.output import Output
 from topobus.formats.kubernetes.objects import object_parts
 from topobus.formats.messages.catalogue import ALIGNMENT, HINT, INVENTORY, LEDGER, MACHINE, OBJECT
@@ -35,7 +35,7 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["allocate", "answers_of_system", "show_answer"]
 
 _ASKED = ("ResourceClaim", "Pod")
-_SHOWN = ("name", "condition", "node", "allocations", "reasons")
+_SHOWN = ("name", "condition", "node", "allocations", "parts", "reasons")
 
 
 def allocate(
@@ -190,12 +190,9 @@ def show_answer(output: Output, claim_result: dict[str, Any]) -> None:
                     f", takes {name} {amount}"
                     for name, amount in sorted((result.get("consumedCapacity") or {}).items())
                 )
-                output.show(
-                    Text(
-                        f"  {of}{result['request']}: {result['device']}  ({result['driver']}, pool "
-                        f"{result['pool']}{takes})"
-                    )
-                )
+                device = with_parts(result["device"], claim_result.get("parts", {}))
+                place = f"({result['driver']}, pool {result['pool']}{takes})"
+                output.show(Text(f"  {of}{result['request']}: {device}  {place}"))
         return
     output.show(Text.assemble(name, (f" would wait: {claim_result['condition']}", "fail")))
     output.show(*reason_lines(msgspec.convert(claim_result.get("reasons", []), list[Reason])))

@@ -202,6 +202,7 @@ def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Outp
                 "name": claim_answer.name,
                 "condition": claim_answer.condition,
                 "allocations": claim_answer.allocations,
+                "parts": claim_answer.parts,
                 "reasons": claim_answer.reasons,
             }
             for claim_answer in answers

@@ -6,7 +6,7 @@ The kubelet is simulated, its sockets are real.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.columns import Columns
@@ -19,9 +19,11 @@ from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.applying import apply_object, delete_object, is_allocated
 from topobus.cli.objects.manifests import read_objects, read_pod
+from topobus.cli.render.answers import with_parts
 from topobus.cli.render.syntax_colours import coloured
+from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.objects import metadata_of, object_parts
-from topobus.formats.messages.catalogue import LEDGER, OBJECT
+from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT
 from topobus.simulation.kubelet.simulator import (
     Admission,
     ClaimReference,
@@ -33,12 +35,14 @@ from topobus.simulation.kubelet.simulator import (
     Rejection,
 )
 from topobus.values.edits import ContainerEdits
+from topobus.values.ledger import Allocation
 from topobus.values.request import OwnerKind, PodRequest
 
-__all__ = ["show_claim", "show_kubelet"]
+__all__ = ["show_claim", "show_kubelet", "show_pair"]
 
 CLASSES = "claims/classes.yaml"
 CLAIM = "claims/gpu-nic-pair.yaml"
+PAIR = "claims/pair.yaml"
 
 
 async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
@@ -173,6 +177,55 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
         stage.expect(not ledger.allocations, "the claim is deleted and its devices are free")
 
 
+async def show_pair(scene: Scene, kubelet: KubeletSimulator) -> None:
+    """Allocate a claim for a GPU and its nearest NIC as one device, prepare it, and release it.
+
+    Errors: raises ExpectationError when a promise is broken.
+    """
+    stage = scene.stage
+    title = "A GPU and its nearest NIC as one device of a claim"
+    with stage.step(title, "topobus claim apply -f examples/claims/pair.yaml"):
+        stage.show(coloured(_spec_of(PAIR), "yaml"), indent=2)
+        (wanted,) = read_objects(manifest(PAIR))
+        await apply_object(scene.bus, wanted)
+        place = object_parts(wanted)
+        claim = await scene.until(OBJECT, is_allocated, "the controller to allocate the claim", place)
+        (result,) = claim.status["allocation"]["devices"]["results"]
+        shapes = shapes_of([entry.value for entry in await scene.bus.list(INVENTORY, node=scene.node)])
+        parts = shapes.parts.get(result["device"], ())
+        devices = await scene.devices()
+        stage.expect(
+            sorted(devices[part].device_class for part in parts) == ["gpu", "nic"]
+            and len({devices[part].pcie_switch for part in parts}) == 1,
+            f"the claim has {with_parts(result['device'], shapes.parts)}, both below one PCIe switch",
+            result,
+        )
+        uid = metadata_of(claim).uid
+        ledger = await scene.ledger(
+            lambda each_ledger: any(held.owner.uid == uid for held in each_ledger.allocations.values()),
+            "the claim in the ledger",
+        )
+        held = {name for allocation in ledger.allocations.values() for name in _names(allocation)}
+        stage.expect(held == set(parts), "the node's ledger holds both for the claim", held)
+        reference = ClaimReference(
+            namespace=place["namespace"], name=place["name"], uid=uid, drivers=(result["driver"],)
+        )
+        (prepared,) = await kubelet.prepare_claims([reference])
+        names = [name for device in prepared.devices for name in device.cdi_devices]
+        has_both = all(any(part in name for name in names) for part in parts)
+        stage.expect(
+            not prepared.error and len(prepared.devices) == 1 and has_both,
+            "kubelet prepared one device, by these CDI names:\n" + "\n".join(names),
+            prepared,
+        )
+        errors = await kubelet.unprepare_claims([reference])
+        await delete_object(scene.bus, place)
+        ledger = await scene.ledger(lambda each_ledger: not each_ledger.allocations, "both to be released")
+        stage.expect(
+            not any(errors.values()) and not ledger.allocations, "the claim is deleted and both are free", errors
+        )
+
+
 def resource(device_class: str) -> str:
     """Name a class's extended resource.
 
@@ -254,6 +307,12 @@ def edits_table(edits: ContainerEdits) -> Table:
     for mount in edits.mounts:
         table.add_row("mount", f"{mount.host_path} on {mount.container_path}")
     return table
+
+
+def _names(allocation: Allocation) -> Iterator[str]:
+    for holding in allocation.holdings:
+        for names in holding.devices.values():
+            yield from names
 
 
 def _spec_of(path: str) -> str:

@@ -17,7 +17,7 @@ from topobus.bus.bus import Bus
 from topobus.cli.config import CliSettings
 from topobus.cli.demo.fault import show_fault
 from topobus.cli.demo.hands import show_hands
-from topobus.cli.demo.kubelet import show_claim, show_kubelet
+from topobus.cli.demo.kubelet import show_claim, show_kubelet, show_pair
 from topobus.cli.demo.placing import show_node, show_placement, show_refusal, show_release
 from topobus.cli.demo.scene import Scene
 from topobus.cli.demo.stage import ExpectationError, Stage
@@ -153,6 +153,7 @@ async def _run_scenes(stage: Stage, system: System, state: Path) -> None:
         ) as kubelet:
             await show_kubelet(scene, kubelet)
             await show_claim(scene, kubelet)
+            await show_pair(scene, kubelet)
             await show_fault(scene, kubelet)
     await show_hands(stage, state / "hands", hardware)
 

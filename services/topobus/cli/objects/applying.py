@@ -33,6 +33,7 @@ from topobus.formats.messages.nouns import CLUSTER
 from topobus.process.clock import SystemClock
 from topobus.values.errors import ContractError, PeerUnavailable, TopobusError
 from topobus.values.request import OwnerKind
+from topobus.values.resource_names import SHAPE_LEVELS
 from topobus.values.timestamps import rfc3339
 
 __all__ = [
@@ -250,10 +251,17 @@ def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, 
 
 async def built_in_classes(bus: Bus, kind: str) -> list[ApiObject]:
     """List the classes that claims can name although they are not stored, if `kind` is that of
-    classes: one for each class that a node has.
+    classes: one for each class that a node has, and, where there is a node, one for each
+    level of shapes.
     """
-    classes = {parts["device_class"] for parts in await bus.keys(INVENTORY)} if kind.lower() == "deviceclass" else ()
-    return [built_in_class_object(device_class) for device_class in sorted(classes)]
+    if kind.lower() != "deviceclass":
+        return []
+    classes = {parts["device_class"] for parts in await bus.keys(INVENTORY)}
+    levels = SHAPE_LEVELS if classes else ()
+    return [
+        *(built_in_class_object(device_class) for device_class in sorted(classes)),
+        *(built_in_class_object(level, is_level=True) for level in levels),
+    ]
 
 
 async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:

@@ -6,7 +6,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -26,6 +26,7 @@ __all__ = [
     "hints_text",
     "reason_lines",
     "summary",
+    "with_parts",
 ]
 
 # States of a device that is not allocated to new owners now.
@@ -174,6 +175,15 @@ def hints_text(hints: tuple[Hint, ...] | None) -> str:
     ordered = sorted(hints, key=lambda hint: (not hint.preferred, len(hint.nodes) if hint.nodes is not None else 0))
     more = f" and {len(ordered) - _SHOWN_HINTS} more" if len(ordered) > _SHOWN_HINTS else ""
     return " ".join(map(hint_text, ordered[:_SHOWN_HINTS])) + more
+
+
+def with_parts(device: str, parts: Mapping[str, tuple[str, ...]]) -> str:
+    """Name a device, of a shape also its parts.
+
+    >>> with_parts("shape-half-0", {"shape-half-0": ("gpu-0", "nic-0")}), with_parts("gpu-0", {})
+    ('shape-half-0: gpu-0, nic-0', 'gpu-0')
+    """
+    return f"{device}: {', '.join(parts[device])}" if device in parts else device
 
 
 def _where(container: ContainerPlacement) -> str:

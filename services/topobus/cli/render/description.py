@@ -6,7 +6,7 @@ A Description is plain data for JSON, and is rendered for people. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -20,11 +20,12 @@ from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.cli.render.tables import claim_names, node_of, state_of
 from topobus.engine.drawing.leaves import short_address
+from topobus.engine.shapes.shapes import is_shape, shapes_of
 from topobus.formats.kubernetes.classic.classic_handles import shown
 from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.formats.messages.nouns import CLUSTER
-from topobus.values.device import Device, Inventory
+from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_device
 from topobus.values.ledger import Allocation, Ledger
 from topobus.values.outcome import Reason, Refusal
@@ -49,6 +50,9 @@ class Granted(Struct, frozen=True, kw_only=True):
     pool: str
     node: str
     device: str
+    shape: str
+    """The shape that the claim has and that this device is a part of. Empty: the claim has the device
+    itself."""
     numa_nodes: str
     """NUMA nodes that it is local to. `?` when they are unknown."""
     below: str
@@ -93,18 +97,15 @@ def describe(
     """
     uid = metadata_of(api_object).uid
     decision_events = [event for event in events if event.owner.uid == uid and not event.is_dry_run]
-    devices = {
-        (inventory.node, inventory.device_class): {device.name: device for device in inventory.devices}
-        for inventory in inventories
-    }
+    of_fleet = tuple(inventories)
     return Description(
         object=plain,
         devices=(
-            *(_granted(result, devices) for result in _results(api_object)),
+            *_all_granted(api_object, of_fleet),
             *(
                 structs.replace(granted, request=f"{name}/{granted.request}")
                 for name, claim in (claims or {}).items()
-                for granted in (_granted(result, devices) for result in _results(claim))
+                for granted in _all_granted(claim, of_fleet)
             ),
         ),
         held=tuple(
@@ -244,7 +245,7 @@ def _granted_row(device: Granted) -> Row:
     return Row(
         cells=(
             device.request,
-            Text(device.device, "name"),
+            Text(f"{device.shape}: {device.device}" if device.shape else device.device, "name"),
             device.driver,
             device.node,
             device.numa_nodes,
@@ -303,18 +304,32 @@ def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, 
     return (Reason(code="condition", message=message, facts=facts),) if message else ()
 
 
-def _granted(result: dict[str, Any], devices: dict[tuple[str, str], dict[str, Device]]) -> Granted:
+def _all_granted(api_object: ApiObject, inventories: Sequence[Inventory]) -> Iterator[Granted]:
+    """List what a claim has: of a shape the parts, as its node has them now."""
+    for result in _results(api_object):
+        driver, pool, name = (str(result.get(key) or "") for key in ("driver", "pool", "device"))
+        of_node = [inventory for inventory in inventories if inventory.node == node_of(driver, pool)]
+        parts = shapes_of(of_node).parts.get(name, ()) if is_shape(driver, name) else ()
+        for part in parts:
+            yield _granted({**result, "device": part}, of_node, shape=name)
+        if not parts:
+            yield _granted(result, of_node)
+
+
+def _granted(result: dict[str, Any], inventories: Iterable[Inventory], *, shape: str = "") -> Granted:
     driver, pool, name = (str(result.get(key) or "") for key in ("driver", "pool", "device"))
-    node = node_of(driver, pool)
-    device = devices.get((node, class_of_device(driver, name) or ""), {}).get(name)
+    device_class = class_of_device(driver, name)
+    of_class = (inventory for inventory in inventories if inventory.device_class == device_class)
+    device = next((device for inventory in of_class for device in inventory.devices if device.name == name), None)
     worst = device.health.worst if device is not None else None
     above = (str(device.pcie_switch) if device.pcie_switch else device.pcie_root) if device is not None else ""
     return Granted(
         request=str(result.get("request") or ""),
         driver=driver,
         pool=pool,
-        node=node,
+        node=node_of(driver, pool),
         device=name,
+        shape=shape,
         numa_nodes=str(device.numa_nodes) if device is not None and device.numa_nodes is not None else "?",
         below=short_address(above) if above and not above.startswith("pci") else above,
         health=device.health.state.value if device is not None else "not in the inventory",

@@ -15,12 +15,13 @@ from msgspec import Struct
 
 from topobus.cli.dry_run_process import ask_dry_run
 from topobus.cli.objects.manifests import request_of
+from topobus.cli.render.answers import with_parts
 from topobus.cli.simulation.node import Simulation
 from topobus.formats.kubernetes.classic.classic import is_classic
 from topobus.formats.kubernetes.objects import metadata_of, object_parts
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.dra_names import class_of_device, node_of_pool
+from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
 from topobus.values.resource_names import is_resource_name
@@ -35,6 +36,8 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     condition: str
     node: str = ""
     allocations: dict[str, AllocationResult] = {}
+    parts: dict[str, tuple[str, ...]] = {}
+    """Each shape among the allocated devices to its parts."""
     reasons: tuple[Reason, ...] = ()
     stored: tuple[ApiObject, ...] = ()
     """The claims as they would be stored, allocated."""
@@ -139,7 +142,7 @@ class ClaimSimulation:
                 kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid
             )
             allocation = msgspec.convert(claim.status["allocation"], AllocationResult)
-            self._simulation.hold(owner, *_held_by(allocation, self._simulation.machine.node))
+            self._simulation.hold(owner, *_held_by(allocation, self._simulation.machine.node, answer.parts))
 
     def _keep(self, answer: ClaimAnswer) -> None:
         self._objects |= {tuple(object_parts(claim).values()): claim for claim in answer.stored}
@@ -154,7 +157,8 @@ def claim_lines(answer: ClaimAnswer) -> list[str]:
     return [
         f"claim {claim}: "
         + ", ".join(
-            f"{granted.device} ({class_of_device(granted.driver, granted.device) or granted.driver})"
+            with_parts(granted.device, answer.parts)
+            + f" ({class_of_device(granted.driver, granted.device) or granted.driver})"
             for granted in result.devices.results
         )
         for claim, result in answer.allocations.items()
@@ -167,10 +171,10 @@ def _idle(request: PodRequest) -> tuple[ContainerRequest, ...]:
 
 
 def _held_by(
-    allocation: AllocationResult, node: str
+    allocation: AllocationResult, node: str, parts: Mapping[str, tuple[str, ...]]
 ) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
-    """Return the devices of a node that an allocation holds, and those of which it holds a share,
-    both by class.
+    """Return the devices of a node that an allocation holds, of shapes the parts, and those of which
+    it holds a share, both by class.
     """
     held: dict[str, tuple[str, ...]] = {}
     shared: dict[str, tuple[str, ...]] = {}
@@ -178,7 +182,9 @@ def _held_by(
         device_class = class_of_device(granted_device.driver, granted_device.device)
         if granted_device.admin_access or device_class is None or node_of_pool(granted_device.pool) != node:
             continue
-        held[device_class] = (*held.get(device_class, ()), granted_device.device)
+        for name in parts.get(granted_device.device, (granted_device.device,)):
+            part_class = class_of_device(DRIVER, name) or ""
+            held[part_class] = (*held.get(part_class, ()), name)
         if granted_device.share_id is not None:
             shared[device_class] = (*shared.get(device_class, ()), granted_device.device)
     return held, shared
