@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from lightkube import AsyncClient, KubeConfig
 from lightkube.core.exceptions import ApiError, ConfigError
+from lightkube.generic_resource import create_global_resource
 from lightkube.resources.core_v1 import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
@@ -50,7 +51,9 @@ _PREFIX = "resource.kubernetes.io"
 # What a namespace with pod security `restricted` demands.
 _POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 65535, "seccompProfile": {"type": "RuntimeDefault"}}
 _CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-_OF_CLUSTER = (DeviceClass, PersistentVolume, ResourceSlice)
+# That of the client library does not know `extendedResourceName`.
+_OfferedClass = create_global_resource("resource.k8s.io", "v1", "DeviceClass", "deviceclasses")
+_OF_CLUSTER = (DeviceClass, PersistentVolume, ResourceSlice, _OfferedClass)
 _TRY_AGAIN = (429, 500, 502, 503, 504)
 
 
@@ -179,6 +182,15 @@ class Cluster:
             selector = {"cel": {"expression": expression}}
             await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
         return name
+
+    async def offer(self, name: str, selector: str) -> str:
+        """Make a DeviceClass with a resource of its own; the resource. The class has the run's name
+        and a dash before this one.
+        """
+        resource = f"{self.run}.example/{name}"
+        spec = {"selectors": [{"cel": {"expression": selector}}], "extendedResourceName": resource}
+        await self._make(_OfferedClass, {"metadata": {"name": f"{self.run}-{name}"}, "spec": spec})
+        return resource
 
     async def publish(self, driver: str, count: int) -> None:
         """Publish devices of a driver that does not exist on the node."""
@@ -324,7 +336,7 @@ class Cluster:
                 raise
 
     async def _make(self, kind: Any, value: dict[str, Any]) -> None:
-        await self.client.create(kind.from_dict(value))
+        await self.client.create(kind(value) if kind is _OfferedClass else kind.from_dict(value))
         self._made.append((kind, value["metadata"]["name"]))
 
 

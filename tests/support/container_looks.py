@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,10 +75,12 @@ class ContainerLooks(threading.Thread):
     `mistakes` are never allowed, `overlaps` are allowed while no gateway serves the runtime.
     """
 
-    def __init__(self, exclusive: str) -> None:
+    def __init__(self, exclusive: str, is_wrong: Callable[[str, str, list[str]], str] | None = None) -> None:
         """Look until `finish`; `exclusive` is the kind whose containers have their CPUs for
-        themselves.
+        themselves, `is_wrong` says of a node, a kind and its devices why they are not what was
+        promised.
         """
+        self._is_wrong = is_wrong
         super().__init__(daemon=True)
         self.looks = 0
         self.mistakes: list[str] = []
@@ -143,8 +145,12 @@ class ContainerLooks(threading.Thread):
         self._processes[pid] = process
         self.seen.setdefault(process.kind, set()).add(process.pod)
         for name, count in wanted.items():
-            if len(given[name]) != int(count):
+            # A plus: some.
+            if len(given[name]) != int(count) if count != "+" else not given[name]:
                 self.mistakes.append(f"{process} was promised {count} {name}, and has {sorted(given[name])}")
+        names = sorted(device for devices in given.values() for device in devices)
+        if self._is_wrong is not None and (why := self._is_wrong(process.node, process.kind, names)):
+            self.mistakes.append(f"{process} has {names}: {why}")
         if (
             (wanted_interface := variables["STRESS_INTERFACE"])
             and wanted_interface not in _interfaces(pid)

@@ -164,7 +164,7 @@ class Processes(Installation):
     As root where kubelet's folders are root's.
 
     Shapes: on — the words that run a command on the node, by becoming it; address — where the node
-    is reached from here; nats_url — a server that runs already.
+    is reached from here; nats_url — a server that runs already; machine — a recorded one.
     """
 
     services: tuple[str, ...] = (*NODE_SERVICES, "gateway")
@@ -178,8 +178,10 @@ class Processes(Installation):
         on: Sequence[str] = (),
         address: str = "127.0.0.1",
         nats_url: str = "",
+        machine: str = "dgx",
     ) -> None:
         self._node = node
+        self._profile = machine
         self._kubelet = kubelet
         self._kubeconfig = kubeconfig
         self._on = tuple(on)
@@ -208,10 +210,10 @@ class Processes(Installation):
     def _prepare(self) -> None:
         machine = self._folder / "machine"
         try:
-            self._machine = build("dgx", machine, has_device_nodes=True)
+            self._machine = build(self._profile, machine, has_device_nodes=True)
         except ConfigError:
             # Only root makes device nodes; a simulated node needs none.
-            self._machine = build("dgx", machine)
+            self._machine = build(self._profile, machine)
 
     def kill(self, name: str) -> None:
         """Kill one process (`nats`, `nic`, `cpu`, `gateway`, …), as a crash would."""
@@ -336,6 +338,7 @@ class Processes(Installation):
             "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(self._folder / "checkpoint.json"),
             "TOPOBUS_GATEWAY__CLUSTER__MODE": "kubeconfig",
             "TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG": str(self._kubeconfig),
+            "TOPOBUS_GATEWAY__CLUSTER__SHAPES": "true",
             "TOPOBUS_GATEWAY__INSTANCE": uuid.uuid4().hex,
             # The recorded machine's device nodes are in its own folder.
             "TOPOBUS_GATEWAY__EDITS": json.dumps(

@@ -52,8 +52,8 @@ class NodeFleet:
     def __init__(
         self, machines: Mapping[str, str], addresses: Mapping[str, str], kubelet: Path, kubeconfig: Path
     ) -> None:
-        """Take the nodes, each with `this` (its own interfaces and CPUs) or `dgx` (a recorded
-        machine).
+        """Take the nodes, each with `this` (its own interfaces and CPUs) or the name of a recorded
+        machine.
         """
         self.machines = machines
         self.on = {node: shlex.split(setting("ON").format(node=node)) for node in machines}
@@ -84,7 +84,7 @@ class NodeFleet:
                     node, self._kubelet, self._kubeconfig, settings=self._settings, **where
                 )
             else:
-                self.nodes[node] = Processes(node, self._kubelet, self._kubeconfig, **where)
+                self.nodes[node] = Processes(node, self._kubelet, self._kubeconfig, machine=machine, **where)
         await asyncio.gather(*(node.install() for node in self.nodes.values()))
 
     def close(self) -> None:

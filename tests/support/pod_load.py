@@ -31,8 +31,8 @@ class PodKind:
     """A kind of pod.
 
     Shapes: workers — how many may be at a time; seconds — how long one may sleep; resources — so
-    many of a resource; requests, constraints, config — of its claim; wants — devices of a class
-    that its container has to see; nodes — where it may be, empty: anywhere.
+    many of a resource; requests, constraints, config — of its claim; wants — so many devices
+    of a class that its container has to see, or `+` for some; nodes — where it may be, empty: anywhere.
     """
 
     workers: int
@@ -41,7 +41,7 @@ class PodKind:
     requests: tuple[dict[str, Any], ...] = ()
     constraints: tuple[dict[str, Any], ...] = ()
     config: tuple[dict[str, Any], ...] = ()
-    wants: Mapping[str, int] = field(default_factory=dict)
+    wants: Mapping[str, int | str] = field(default_factory=dict)
     # A network interface that its container has to have.
     interface: str = ""
     gate: str = ""

@@ -7,7 +7,7 @@ this machine: one node of it, or several in namespaces or containers of their ow
 
 | variable | what | default |
 |---|---|---|
-| TOPOBUS_CLUSTER_NODES | `NAME=MACHINE,…`: `this` (its own CPUs and interfaces made for the purpose; one node at most, for CPUs are the machine's) or `dgx` (a recorded machine) | needed |
+| TOPOBUS_CLUSTER_NODES | `NAME=MACHINE,…`: `this` (its own CPUs and interfaces made for the purpose; one node at most, for CPUs are the machine's) or a recorded machine (`dgx`, …) | needed |
 | TOPOBUS_CLUSTER_ON | words that run a command on `{node}` by becoming it, as `nsenter` does | on this machine |
 | TOPOBUS_CLUSTER_NRI | the runtime's NRI socket of `{node}` | needed with `this`; none |
 | TOPOBUS_CLUSTER_NATS_PORT | where the nodes reach this machine's loopback address | any |
@@ -24,7 +24,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,10 @@ from e2e.cluster.hands import IMAGE
 from support.cluster import Cluster, until
 from support.container_looks import ContainerLooks, Overlap
 from support.installation import setting
+from support.machine_places import MachinePlaces
 from support.node_fleet import INTERFACES, NodeFleet
 from support.pod_load import PodKind, PodLoad
+from topobus.formats.kubernetes.built_in_classes import class_selector, shape_selector
 from topobus.values.dra_names import DRIVER
 
 # The gateway looks each three seconds and believes a difference after half a second; a
@@ -141,12 +143,68 @@ async def test_every_pod_has_what_it_was_promised_alone_whatever_befalls_its_nod
     """No device is in two containers at a moment, none has less than promised or other devices when
     it starts anew, no exclusive CPU is shared while a gateway is there, and nothing is left.
     """
+    await _stress(cluster, fleet, await _kinds(cluster, fleet))
+
+
+@pytest.mark.timeout(8 * 3600)
+async def test_every_pod_has_an_aligned_part_of_its_machine_whatever_befalls_its_node(
+    cluster: Cluster, fleet: NodeFleet
+) -> None:
+    """Pairs, quarters and halves beside single devices, by claim and by resource, without a gate: each is
+    where the machine's own files say that it should be, and no part is in two containers.
+    """
+    kinds = await _shape_kinds(cluster, fleet)
+    if not kinds:
+        pytest.skip("NOT CHECKED ON A CLUSTER: TOPOBUS_CLUSTER_NODES has no recorded machine")
+    places = {node: MachinePlaces(fleet.nodes[node].folder / "machine") for node in fleet.machines}
+
+    def why_not_aligned(node: str, kind: str, devices: list[str]) -> str:
+        if kind in ("pairs", "pairclaim"):
+            return places[node].why_no_pairs(devices, is_by_node=fleet.machines[node] == "gb200")
+        if kind in ("quarter", "half"):
+            return places[node].why_no_region(devices, is_of_switch=kind == "quarter")
+        return ""
+
+    await _stress(cluster, fleet, kinds, why_not_aligned)
+
+
+async def _shape_kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
+    cards = tuple(node for node, machine in fleet.machines.items() if machine != "this")
+    # A machine without PCIe switches has no quarters, one with cards here and there no halves.
+    switched = tuple(node for node in cards if fleet.machines[node] == "dgx")
+    halved = tuple(node for node in cards if fleet.machines[node] in ("dgx", "gb200"))
+    resources = {level: await cluster.offer(level, shape_selector(level)) for level in ("gpu-nic", "quarter", "half")}
+    single = await cluster.offer("gpu", class_selector("gpu"))
+
+    def claim(level: str, count: int = 1) -> tuple[dict[str, Any], ...]:
+        device_class = f"{cluster.run}-{level}"
+        exactly = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": count}
+        return ({"name": "devices", "exactly": exactly},)
+
+    made = partial(PodKind, seconds=_SECONDS)
+    some = {"gpu": "+", "nic": "+"}
+    kinds = {
+        "single": made(workers=2, nodes=cards, resources={single: 1}, wants={"gpu": 1}),
+        "twoclaim": made(workers=1, nodes=cards, requests=claim("gpu", 2), wants={"gpu": 2}),
+        "pairs": made(workers=2, nodes=cards, resources={resources["gpu-nic"]: 2}, wants={"gpu": 2, "nic": 2}),
+        "pairclaim": made(workers=2, nodes=cards, requests=claim("gpu-nic"), wants={"gpu": 1, "nic": 1}),
+        "quarter": made(workers=2, nodes=switched, resources={resources["quarter"]: 1}, wants={"gpu": 2, "nic": 2}),
+        "half": made(workers=2, nodes=halved, requests=claim("half"), wants=some),
+    }
+    return {name: kind for name, kind in kinds.items() if kind.nodes}
+
+
+async def _stress(
+    cluster: Cluster,
+    fleet: NodeFleet,
+    kinds: dict[str, PodKind],
+    is_wrong: Callable[[str, str, list[str]], str] | None = None,
+) -> None:
     pods, count = int(setting("STRESS_PODS", "200")), int(setting("STRESS_FAULTS", "0"))
     seed = int(setting("STRESS_SEED", "0")) or secrets.randbelow(2**31)
     chance = random.Random(seed)
     faults = fleet.faults(chance)
     print(f"nodes: {pods} pods, TOPOBUS_CLUSTER_STRESS_SEED={seed}, what befalls: {', '.join(faults)}")  # noqa: T201 - to repeat it
-    kinds = await _kinds(cluster, fleet)
     load = PodLoad(cluster.client, cluster.run, IMAGE, kinds, chance)
     befell: Counter[str] = Counter()
     coming = chance.sample(sorted(faults), len(faults))
@@ -162,7 +220,7 @@ async def test_every_pod_has_what_it_was_promised_alone_whatever_befalls_its_nod
             befell[name] += 1
             print(f"nodes: {name}; {load.done.total()} pods, mistakes: {looks.mistakes}", flush=True)  # noqa: T201 - it takes long
 
-    looks = ContainerLooks(exclusive="cpu")
+    looks = ContainerLooks("cpu", is_wrong)
     looks.start()
     begun_s = time.time()
     try:

@@ -354,6 +354,13 @@ async def test_fault_is_in_the_pods_status_when_its_device_fails(cluster: Cluste
         lambda devices: devices[result["device"]].get("taints"),
     )
     await until(
+        "taints on the shapes that it is a part of",
+        lambda: cluster.devices("shape"),
+        lambda shapes: all(
+            shape.get("taints") for shape in shapes.values() if result["device"] in str(shape["consumesCounters"])
+        ),
+    )
+    await until(
         "health in the pod's status",
         lambda: cluster.pod(pod),
         lambda shown: "Unhealthy" in str(shown["status"].get("containerStatuses")),
