@@ -22,14 +22,22 @@ from topobus.formats.messages.catalogue import ADOPT, PREPARE
 from topobus.formats.messages.nouns import Ask
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration
 
+# How long a question waits for its answer: far longer than any took on a busy machine.
+_ANSWER_S = 10.0
+
 
 class Asking:
-    """A gateway that asks another service all the time: a question that fails ends the test."""
+    """A gateway that asks another service all the time: a question that is refused ends the test, and
+    so does one that stays without an answer, unless as many `may_be_lost`.
+    """
 
-    def __init__(self, gateway: Bus, answerer: Bus, ask: Ask[Any, Any]) -> None:
+    def __init__(self, gateway: Bus, answerer: Bus, ask: Ask[Any, Any], may_be_lost: int) -> None:
+        self.lost = 0
+        self._may_be_lost = may_be_lost
         self._gateway = gateway
         self._answerer = answerer
         self._ask = ask
@@ -48,12 +56,17 @@ class Asking:
         await self._answerer.answer(self._ask, handle, **self._parts)
 
     async def ask_until(self, is_enough: Callable[[], bool]) -> None:
-        """Ask one after the other; the first that is refused or lost ends the test."""
+        """Ask one after the other."""
         request = sample(self._ask.request)
         async with asyncio.timeout(LIMIT_S):
             while not is_enough():
-                await self._gateway.ask(self._ask, request, timeout_s=LIMIT_S, **self._parts)
-                self.answered += 1
+                try:
+                    await self._gateway.ask(self._ask, request, timeout_s=_ANSWER_S, **self._parts)
+                    self.answered += 1
+                except PeerUnavailable:
+                    self.lost += 1
+                    if self.lost > self._may_be_lost:
+                        raise
 
 
 def _generation(bus: Bus) -> int:
@@ -82,8 +95,8 @@ async def test_no_ask_fails_when_passwords_are_changed_with_an_overlap(
     """Asker and answerer take new passwords twice, and those of before count no more, while
     questions go on: each one is answered, and handled once.
 
-    Between accounts one that is on its way when the server reads its users again may stay without
-    an answer: the server forgets then who may answer what.
+    Between accounts one that is on its way when the server reads its users again (four times) may
+    stay without an answer: the server forgets then who may answer what.
     """
     folder, server_file = tmp_path / "users", tmp_path / "users.conf"
 
@@ -102,7 +115,8 @@ async def test_no_ask_fails_when_passwords_are_changed_with_an_overlap(
         Bus.session(settings("gateway"), name="gateway") as gateway,
         Bus.session(settings(answerer), name=answerer) as other,
     ):
-        asking, is_over = Asking(gateway, other, ask), asyncio.Event()
+        asking = Asking(gateway, other, ask, may_be_lost=4 if form == "--accounts" else 0)
+        is_over = asyncio.Event()
         await asking.answer()
         async with asyncio.TaskGroup() as group:
             group.create_task(asking.ask_until(is_over.is_set))
@@ -118,7 +132,8 @@ async def test_no_ask_fails_when_passwords_are_changed_with_an_overlap(
                 await _until_refused(server.url, *before)
             is_over.set()
 
-        assert len(asking.handled) == asking.answered > 0
+        assert asking.answered > 0
+        assert 0 <= len(asking.handled) - asking.answered <= asking.lost
         assert (_generation(gateway), _generation(other)) == (3, 3)
 
 
