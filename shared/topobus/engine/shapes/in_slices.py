@@ -11,12 +11,12 @@ from collections.abc import Set as AbstractSet
 
 from msgspec import Struct, structs
 
-from topobus.engine.shapes.shapes import SHAPE_CLASS, Shapes
+from topobus.engine.shapes.shapes import Shapes, is_shape
 from topobus.formats.kubernetes.limit_rules import MAX_CONSUMED_SETS
 from topobus.formats.kubernetes.pool_slices import newest_of_pool
 from topobus.formats.kubernetes.resource import Counter, CounterConsumption, CounterSet, SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import HEALTH_REASON, HEALTH_TAINT, consumption, shared_counters, slice_device
-from topobus.values.dra_names import DRIVER, class_of_device
+from topobus.values.dra_names import DRIVER
 
 __all__ = ["CHANGED_TAINT", "SliceShapes", "parts_of", "published_shapes", "slice_shapes", "with_shapes"]
 
@@ -63,14 +63,14 @@ def published_shapes(specs: Iterable[SliceSpec]) -> SliceShapes:
     """Read the shapes of a node from its slices, for when not all of its devices are known."""
     devices, counter_sets = newest_of_pool(specs)
     return SliceShapes(
-        devices=tuple(map(_without_state, filter(lambda device: _is_shape(device.name), devices))),
-        counter_sets=tuple(counter_set for counter_set in counter_sets if _is_shape(counter_set.name)),
+        devices=tuple(map(_without_state, filter(lambda device: is_shape(DRIVER, device.name), devices))),
+        counter_sets=tuple(counter_set for counter_set in counter_sets if is_shape(DRIVER, counter_set.name)),
         uses={
             device.name: consumed
             for device in devices
-            if not _is_shape(device.name)
+            if not is_shape(DRIVER, device.name)
             for consumed in device.consumes_counters
-            if _is_shape(consumed.counter_set)
+            if is_shape(DRIVER, consumed.counter_set)
         },
     )
 
@@ -102,10 +102,6 @@ def with_shapes(
 def parts_of(shape: SliceDevice) -> tuple[str, ...]:
     """Name the parts of a shape, sorted: its counters have their names."""
     return tuple(sorted(name for consumed in shape.consumes_counters for name in consumed.counters))
-
-
-def _is_shape(name: str) -> bool:
-    return class_of_device(DRIVER, name) == SHAPE_CLASS
 
 
 def _joined(uses: Iterable[CounterConsumption]) -> tuple[CounterConsumption, ...]:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes.levels import PAIR, Region, regions
+from topobus.formats.kubernetes.limit_rules import MAX_CONSUMED_SETS, MAX_COUNTERS
 from topobus.values.counters import CounterSet, CounterUse
 from topobus.values.device import AttributeValue, Device, DeviceRole, Inventory
 from topobus.values.dra_names import class_of_device
@@ -32,8 +33,6 @@ SHAPE_CLASS = "shape"
 _CLASSES = frozenset({"fpga", "gpu", "nic"})
 """Counted by each shape, also where a node has none."""
 _DIGITS = 6
-_MAX_SETS_OF_DEVICE = 2
-_MAX_COUNTERS = 32
 
 
 class Shapes(Struct, frozen=True, kw_only=True):
@@ -151,8 +150,8 @@ def _faults(devices: Iterable[Device], units: Mapping[str, str]) -> dict[str, st
         for use in device.consumes:
             users.setdefault((use.counter_set, use.counter), set()).add(units[device.name])
         # Its own and that of the shapes are too many.
-        if len({use.counter_set for use in device.consumes}) >= _MAX_SETS_OF_DEVICE:
-            faults[units[device.name]] = f"{device.name} takes from {_MAX_SETS_OF_DEVICE} counter sets already"
+        if len({use.counter_set for use in device.consumes}) >= MAX_CONSUMED_SETS:
+            faults[units[device.name]] = f"{device.name} takes from {MAX_CONSUMED_SETS} counter sets already"
     for (counter_set, counter), names in sorted(users.items()):
         for name in sorted(names) if len(names) > 1 else ():
             faults.setdefault(name, f"it shares the counter {counter_set}/{counter} with other devices")
@@ -177,14 +176,14 @@ def _sets(of_levels: Iterable[Region], sockets: Mapping[int, int]) -> tuple[dict
     first = min(filter(None, socket_of.values()), default=0)
     by_socket = groupby(ordered, lambda name: socket_of[name] or first)
     members = [names for _, of_socket in by_socket for names in _chunks(list(of_socket))]
-    if len(members) > _MAX_SETS_OF_DEVICE:
+    if len(members) > MAX_CONSUMED_SETS:
         members = _chunks(ordered)
     numbers = tuple(f"{SHAPE_CLASS}-{index}" for index in range(len(members)))
     return {name: number for number, names in zip(numbers, members, strict=True) for name in names}, numbers
 
 
 def _chunks(names: Sequence[str]) -> list[Sequence[str]]:
-    return [names[start : start + _MAX_COUNTERS] for start in range(0, len(names), _MAX_COUNTERS)]
+    return [names[start : start + MAX_COUNTERS] for start in range(0, len(names), MAX_COUNTERS)]
 
 
 def _socket(part: Device, sockets: Mapping[int, int]) -> int:
@@ -239,6 +238,6 @@ def _shape(same: Sequence[Region], set_of: Mapping[str, str], classes: Iterable[
 
 def _fault(shape: Device) -> str:
     sets = {use.counter_set for use in shape.consumes}
-    if len(sets) > _MAX_SETS_OF_DEVICE:
-        return f"its parts are in {len(sets)} counter sets, and a device may take from {_MAX_SETS_OF_DEVICE}"
+    if len(sets) > MAX_CONSUMED_SETS:
+        return f"its parts are in {len(sets)} counter sets, and a device may take from {MAX_CONSUMED_SETS}"
     return "" if is_dns_label(shape.name) else "its name has more than 63 characters"

@@ -20,8 +20,8 @@ def is_for_class(parameters: Mapping[str, Any], device_class: str, classes: Coll
 
     Parameters of the API group of a class are for its devices alone. The others, a misspelt group
     among them, go to each device, whose service refuses what it does not know: parameters that no
-    service gets would be ignored without a word. What a claim wishes of the controller, and the controller's
-    answer, is for no device.
+    service gets would be ignored without a word. What a claim wishes of the controller, and the
+    controller's answer, is for no device.
 
     Shapes: classes — those of the claim, which may have others than those that Topobus ships.
 
