@@ -135,7 +135,7 @@ class _Gateway:
             settings.ids_of,
             settings.profiles,
             # The stand-alone controller, which chooses shapes where there is no cluster, does not know the exposure.
-            in_claims=lambda device: cluster is None or settings.shown(device) is not None,
+            in_claims=lambda device: cluster is None or settings.offers_dra(device.device_class, device.pool),
         )
         self._state.containers.tree = Tree(settings.hardware)
         self._liveness = ServiceLiveness(
