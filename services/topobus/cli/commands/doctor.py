@@ -122,7 +122,7 @@ def doctor(
     """
     output = options.output()
     nodes: list[str] = []
-    foretold: dict[str, dict[str, Any]] = {}
+    foretold: _Template | None = None
     if machine is not None:
         with open_machine(machine) as opened:
             foretold = devices_of_type(opened.snapshot.inventories)
@@ -149,7 +149,7 @@ def doctor(
 
 
 async def _check_bus(
-    node: str | None, options: BusOptions, checked: list[str], foretold: _Template, *, asks_gateways: bool
+    node: str | None, options: BusOptions, checked: list[str], foretold: _Template | None, *, asks_gateways: bool
 ) -> list[Finding]:
     """Check the server, its streams and the services. `checked` gets the names of the nodes."""
     try:
@@ -229,7 +229,7 @@ async def _read_fleet(bus: Bus) -> _Fleet:
 
 
 async def _check_services(
-    bus: Bus, node: str | None, checked: list[str], foretold: _Template, *, asks_gateways: bool
+    bus: Bus, node: str | None, checked: list[str], foretold: _Template | None, *, asks_gateways: bool
 ) -> list[Finding]:
     fleet = await _read_fleet(bus)
     inventories = [entry.value for entries in fleet.inventories.values() for entry in entries]
@@ -263,7 +263,7 @@ async def _check_services(
         )
     check = partial(_check_stored_node, bus, fleet, asks_gateways=asks_gateways)
     findings += [finding for of_node in await side_by_side(nodes, check) for finding in of_node]
-    if foretold:
+    if foretold is not None:
         of_nodes = {name: [entry.value for entry in fleet.inventories.get(name, ())] for name in nodes}
         findings += [
             check_template(name, template_differences(foretold, devices_of_type(of_nodes[name]))) for name in nodes
