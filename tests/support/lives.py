@@ -101,3 +101,8 @@ class Lives:
 
     def _log(self) -> list[str]:
         return self.steps.read_text(encoding="utf-8").splitlines()
+
+
+def is_transport(error: str) -> bool:
+    """Say whether an error means that no gateway has answered."""
+    return "is not registered" in error or "code = Unavailable" in error or "code = Canceled" in error or "EOF" in error

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from support.dra_claims import claim_rig
 from support.gateway_rig import Rig
+from support.lives import Lives
 from topobus.simulation.nats_server import NatsServer
 
 
@@ -25,6 +26,18 @@ async def own_rig(own_nats_server: NatsServer) -> AsyncIterator[Rig]:
     """The same on a server that can be stopped."""
     async with claim_rig(own_nats_server) as made:
         yield made
+
+
+@pytest_asyncio.fixture
+async def lives(rig: Rig) -> AsyncIterator[Lives]:
+    """The gateway's processes, with a kubelet beside them."""
+    made = Lives(rig)
+    async with rig.kubelet:
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
 
 
 @pytest.fixture

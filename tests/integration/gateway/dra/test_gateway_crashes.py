@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
-from support.lives import LIMIT_S, Lives
+from support.lives import LIMIT_S, Lives, is_transport
 from support.looks import next_look, until
 from support.node_plane import claim, device
 from topobus.formats.containers.cdi import file_name
@@ -48,18 +48,6 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
         await made.plane.show("nic", device("nic-0", 0))
         yield made
-
-
-@pytest_asyncio.fixture
-async def lives(rig: Rig) -> AsyncIterator[Lives]:
-    """The gateway's processes, with a kubelet beside them."""
-    made = Lives(rig)
-    async with rig.kubelet:
-        await made.start()
-        try:
-            yield made
-        finally:
-            await made.stop()
 
 
 def entries(rig: Rig) -> tuple[ClaimEntry, ...]:
@@ -131,11 +119,6 @@ async def unprepare(rig: Rig, reference: ClaimReference) -> dict[str, str]:
             if not any(is_transport(error) for error in errors.values()):
                 return errors
             await next_look()
-
-
-def is_transport(error: str) -> bool:
-    """Say whether nobody has answered."""
-    return "is not registered" in error or "code = Unavailable" in error or "code = Canceled" in error or "EOF" in error
 
 
 async def check_whole(rig: Rig, at: str) -> None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from support.cluster_slices import allocated
 from support.gateway_rig import Rig, make_rig
-from support.lives import LIMIT_S, Lives
+from support.lives import LIMIT_S, Lives, is_transport
 from support.looks import next_look
 from support.node_plane import NODE, claim
 from topobus.cli.simulation.node import open_machine
@@ -54,25 +54,13 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         yield made
 
 
-@pytest_asyncio.fixture
-async def lives(rig: Rig) -> AsyncIterator[Lives]:
-    """The gateway's processes, with a kubelet beside them."""
-    made = Lives(rig)
-    async with rig.kubelet:
-        await made.start()
-        try:
-            yield made
-        finally:
-            await made.stop()
-
-
 async def prepare(rig: Rig, reference: ClaimReference = PAIR) -> PreparedClaim:
     """Prepare as kubelet does: again while nobody answers."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             await rig.kubelet.wait_for_driver(DRIVER)
             (prepared,) = await rig.kubelet.prepare_claims([reference])
-            if not _is_transport(prepared.error):
+            if not is_transport(prepared.error):
                 return prepared
             await next_look()
 
@@ -82,10 +70,6 @@ async def unprepare(rig: Rig) -> None:
     async with asyncio.timeout(LIMIT_S):
         while await rig.kubelet.unprepare_claims([PAIR]):
             await next_look()
-
-
-def _is_transport(error: str) -> bool:
-    return any(word in error for word in ("is not registered", "= Unavailable", "= Canceled", "EOF"))
 
 
 def held(rig: Rig) -> list[dict[str, tuple[str, ...]]]:
