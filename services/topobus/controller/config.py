@@ -39,10 +39,12 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     resync_s: Annotated[float, Meta(ge=1)] = 600.0
     """How often a copy is compared with a whole list, in seconds. Changes arrive by watches. The
     list repairs what a watch may have lost."""
-    unschedulable_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    unschedulable_s: Annotated[float, Meta(gt=0, le=86_400)] = 5.0
     """How long kube-scheduler may report a pod as unschedulable before its claims are deallocated
-    and tried elsewhere, in seconds. A minute: an autoscaler or a pod that is about to end often
-    helps within it."""
+    and tried elsewhere, in seconds: 60 at least while it evicts other pods for it, and 10 more on
+    each further node. 5 s: its refusal is final unless it evicts pods, and the devices are idle
+    meanwhile. When all nodes were refused, they are tried again after as long, which doubles each
+    time up to five minutes."""
     settle_s: Annotated[float, Meta(gt=0, le=600)] = 5.0
     """Time between removing the reservation and deallocating the devices, in seconds. By then a
     binding that kube-scheduler had begun is visible."""

@@ -174,26 +174,8 @@ async def test_claims_of_one_pod_go_to_one_node_together(home: ClusterHome) -> N
             {},
             "n2",
         ),
-        (
-            {
-                "affinity": {
-                    "nodeAffinity": {
-                        "preferredDuringSchedulingIgnoredDuringExecution": [
-                            {
-                                "weight": 5,
-                                "preference": {
-                                    "matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]
-                                },
-                            }
-                        ]
-                    }
-                }
-            },
-            {},
-            "n2",
-        ),
     ],
-    ids=["node-selector", "taint", "tolerated-taint", "unschedulable", "required-affinity", "preferred-affinity"],
+    ids=["node-selector", "taint", "tolerated-taint", "unschedulable", "required-affinity"],
 )
 async def test_allocation_goes_where_the_scheduler_lets_the_pod(
     home: ClusterHome, fields: dict, at_node: dict, expected: str

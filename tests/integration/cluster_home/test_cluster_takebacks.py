@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
+from support.cluster_home import node as cluster_node
 from topobus.controller.store.api import Api, Kind
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
@@ -65,17 +66,6 @@ async def test_allocation_goes_elsewhere_when_the_scheduler_cannot_place_the_pod
     )
 
 
-NO_DISK = [
-    {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "0/2 nodes are available: 1 node(s) had no available disk, 1 resourceclaim not available on the "
-        "node. preemption: no",
-    }
-]
-
-
 def allocated(home: ClusterHome) -> tuple[str, ...]:
     """The condition of pod p about its claims: status, reason, message."""
     conditions = home.get("Pod", "p").get("status", {}).get("conditions", ())
@@ -83,48 +73,76 @@ def allocated(home: ClusterHome) -> tuple[str, ...]:
     return tuple(str(allocated_condition.get(part, "")) for part in ("status", "reason", "message"))
 
 
-async def test_pod_is_told_by_which_rule_it_is_kept_off_that_was_not_looked_at(home: ClusterHome) -> None:
-    """The condition names the rule in the scheduler's words until the pod has a node, and one event
-    does.
+def note(home: ClusterHome) -> dict[str, Any]:
+    """The attempt that claim c records."""
+    annotations = home.get("ResourceClaim", "c")["metadata"]["annotations"]
+    recorded: dict[str, Any] = json.loads(annotations["topobus.dev/attempt"])
+    return recorded
 
-    Its devices stay for the stated time.
-    """
+
+async def test_condition_has_the_schedulers_words_until_the_pod_has_a_node(home: ClusterHome) -> None:
+    """Its devices stay for the stated time."""
     slowly(home, unschedulable_s=3600.0)
     home.put(claim("c"), pod("p", "c"))
     async with home.controller():
         await served(home, "p")
-        home.set_status("Pod", "p", conditions=NO_DISK)
-        await home.until(lambda: allocated(home)[1] == "RuleNotCovered" and home.events("p"), "the rule")
-        condition, event, node = allocated(home), home.events("p")[-1], home.node_of("c")
+        home.set_status("Pod", "p", conditions=UNSCHEDULABLE)
+        await home.until(lambda: allocated(home)[1] == "RefusedByScheduler", "the scheduler's words")
+        condition, node = allocated(home), home.node_of("c")
         assert await home.bind("p", "n1") == 201
-        await home.until(lambda: allocated(home)[1] == "Allocated", "the rule taken back")
+        await home.until(lambda: allocated(home)[1] == "Allocated", "the words gone")
 
-    assert condition[0] == "True"
-    assert (
-        "does not place it: node(s) had no available disk. Topobus does not look at that before it binds devices"
-        in condition[2]
+    assert condition == (
+        "True",
+        "RefusedByScheduler",
+        "its claims are allocated on node n1, and kube-scheduler has not placed it there: 0/2 nodes: insufficient "
+        "cpu; unless it does within 3600 s, they are allocated elsewhere",
     )
-    assert NO_DISK[0]["message"] in condition[2]
-    assert event[0] == "RuleNotCovered"
-    assert len(event[1]) <= 300
     assert node == "n1"
 
 
-async def test_node_that_the_scheduler_refuses_by_such_a_rule_says_so_when_no_other_fits(home: ClusterHome) -> None:
-    """After the stated time the devices are taken back.
+async def until_all_refused(home: ClusterHome) -> None:
+    """Let the pod have devices on both nodes, one after the other, and lose them there."""
+    home.put(claim("c"), pod("p", "c"))
+    await served(home, "p")
+    for node in ("n1", "n2"):
+        await home.until(lambda node=node: home.node_of("c") == node and home.users("c"), f"devices on {node}")
+        home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
+    await home.until(lambda: allocated(home)[1] == "DoesNotFit", "no node that fits")
 
-    The other node has none, and the first one's miss has the scheduler's words.
+
+async def test_pod_that_all_nodes_refused_holds_no_device_during_its_pause(home: ClusterHome) -> None:
+    """It is told so, other pods get the devices, and a replica that starts meanwhile does not begin
+    again.
     """
-    home.put(slice_of("n2", 0), claim("c"), pod("p", "c"))
+    slowly(home, unschedulable_s=3600.0)
     async with home.controller():
-        await served(home, "p")
-        home.set_status("Pod", "p", conditions=NO_DISK)
-        await home.until(lambda: allocated(home)[1] == "DoesNotFit", "no node that fits")
+        await until_all_refused(home)
+    home.put(claim("all", count=2), pod("q", "all"), claim("others", count=2), pod("r", "others"))
 
-    assert (
-        "node n1: kube-scheduler could not place the pod there: node(s) had no available disk, which Topobus "
-        "does not look at before" in allocated(home)[2]
-    )
+    async with home.controller():
+        await served(home, "q", "r")
+
+    assert allocated(home)[2] == "nodes n1, n2: kube-scheduler could not place the pod there"
+    assert (home.devices("c"), note(home)["refused"]) == ([], ["n1", "n2"])
+
+
+async def test_pod_that_all_nodes_refused_goes_to_a_new_node_without_a_pause(home: ClusterHome) -> None:
+    """The pause is only for nodes that have refused."""
+    slowly(home, unschedulable_s=3600.0)
+    async with home.controller():
+        await until_all_refused(home)
+        home.put(cluster_node("n3"), slice_of("n3", 1))
+        await home.until(lambda: home.node_of("c") == "n3" and home.users("c"), "devices on the new node")
+
+
+async def test_all_nodes_are_tried_again_after_a_pause_that_counts(home: ClusterHome) -> None:
+    """The claim records how many rounds there were, on which the next pause depends."""
+    async with home.controller():
+        await until_all_refused(home)
+        await home.until(lambda: home.node_of("c") == "n1" and home.users("c"), "devices again")
+
+    assert (note(home)["rounds"], note(home).get("refused", [])) == (1, [])
 
 
 async def test_reservation_comes_back_when_the_pod_was_bound_meanwhile(home: ClusterHome) -> None:

@@ -165,7 +165,7 @@ def test_pod_is_kept_without_what_nobody_reads() -> None:
     assert sorted(pod.spec) == ["affinity", "containers", "resourceClaims"]
     assert pod.spec["containers"] == [{"name": "c"}]
     assert sorted(bound.spec) == ["affinity", "nodeName", "resourceClaims"]
-    assert pod.spec["affinity"] == {"podAffinity": {"a": 1}, "nodeAffinity": {"b": 1}}
+    assert pod.spec["affinity"] == {"nodeAffinity": {"b": 1}}
     assert bound.spec["affinity"] == {"nodeAffinity": {"b": 1}}
     assert pod.status == {"phase": "Pending"}
 

@@ -156,28 +156,6 @@ async def test_pod_that_others_keep_off_is_due_when_pods_moved_while_it_was_look
     assert _take(queue) == [P]
 
 
-async def test_queue_gives_the_pod_whose_volume_claim_changed() -> None:
-    """What a pod's volumes depend on is looked at like its claims for devices.
-
-    A pod without volumes takes no notice.
-    """
-    state, queue, _ = _queue("p")
-    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
-    _put(state, pod("q", volumes=[volume]), 5)
-    await _round(queue)
-    metadata = {"name": "data", "namespace": "default", "resourceVersion": "7"}
-    state.put(
-        "PersistentVolumeClaim",
-        "v1",
-        {"metadata": metadata, "spec": {"volumeName": "v1"}, "status": {"phase": "Bound"}},
-    )
-    changed = await _round(queue)
-    state.drop("PersistentVolumeClaim", ("default", "data"))
-
-    assert changed == [Q]
-    assert await _round(queue) == [Q]
-
-
 def test_queue_gives_no_pod_twice_while_it_is_worked_on() -> None:
     """A busy pod that changes is ready when the work on it has ended."""
     state, queue, _ = _queue("p")
@@ -233,6 +211,23 @@ def test_pause_between_explanations_doubles_up_to_a_minute() -> None:
     assert queue.silence_s(P) == 1.0
 
 
+def test_pause_before_refused_nodes_are_tried_again_doubles_up_to_five_minutes() -> None:
+    """With each round, and it runs on while it is asked for."""
+    _, queue, clock = _queue("p")
+    _take(queue)
+    pauses, are_over = [], []
+    for rounds in (0, 1, 2, 6, 60):
+        pauses.append(queue.refused_wait_s(P, 5.0, rounds))
+        clock.advance(4.0)
+        pauses.append(queue.refused_wait_s(P, 5.0, rounds))
+        before = queue.may_begin_round(P)
+        clock.advance(pauses[-1])
+        are_over.append((before, queue.may_begin_round(P), queue.may_begin_round(P)))
+
+    assert pauses == [5.0, 1.0, 10.0, 6.0, 20.0, 16.0, 300.0, 296.0, 300.0, 296.0]
+    assert are_over == [(False, True, False)] * 5
+
+
 def test_changed_pods_name_the_users_of_a_claim_once() -> None:
     """A claim's change concerns all pods that use it.
 
@@ -280,13 +275,13 @@ def test_intent_takes_its_devices_while_it_is_written_and_gives_them_back_when_i
     during = (
         _taken(state),
         state.under_way.claims(),
-        state.intended_nodes(without=""),
-        state.intended_nodes(without="p"),
+        state.intended_on("n1", without=""),
+        state.intended_on("n1", without="p"),
     )
     state.settle(("default", "c-p"))
 
     assert before == 0
-    assert during == (0b10, {"c-p"}, {P: "n1"}, {})
+    assert during == (0b10, {"c-p"}, {P}, frozenset())
     assert (_taken(state), state.under_way.claims(), state.supply > supply) == (0, frozenset(), True)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.state.cluster.placed_pods import PlacedPods
-from topobus.engine.scheduling.kube_rules.host_ports import host_ports_of
+from support.rule_views import PodView
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, selects, with_labels
 from topobus.engine.scheduling.kube_rules.placement_rules import count_rules, read_placement
 from topobus.engine.scheduling.node_fit import node_facts, read_placing
@@ -68,9 +67,6 @@ def refusals(
     """Say for each of n1 and n2 (zone a) and n3 (zone b) by which rule
     the wanted pod is kept off.
     """
-    index = PlacedPods()
-    for plain in present:
-        index.put_pod((plain["metadata"]["namespace"], plain["metadata"]["name"]), plain, is_ours=True)
     nodes = {
         name: node_facts(
             ApiObject(
@@ -83,14 +79,14 @@ def refusals(
         )
         for name, zone in NODES.items()
     }
-    intended = {("default", name): node for name, node in (assumed or {}).items()}
+    pods = PodView(present, {("default", name): node for name, node in (assumed or {}).items()})
     stored = ApiObject(api_version="v1", kind="Pod", metadata=wanted["metadata"], spec=wanted["spec"], status={})
     rules = count_rules(
         read_placement(stored),
         read_placing(stored),
         nodes,
-        index.groups(intended),
-        lambda node: index.ports_on(node, intended),
+        pods.groups(),
+        pods.ports_on,
     )
     reasons = {name: rules.why_not(at) for name, at in nodes.items()}
     return {name: reason.code for name, reason in reasons.items() if reason is not None}
@@ -118,20 +114,6 @@ def test_host_port_is_taken_as_kube_scheduler_has_it(
     What ends before the containers start has none.
     """
     assert refusals(pod("p", **wanted), pod("q", node="n1", **used)) == ({"n1": "host-port-taken"} if is_taken else {})
-
-
-def test_host_port_is_free_again_when_its_pod_has_ended_or_is_gone() -> None:
-    """The index forgets a pod, and keeps the others' ports."""
-    index = PlacedPods()
-    for name in ("q", "r", "s"):
-        index.put_pod(("default", name), pod(name, node="n1", **port(80)), is_ours=False)
-    index.put_pod(("default", "q"), {**pod("q", node="n1", **port(80)), "status": {"phase": "Succeeded"}})
-    index.put_pod(("default", "r"), None)
-    left = set(index.ports_on("n1", {}))
-    index.put_pod(("default", "s"), None)
-
-    assert left == set(host_ports_of(port(80)))
-    assert (set(index.ports_on("n1", {})), list(index.groups({}))) == (set(), [])
 
 
 EVERYWHERE = {"n1": "pod-affinity", "n2": "pod-affinity", "n3": "pod-affinity"}
@@ -284,13 +266,9 @@ def test_label_selector_selects_as_apimachinery_has_it(
     assert not selects(with_labels(selector, {"b": "1"}), labels)
 
 
-def test_pod_of_somebody_else_counts_without_terms_that_nobody_can_read() -> None:
-    """Garbage in a pod that is there keeps nobody out.
-
-    In the pod that is to be placed it is told.
-    """
+def test_pod_with_terms_that_cannot_be_read_is_refused() -> None:
+    """The message names the field."""
     garbage: dict[str, Any] = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": 7}}}
 
-    assert refusals(pod("p", labels={"app": "web"}), pod("q", node="n1", **garbage)) == {}
     with pytest.raises(ContractError, match="affinity"):
         refusals(pod("p", **garbage))

@@ -4,12 +4,11 @@ what keeps the pod off a node.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 
-from topobus.controller.state.cluster.volume_index import VolumeIndex
+from support.rule_views import VolumeTable
 from topobus.engine.allocation.values import Node
 from topobus.engine.scheduling.kube_rules.volume_rules import PodVolumes, read_pod_volumes
 from topobus.values.errors import ContractError
@@ -98,22 +97,10 @@ def pod(name: str = "p", *claims: str, node: str = "", ephemeral: tuple[str, ...
     }
 
 
-def index_of(*objects: dict[str, Any]) -> VolumeIndex:
-    """Take objects in."""
-    index = VolumeIndex()
-    for plain in objects:
-        key = (plain["metadata"].get("namespace", ""), plain["metadata"]["name"])
-        if plain["kind"] == "Pod":
-            index.put_pod(key, plain, is_ours=True)
-        else:
-            index.put(plain["kind"], key, plain)
-    return index
-
-
 def judge(*objects: dict[str, Any], assumed: tuple[str, ...] = ()) -> PodVolumes:
     """Look up the volumes of pod p."""
-    index = index_of(*objects)
-    return read_pod_volumes(POD, "uid-p", index.volumes_of(POD), index, [("default", name) for name in assumed])
+    table = VolumeTable(*objects)
+    return read_pod_volumes(POD, "uid-p", table.volumes_of(POD), table, [("default", name) for name in assumed])
 
 
 def refusals(
@@ -187,18 +174,14 @@ def test_each_claim_that_is_not_ready_is_named() -> None:
         (pod("q", "data", node="n2"), (), {"blocked": "volume-in-use"}),
         (pod("q", "data"), (), {}),
         (pod("q", "data"), ("q",), {"blocked": "volume-in-use"}),
-        ({**pod("q", "data", node="n2"), "status": {"phase": "Succeeded"}}, (), {}),
         (pod("q", "other", node="n2"), (), {}),
     ],
-    ids=["on a node", "waiting", "intended for a node", "ended", "with another claim"],
+    ids=["on a node", "waiting", "intended for a node", "with another claim"],
 )
 def test_volume_for_one_pod_is_in_use_when_a_placed_pod_has_it(
     other: dict[str, Any], assumed: tuple[str, ...], expected: dict[str, str]
 ) -> None:
-    """A pod that only waits does not count, and one that has ended neither.
-
-    The claim of the pod itself is its own.
-    """
+    """A pod that only waits does not count. The claim of the pod itself is its own."""
     assert (
         refusals(P, claim(bound="v", accessModes=["ReadWriteOncePod"]), volume("v"), other, assumed=assumed) == expected
     )
@@ -426,53 +409,8 @@ def test_volume_that_is_still_to_be_made_counts_for_its_driver() -> None:
     }
 
 
-def test_index_forgets_what_is_gone() -> None:
-    """Objects, and the uses of pods; what is told twice is one."""
-    index = index_of(
-        P, P, BOUND, volume("v"), volume("v"), storage_class(), csi_node("n1", "d", 1), pod("q", "data", node="n1")
-    )
-    kinds = ("PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSINode")
-    before = [index.count(kind) for kind in kinds]
-    for kind, key in zip(kinds, (("default", "data"), ("", "v"), ("", "local"), ("", "n1")), strict=True):
-        index.drop(kind, key)
-    index.put_pod(POD, None)
-    index.put_pod(("default", "q"), None)
-
-    assert (before, [index.count(kind) for kind in kinds]) == ([1, 1, 1, 1], [0, 0, 0, 0])
-    assert (index.volumes_of(POD), list(index.of_class("local")), list(index.users_of(("default", "data"), ()))) == (
-        (),
-        [],
-        [],
-    )
-
-
-def test_pod_is_looked_at_again_when_something_of_its_volumes_changes() -> None:
-    """A claim of its own, any volume, class or limit.
-
-    Not the claim of another, and not the same told again.
-    """
-    index = index_of(P, BOUND, volume("v"), pod("q"))
-    versions = [index.version_for(POD)]
-    for plain in (volume("v"), claim("other"), claim("data"), volume("w"), storage_class(), csi_node("n1", "d", 1)):
-        index.put(plain["kind"], (plain["metadata"].get("namespace", ""), plain["metadata"]["name"]), plain)
-        versions.append(index.version_for(POD))
-    index.drop("PersistentVolume", ("", "w"))
-    versions.append(index.version_for(POD))
-
-    assert [after != before for before, after in itertools.pairwise(versions)] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-        True,
-        True,
-    ]
-    assert index.version_for(("default", "q")) == ()
-
-
-def test_volume_that_nobody_can_read_is_refused() -> None:
-    """The informer tells of it; the volumes of a pod that nobody can read are none."""
+def test_volume_that_cannot_be_read_is_refused() -> None:
+    """The message names the field. A pod's volumes that cannot be read are none."""
     with pytest.raises(ContractError, match="nodeAffinity"):
-        index_of(volume("v", nodeAffinity=7))
-    assert index_of({**P, "spec": {"nodeName": "n1", "volumes": ["x", {"name": "y"}]}}).volumes_of(POD) == ()
+        VolumeTable(volume("v", nodeAffinity=7))
+    assert VolumeTable({**P, "spec": {"nodeName": "n1", "volumes": ["x", {"name": "y"}]}}).volumes_of(POD) == ()

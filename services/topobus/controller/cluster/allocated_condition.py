@@ -24,9 +24,9 @@ from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.outcome import Reason
 
-__all__ = ["ALLOCATED", "REST", "AllocatedCondition"]
+__all__ = ["ALLOCATED", "AllocatedCondition"]
 
-REST = f"condition {ALLOCATED_CONDITION} of the pod"
+_REST = f"condition {ALLOCATED_CONDITION} of the pod"
 """Where the rest of a cut event is found, in the event's own text."""
 ALLOCATED = "its claims are allocated and reserved"
 """Message for a pod whose condition had a reason for waiting before."""
@@ -71,9 +71,9 @@ class AllocatedCondition:
         message = "; ".join(each_reason.message for each_reason in reasons)
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
         written = await self.write(key, pod, is_true=False, reason=reason, message=message)
-        await self._events.warn(pod, reason, message, more=REST)
+        await self._events.warn(pod, reason, message, more=_REST)
         for other_claim in self._state.claims_of(key):
             claim = self._state.claims.get(other_claim)
             if claim is not None and not claim.claim.is_allocated:
-                await self._events.warn(claim, reason, message, more=REST)
+                await self._events.warn(claim, reason, message, more=_REST)
         return written

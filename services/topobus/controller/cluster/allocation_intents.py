@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from topobus.controller.cluster.node_choice import NodeChooser, NoNodeFits
+from topobus.controller.cluster.node_rules import RefusedNodes
 from topobus.controller.commit.allocator import Member
 from topobus.controller.commit.commit_allocations import (
     AllocationCommitter,
@@ -96,7 +97,7 @@ class Intents:
                 return False
         return True
 
-    def begin(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> list[Draft]:
+    def begin(self, plan: PodPlan, fit: NodeFit, refused: RefusedNodes) -> list[Draft]:
         """Draft the intent of each pending claim.
 
         Its devices count as taken until `write` is done. Empty when a claim is gone.
@@ -109,7 +110,9 @@ class Intents:
             members.append(
                 Member(ObjectKey("resourceclaim", *_key(plan, pod_claim)), claim, pod_claim.spec, pod_claim.wishes)
             )
-        group = next_attempts(fit.node, members, fit.results, pod=plan.pod.uid, refused=refused)
+        group = next_attempts(
+            fit.node, members, fit.results, pod=plan.pod.uid, refused=refused.names, rounds=refused.rounds
+        )
         for draft in group:
             intended = Stored(draft.revision, draft.value)
             self._state.under_way.put(
@@ -191,19 +194,21 @@ class Intents:
         """Say whether another replica wrote one of these."""
         return any((intent.stored.uid, intent.attempt.number) not in self._written for intent in intents)
 
-    def refused_nodes(self, pod: Stored, plan: PodPlan) -> tuple[str, ...]:
+    def refused_nodes(self, pod: Stored, plan: PodPlan) -> RefusedNodes:
         """List the nodes on which kube-scheduler could not place the pod.
 
         While the gate is closed it has not tried, and where the pod is bound it could.
         """
         if pod.pod.has_gate or pod.pod.node:
-            return ()
+            return RefusedNodes()
         nodes: dict[str, None] = {}
+        rounds = 0
         for pod_claim in plan.pending:
             note = self._state.gated_pods.note(_key(plan, pod_claim))
             if note is not None and note.pod == plan.pod.uid:
                 nodes |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
-        return tuple(nodes)
+                rounds = max(rounds, note.rounds)
+        return RefusedNodes(tuple(nodes), rounds)
 
     def keep(self, pods: Collection[Key]) -> None:
         """Remove the notes about intents that no longer exist, and the refusals of other pods."""
@@ -225,7 +230,7 @@ class Intents:
         return self._chooser.refusals.wait_s([pod.uid])
 
     async def choose(
-        self, pod: Stored, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
+        self, pod: Stored, plan: PodPlan, refused: RefusedNodes, *, is_brief: bool, is_cheap: bool
     ) -> NodeFit | NoNodeFits | None:
         """Choose the node and the devices for the next intents, as `NodeChooser.choose`."""
         return await self._chooser.choose(pod.pod, plan, refused=refused, is_brief=is_brief, is_cheap=is_cheap)
@@ -236,15 +241,15 @@ class Intents:
         intents: Sequence[Attempted] | None = None,
         *,
         is_final: bool = False,
-        refused: tuple[str, ...] = (),
+        refused: RefusedNodes | None = None,
     ) -> None:
         """Withdraw intents.
 
         The note of a pod whose gate is open stays, without an intent, so that its claims are still
         known as ours.
 
-        Shapes: intents — None means all of the pod; refused — nodes to record in such a note as
-        those on which kube-scheduler could not place the pod.
+        Shapes: intents — None means all of the pod; refused — the nodes to record in such a note;
+        None means those that it has.
         """
         pod = self._state.pods.get((plan.pod.namespace, plan.pod.name))
         is_open = pod is not None and not pod.pod.has_gate and not is_final
@@ -263,7 +268,8 @@ class Intents:
                 node="",
                 allocation=AllocationResult(),
                 pod=plan.pod.uid,
-                refused=refused[-attempts.MAX_REFUSED_NODES :],
+                refused=note.refused if refused is None else refused.names,
+                rounds=note.rounds if refused is None else refused.rounds,
             )
             if is_open and note == kept:
                 continue

@@ -6,6 +6,7 @@ It writes nothing. `GatedPodReconciler` does the work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
@@ -26,6 +27,9 @@ _PATIENCE = 5
 _LONGEST_WAIT_S = 30.0
 # The oldest reason that a waiting pod may show.
 _LONGEST_SILENCE_S = 60.0
+# The longest pause before nodes that kube-scheduler refused are tried again. It looks itself so
+# seldom at a pod that nothing wakes (podMaxInUnschedulablePodsDuration, 5 minutes).
+_LONGEST_REFUSAL_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,6 @@ class PodVersions:
     pod: int
     claims: tuple[tuple[str, int], ...]
     supply: Hashable
-    volumes: Hashable = ()
-    """What its volumes depend on."""
     moves: int = field(default=0, compare=False)
     """How many moves of pods (to a node, or off it) there had been, at most some seconds ago."""
 
@@ -60,6 +62,9 @@ class _Waiting:
     told_s: float = 0.0
     pause_s: float = 0.0
     """Seconds for which the reason is not written again, even when the state changes."""
+    refused_until_s: float = math.inf
+    """When the nodes that kube-scheduler refused are tried again. Infinite while some other node
+    may be tried."""
 
 
 class GatedPodQueue:
@@ -83,7 +88,7 @@ class GatedPodQueue:
         self._moves = 0
         self._moves_due_s = 0.0
         self._supply: Hashable = None
-        """The free devices, classes, volumes and moves of pods in the last round."""
+        """The free devices, classes and moves of pods in the last round."""
 
     def pending_pods(self) -> Collection[Key]:
         """Apply the changes, and return the pods to be advanced.
@@ -110,7 +115,7 @@ class GatedPodQueue:
                 self._state.room.changes,
                 self._clock.monotonic() + self._patience_s,
             )
-        supply = (self._state.supply, len(self._state.classes), self._state.volumes.revision, self._moves)
+        supply = (self._state.supply, len(self._state.classes), self._moves)
         if supply != self._supply:
             self._supply = supply
             self._touched.update(self._pending)
@@ -212,6 +217,26 @@ class GatedPodQueue:
         waiting.told_s = self._clock.monotonic()
         waiting.pause_s = min(waiting.pause_s * 2, max(first_s, _LONGEST_SILENCE_S)) if waiting.pause_s else first_s
 
+    def refused_wait_s(self, key: Key, first_s: float, rounds: int) -> float:
+        """Return the seconds until the nodes that refused a pod may be tried again. The first call
+        begins the pause, which doubles with each round.
+        """
+        waiting, now_s = self._waiting(key), self._clock.monotonic()
+        if waiting.refused_until_s == math.inf:
+            longest_s = max(first_s, _LONGEST_REFUSAL_S)
+            waiting.refused_until_s = now_s + min(first_s * 2 ** min(rounds, 16), longest_s)
+        return max(0.0, waiting.refused_until_s - now_s)
+
+    def may_begin_round(self, key: Key) -> bool:
+        """Return whether the pause is over after which the nodes that refused a pod are tried
+        again. The next pause begins with the next call of `refused_wait_s`.
+        """
+        waiting = self._waiting(key)
+        is_over = self._clock.monotonic() >= waiting.refused_until_s
+        if is_over:
+            waiting.refused_until_s = math.inf
+        return is_over
+
     def _waiting(self, key: Key) -> _Waiting:
         """Return the notes on a pod's waits. Those on a pod that is gone are dropped."""
         return self._pending.get(key) or _Waiting("")
@@ -244,7 +269,7 @@ class GatedPodQueue:
         claims = [self._state.claims.get(claim) for claim in self._state.claims_of(key)]
         versions = tuple((claim.uid, claim.revision) for claim in claims if claim is not None)
         supply = (self._state.supply, len(self._state.classes))
-        return PodVersions(pod.revision, versions, supply, self._state.volumes.version_for(key), self._moves)
+        return PodVersions(pod.revision, versions, supply, self._moves)
 
     def _versions(self, key: Key) -> tuple[Hashable, ...]:
         """Return what a pod's result may wait for: all its versions, those of itself and its

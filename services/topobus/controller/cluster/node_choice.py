@@ -7,11 +7,11 @@ and tried again when its state changes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from topobus.controller.cluster.node_rules import NodeRules
+from topobus.controller.cluster.node_rules import NodeRules, RefusedNodes
 from topobus.controller.commit.allocation_runner import CHEAP_STEPS
 from topobus.controller.commit.node_search import NodeSearch
 from topobus.controller.config import ControllerSettings
@@ -37,9 +37,7 @@ from topobus.engine.scheduling.decisions import (
     filter_outcome,
     static_miss,
 )
-from topobus.engine.scheduling.node_fit import (
-    NodeFacts,
-)
+from topobus.engine.scheduling.node_fit import NodeFacts
 from topobus.engine.scheduling.node_trials import nodes_compared
 from topobus.engine.scheduling.pod_alignment import aligned_pod_request
 from topobus.engine.scheduling.score import rank, score_node
@@ -58,8 +56,6 @@ class NoNodeFits:
 
     misses: tuple[NodeMiss, ...]
     advice: tuple[Reason, ...] = ()
-    blockers: tuple[Reason, ...] = ()
-    """What the pod needs before any node can serve it. No node was searched then."""
 
 
 class NodeChooser:
@@ -85,41 +81,40 @@ class NodeChooser:
         pod: Pod,
         plan: PodPlan,
         *,
-        refused: Sequence[str],
+        refused: RefusedNodes,
         is_brief: bool,
         is_cheap: bool,
     ) -> NodeFit | NoNodeFits | None:
-        """Find a node on which all pending claims of a pod fit together and which kube-scheduler
-        would accept for the pod.
+        """Find a node on which all pending claims of a pod fit together and that no rule excludes
+        for the pod.
 
-        Shapes: refused — nodes on which it could not place the pod. is_brief — leave out the
-        obstacles. is_cheap — return None where more than a short search is needed, counted in
-        steps. The pod then needs a full search, since an earlier node than the one found may fit.
+        Shapes: is_brief — leave out the obstacles. is_cheap — return None where more than a short
+        search is needed, counted in steps. The pod then needs a full search, since an earlier node
+        than the one found may fit.
         Errors: raises ContractError for a pod that cannot be decoded.
         Order: nodes with room for what the pod requests, then those on which preemption would make
-        it; of these most preferred nodes first (`preferences`), then by name.
+        it; of these by name.
         """
         rules = NodeRules(self._state, pod, refused=refused)
-        if rules.blockers:
-            return NoNodeFits((), blockers=rules.blockers)
         wishing = _alignment_request(pod, plan)
         excluded = self.refusals.refused(plan.pod.uid)
         is_plain = wishing is None and self._is_plain(plan, excluded)
         shape = self._search.results.shape([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
         compared = nodes_compared(plan.pending)
-        crowded: dict[str, bool] = {}
+        crowded: dict[str, None] = {}
         fits: list[NodeFit] = []
         failures: list[tuple[str, Exception]] = []
         has_searched = False
         spent = 0  # counted here, as other searches add to the search's own count meanwhile
-        for name, is_open in chain(self._in_order(rules.points, shape), _deferred(crowded)):
+        # The crowded nodes are known once the iteration arrives there.
+        for name in chain(self._in_order(shape), crowded):
             try:
                 at = self._state.node_facts.get(name)
                 if at is None or self._static_miss(rules, plan, at) is not None:
                     continue
                 if name not in crowded and rules.shortages(name):
                     # kube-scheduler would have to preempt other pods: only when no other node fits.
-                    crowded[name] = False
+                    crowded[name] = None
                     continue
                 outcome, steps = await self._filter_node(name, plan, excluded, shape, wishing, is_cheap=is_cheap)
                 spent += steps
@@ -138,7 +133,7 @@ class NodeChooser:
                     break
             elif answer.is_everywhere:
                 return NoNodeFits((answer,))
-            elif is_cheap and is_open and shape is not None and isinstance(outcome, NoFit):
+            elif is_cheap and shape is not None and isinstance(outcome, NoFit):
                 # Not after a long search: another pod's search may have seen devices that were
                 # freed there meanwhile.
                 self._search.results.close(shape, name)
@@ -148,7 +143,7 @@ class NodeChooser:
         for name, failure in failures:
             self._search.node_failed(name, failure)
         if fits:
-            best = rank([score_node(plan, node_fit, liked=rules.points.get(node_fit.node, 0)) for node_fit in fits])[0]
+            best = rank([score_node(plan, node_fit) for node_fit in fits])[0]
             return await self._brought_closer(
                 next(node_fit for node_fit in fits if node_fit.node == best), plan, excluded, wishing
             )
@@ -166,8 +161,8 @@ class NodeChooser:
         at, pod = self._state.node_facts.get(node), self._state.pods.get((plan.pod.namespace, plan.pod.name))
         if at is None:
             return None
-        # Another replica may intend this node for a pod with an anti-affinity to this one, or for
-        # one that takes its ports or its room. The later of two intents is withdrawn.
+        # Another replica may intend this node for a pod that takes its room. The later of two
+        # intents is withdrawn.
         if (
             pod is not None
             and pod.pod.has_gate
@@ -206,15 +201,9 @@ class NodeChooser:
             for pod_claim in plan.pending
         )
 
-    def _in_order(self, points: Mapping[str, int], shape: RequestShape | None) -> Iterable[tuple[str, bool]]:
-        """List the nodes to try, with whether one that does not fit may be closed for claims of
-        this shape.
-        """
-        if points:
-            return ((name, False) for name in sorted(points, key=lambda name: (-points[name], name)))
-        if shape is None:
-            return ((name, False) for name in self._state.node_names)
-        return ((name, True) for name in self._search.results.open_nodes(shape))
+    def _in_order(self, shape: RequestShape | None) -> Iterable[str]:
+        """List the nodes to try, by name."""
+        return self._state.node_names if shape is None else self._search.results.open_nodes(shape)
 
     def _static_miss(self, rules: NodeRules, plan: PodPlan, at: NodeFacts) -> NodeMiss | None:
         """Return why a node is excluded without a search."""
@@ -297,8 +286,3 @@ def _alignment_request(pod: Pod, plan: PodPlan) -> PodRequest | None:
     if not any(key.startswith(RESOURCE_PREFIX) for key in pod.metadata.annotations):
         return None
     return aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
-
-
-def _deferred(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:
-    """Yield the deferred nodes, once the iteration arrives there."""
-    yield from tuple(crowded.items())

@@ -46,9 +46,7 @@ from topobus.engine.scheduling.decisions import (
     post_filter,
     pre_filter,
 )
-from topobus.engine.scheduling.kube_rules.placement_rules import PLACEMENT_CODES
 from topobus.engine.scheduling.kube_rules.rule_misses import explain_choice
-from topobus.engine.scheduling.kube_rules.volume_rules import VOLUME_IN_USE
 from topobus.process.work_queue import Again, Behind, Done, Result
 from topobus.values.errors import HardwareError, PeerUnavailable
 from topobus.values.outcome import Reason, Refusal
@@ -58,7 +56,9 @@ __all__ = ["GatedPodReconciler"]
 # Writes that one pod may need in a row. A pod with very many claims continues in the next round.
 _MOST_STEPS = 8
 _WAITING = "WaitingForClaims"
-_WAITING_FOR_VOLUMES = "WaitingForVolumes"
+# A pod for which there is no room is looked at again after so long, beside each time that pods
+# move: what is intended for other pods takes room as well, and its end moves no pod.
+_LONGEST_LOOK_S = 60.0
 # Answers of the API server that need a person: a right is missing, or it finds our write invalid.
 _REFUSALS = (400, 403, 422)
 
@@ -154,7 +154,7 @@ class GatedPodReconciler:
         versions = self._queue.versions_of(key)
         plan = pre_filter(pod.pod, lambda name: self._claim((key[0], name)), has_own_notes=False)
         if isinstance(plan, Blocked):
-            return await self._wait_for_objects(key, pod, versions, _WAITING, plan.reasons)
+            return await self._wait_for_claims(key, pod, versions, plan.reasons)
         self._queue.has_come(key, _WAITING)
         plan = self._with_class_alignment(plan)
         if plan.is_reserved:
@@ -190,18 +190,15 @@ class GatedPodReconciler:
             return self._queue.behind_others(key)
         return Progress.ON
 
-    async def _wait_for_objects(
-        self, key: Key, pod: Stored, versions: PodVersions, reason: str, reasons: tuple[Reason, ...]
+    async def _wait_for_claims(
+        self, key: Key, pod: Stored, versions: PodVersions, reasons: tuple[Reason, ...]
     ) -> Result:
-        """Wait until an object is there and as it has to be. Report the wait after a while."""
-        if self._queue.waits_briefly(key, reason):
-            # Claims, volumes and pods come by different watches, and claims made from templates
-            # come later, so a missing one is no fault yet.
+        """Wait until the claims are there and as they have to be. Report the wait after a while."""
+        if self._queue.waits_briefly(key, _WAITING):
+            # Claims and pods come by different watches, and claims made from templates come later,
+            # so a missing one is no fault yet.
             return self._queue.later(key)
-        versions = replace(versions, pod=await self._report(key, pod, reason, reasons))
-        if any(each_reason.code == VOLUME_IN_USE for each_reason in reasons):
-            return Again(self._settings.unschedulable_s, versions.with_moves)
-        return Done(versions)
+        return Done(replace(versions, pod=await self._report(key, pod, _WAITING, reasons)))
 
     def _left(self, pod: Stored, stage: Stage, versions: PodVersions) -> Again | None:
         """Leave a pod to another replica for a moment.
@@ -216,10 +213,12 @@ class GatedPodReconciler:
         if not await self._intents.clear(plan):
             return self._queue.later(key)
         refused = self._intents.refused_nodes(pod, plan)
+        if refused.names and self._queue.may_begin_round(key):
+            refused = refused.next_round()
         freedoms = self._queue.freedoms() if not is_cheap else None
         again_s = self._queue.silence_s(key)
         # A costly pod has its own pauses, so its reason is reported each time.
-        is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
+        is_brief = is_cheap and again_s > 0 and not plan.allocated
         intents: list[Draft] = []
         if is_cheap:
             async with self._planning:
@@ -246,17 +245,19 @@ class GatedPodReconciler:
             await self._intents.withdraw(plan, refused=refused)
             return self._queue.behind_others(key)
         # There is no intent any more, and an old note must not keep its devices from other pods.
-        await self._intents.withdraw(plan)
-        if chosen.blockers:
-            return await self._wait_for_objects(key, pod, versions, _WAITING_FOR_VOLUMES, chosen.blockers)
-        self._queue.has_come(key, _WAITING_FOR_VOLUMES)
+        await self._intents.withdraw(plan, refused=refused)
+        refused_s = (
+            self._queue.refused_wait_s(key, self._settings.unschedulable_s, refused.rounds)
+            if refused.names
+            else math.inf
+        )
         if is_brief:
             # Explaining costs many searches: a recent reason is renewed after a while, not at each
             # change of the cluster.
-            return Again(again_s, versions)
+            return Again(min(again_s, refused_s), versions)
         if await self._make_room(key, pod, plan, chosen):
             return Progress.ON
-        return await self._explain(key, pod, versions, chosen, is_refused=bool(refused), freedoms=freedoms)
+        return await self._explain(key, pod, versions, chosen, refused_s=refused_s, freedoms=freedoms)
 
     async def _explain(
         self,
@@ -265,15 +266,16 @@ class GatedPodReconciler:
         versions: PodVersions,
         chosen: NoNodeFits,
         *,
-        is_refused: bool,
+        refused_s: float,
         freedoms: Hashable,
     ) -> Result:
         """Tell a pod why it fits nowhere.
 
         Gives when it is due.
 
-        Shapes: is_refused — kube-scheduler refused nodes; freedoms — what was free before a long
-        search, None after a short one.
+        Shapes: refused_s — seconds until nodes that kube-scheduler refused are tried again,
+        infinite without such nodes; freedoms — what was free before a long search, None after a
+        short one.
         """
         if freedoms is not None and key in self._state.pods:
             # The claims as they are without their notes: it was just us who wrote them.
@@ -282,18 +284,14 @@ class GatedPodReconciler:
         reason, reasons = explain_choice(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         versions = replace(versions, pod=await self._report(key, pod, reason, (*reasons, *chosen.advice)))
-        if is_refused:
-            # Every other node was tried: those that the scheduler refused are worth another look
-            # later, and no change makes that sooner.
-            return Again(self._settings.unschedulable_s, pod.uid)
-        version: Hashable = versions
-        wait_s = self._intents.excluded_s(pod)
+        # A long search costs too much to be repeated at each change until then.
+        version: Hashable = versions.own_versions if freedoms is not None and refused_s < math.inf else versions
+        wait_s = min(self._intents.excluded_s(pod), refused_s)
         outcomes = [miss.outcome for miss in chosen.misses]
         if any(
-            isinstance(outcome, NoFit) and any(why.code in PLACEMENT_CODES for why in outcome.reasons)
-            for outcome in outcomes
+            isinstance(outcome, NoFit) and any(why.code == "no-room" for why in outcome.reasons) for outcome in outcomes
         ):
-            wait_s, version = min(wait_s, self._settings.unschedulable_s), versions.with_moves
+            wait_s, version = min(wait_s, _LONGEST_LOOK_S), versions.with_moves
         if wait_s < math.inf:
             return Again(wait_s, version)
         # What is free as it was before a long search, so that nothing freed meanwhile is missed.

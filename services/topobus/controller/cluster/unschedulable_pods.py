@@ -10,8 +10,8 @@ node. After a crash the objects show the stage that was reached. A pod behind it
 scheduled, so its allocation is removed at once. The reconciler of gated pods then allocates
 elsewhere. Allocations of kube-scheduler are never changed.
 
-Some of kube-scheduler's rules are not checked before devices are bound (`scheduler_reasons`). The
-condition of a pod that such a rule keeps off names it, until the pod has a node.
+Most of kube-scheduler's rules are not checked before devices are allocated, so its refusal is what
+tells that a node was wrong. The condition of a pod shows its words until the pod has a node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from topobus.controller.cluster.allocated_condition import ALLOCATED, REST, AllocatedCondition
+from topobus.controller.cluster.allocated_condition import ALLOCATED, AllocatedCondition
 from topobus.controller.commit.deallocate_claims import ClusterDeallocation
 from topobus.controller.config import ClusterSettings
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
@@ -28,13 +28,13 @@ from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.allocation.values import DeviceId
 from topobus.engine.claims.attempts import Attempt
-from topobus.engine.claims.gate import RULE_NOT_COVERED, allocated_reason
+from topobus.engine.claims.gate import REFUSED_BY_SCHEDULER, allocated_reason
 from topobus.engine.claims.reservations import with_reservation, without_reservations
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.scheduling.kube_rules.scheduler_reasons import (
+    is_preempting,
     is_unschedulable,
     scheduled_message,
-    uncovered_reasons,
 )
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.logging import get_logger
@@ -42,6 +42,13 @@ from topobus.process.work_queue import Again, Result, WorkQueue
 from topobus.values.outcome import Reason
 
 __all__ = ["UnschedulablePods"]
+
+# How long kube-scheduler may evict other pods for this one. They end within 30 s by default
+# (terminationGracePeriodSeconds).
+_PREEMPTION_S = 60.0
+# The longest pause after which kube-scheduler tries a pod again that something woke
+# (podMaxBackoffSeconds). Until then its words may be about the node before.
+_SCHEDULER_BACKOFF_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ class UnschedulablePods:
         allocated = self._allocated_for(key, pod)
         if not allocated or pod.pod.is_over:
             return None
-        await self._tell_rules(key, pod, allocated)
+        await self._tell_refusal(key, pod, allocated)
         if pod.pod.node:
             await self._reserve_again(pod, [claim for claim in allocated if pod.uid not in claim.users])
             return None
@@ -128,27 +135,31 @@ class UnschedulablePods:
             key, pod, allocated, looked_at, is_double=bool(doubles & {claim.key for claim in allocated})
         )
 
-    async def _tell_rules(self, key: Key, pod: Stored, allocated: list[_OwnAllocation]) -> None:
-        """Report in the pod's condition which unchecked rule of kube-scheduler keeps it off its
-        node, and remove that when it no longer applies.
+    async def _tell_refusal(self, key: Key, pod: Stored, allocated: list[_OwnAllocation]) -> None:
+        """Report in the pod's condition that kube-scheduler keeps it off its node, and remove that
+        when it no longer does.
         """
-        is_kept_off = not pod.pod.node and not pod.pod.has_gate and is_unschedulable(pod.value)
-        reasons = uncovered_reasons(scheduled_message(pod.value)) if is_kept_off else ()
-        if reasons:
-            node = allocated[0].note.node
-            message = (
-                f"its claims are allocated on node {node}, and kube-scheduler does not place it: "
-                f"{'; '.join(reasons)}. Topobus does not look at that before it binds devices: "
-                f"they are allocated elsewhere after {self._settings.unschedulable_s:g} s. kube-scheduler "
-                f"reported: {scheduled_message(pod.value)}"
+        if not pod.pod.node and not pod.pod.has_gate and is_unschedulable(pod.value):
+            is_shared = all(owned.users - {pod.uid} for owned in allocated)
+            then = (
+                "they stay there, because other pods use them"
+                if is_shared
+                else f"unless it does within {self._patience_s(pod, allocated):g} s, they are allocated elsewhere"
             )
-            if (
-                await self._condition.write(key, pod, is_true=True, reason=RULE_NOT_COVERED, message=message)
-                is not None
-            ):
-                await self._events.warn(pod, RULE_NOT_COVERED, message, more=REST)
-        elif allocated_reason(pod.value) == RULE_NOT_COVERED:
+            message = (
+                f"its claims are allocated on node {allocated[0].note.node}, and kube-scheduler has not placed it "
+                f"there: {scheduled_message(pod.value)}; {then}"
+            )
+            await self._condition.write(key, pod, is_true=True, reason=REFUSED_BY_SCHEDULER, message=message)
+        elif allocated_reason(pod.value) == REFUSED_BY_SCHEDULER:
             await self._condition.write(key, pod, is_true=True, reason="Allocated", message=ALLOCATED)
+
+    def _patience_s(self, pod: Stored, allocated: list[_OwnAllocation]) -> float:
+        """Return for how long kube-scheduler may report a pod as unschedulable on this node."""
+        if is_preempting(pod.value):
+            return max(_PREEMPTION_S, self._settings.unschedulable_s)
+        was_refused = any(owned.note.refused or owned.note.rounds for owned in allocated)
+        return self._settings.unschedulable_s + (_SCHEDULER_BACKOFF_S if was_refused else 0.0)
 
     async def _advance(
         self,
@@ -177,14 +188,12 @@ class UnschedulablePods:
         if is_double:
             await self._first(pod, ours, "a device was given to another claim as well")
             return Again(self._settings.settle_s)
-        wait = ("unschedulable", uid, number)
-        if not is_unschedulable(pod.value) or not self._has_waited(wait, self._settings.unschedulable_s, looked_at):
+        patience_s = self._patience_s(pod, allocated)
+        wait = ("preempting" if is_preempting(pod.value) else "unschedulable", uid, number)
+        if not is_unschedulable(pod.value) or not self._has_waited(wait, patience_s, looked_at):
             return None
         await self._first(
-            pod,
-            ours,
-            f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: "
-            f"{scheduled_message(pod.value)}",
+            pod, ours, f"kube-scheduler could not place the pod for {patience_s:g} s: {scheduled_message(pod.value)}"
         )
         return Again(self._settings.settle_s)
 

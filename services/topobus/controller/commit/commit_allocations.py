@@ -145,14 +145,13 @@ class AllocationCommitter:
         results: Sequence[AllocationResult],
         *,
         pod: str = "",
-        refused: Sequence[str] = (),
     ) -> list[Attempted]:
         """Write an attempt into each claim of a group. Stops at a claim that changed meanwhile.
 
-        Shapes: results — one per claim; pod, refused — as in `Attempt`; result — the claims that
-        have their attempt, in order.
+        Shapes: results — one per claim; pod — as in `Attempt`; result — the claims that have their
+        attempt, in order.
         """
-        return await self.write_attempts(next_attempts(node, claims, results, pod=pod, refused=refused))
+        return await self.write_attempts(next_attempts(node, claims, results, pod=pod))
 
     async def write_attempts(self, drafts: Sequence[Draft]) -> list[Attempted]:
         """Write the attempts of a group's claims. Stops at a claim that changed meanwhile.
@@ -269,10 +268,11 @@ def next_attempts(
     *,
     pod: str = "",
     refused: Sequence[str] = (),
+    rounds: int = 0,
 ) -> list[Draft]:
     """Make the next attempt of each claim of a group.
 
-    Shapes: results — one per claim; pod, refused — as in `Attempt`.
+    Shapes: results — one per claim; pod, refused, rounds — as in `Attempt`.
     """
     drafts: list[Draft] = []
     for claim, result in zip(claims, results, strict=True):
@@ -282,7 +282,8 @@ def next_attempts(
             allocation=lifecycle.with_uuids(result, claim.stored.uid),
             wishes=claim.wishes,
             pod=pod,
-            refused=tuple(refused[-attempts.MAX_REFUSED_NODES :]),
+            refused=tuple(refused),
+            rounds=rounds,
         )
         drafts.append(
             Draft(claim.key, claim.stored.revision, attempts.with_attempt(claim.stored.value, attempt), attempt)

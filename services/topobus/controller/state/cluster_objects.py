@@ -44,9 +44,8 @@ _POD_SPEC = (
     "priority",
     "overhead",
 )
-_WAITING_POD_SPEC = ("topologySpreadConstraints", "preemptionPolicy", "resources")
-_AFFINITY = ("nodeAffinity", "podAffinity", "podAntiAffinity")
-_POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
+_WAITING_POD_SPEC = ("preemptionPolicy", "resources")
+_POD_STATUS = ("phase", "resourceClaimStatuses", "conditions", "nominatedNodeName")
 _NODE_SPEC = ("taints", "unschedulable")
 # Characters of the longest name of any object (apimachinery, NameMaximumLength is 253).
 _LONGEST_NAME = 253
@@ -83,12 +82,9 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
             spec = {key: spec[key] for key in fields if key in spec} | containers
             if "affinity" in spec:
                 affinity = spec["affinity"] if isinstance(spec["affinity"], Mapping) else {}
-                spec["affinity"] = {
-                    key: affinity[key] for key in (_AFFINITY if waits else _AFFINITY[:1]) if affinity.get(key)
-                }
+                spec["affinity"] = {key: affinity[key] for key in ("nodeAffinity",) if affinity.get(key)}
             status = {key: status[key] for key in _POD_STATUS if key in status}
-            if not waits:
-                metadata.pop("labels", None)
+            metadata.pop("labels", None)
         case "Node":
             spec, status = {key: spec[key] for key in _NODE_SPEC if key in spec}, {}
             metadata.pop("annotations", None)
@@ -159,12 +155,9 @@ def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def _sized(container: object) -> dict[str, Any]:
-    """Keep a container's resource requests, and of its ports those of the host."""
+    """Keep a container's resource requests."""
     fields = container if isinstance(container, Mapping) else {}
-    ports = [port for port in _list(fields.get("ports")) if isinstance(port, Mapping) and port.get("hostPort")]
-    return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields} | (
-        {"ports": ports} if ports else {}
-    )
+    return {key: fields[key] for key in ("name", "resources", "restartPolicy") if key in fields}
 
 
 def _upgraded_claim(devices: object) -> dict[str, Any]:

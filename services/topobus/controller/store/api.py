@@ -28,7 +28,6 @@ from topobus.kubernetes.reading import (
 __all__ = [
     "CLAIMS",
     "CLASSES",
-    "CSI_NODES",
     "EVENTS",
     "FIELD_MANAGER",
     "NAMESPACES",
@@ -37,9 +36,6 @@ __all__ = [
     "SLICES",
     "TAINT_RULES",
     "TEMPLATES",
-    "VOLUMES",
-    "VOLUME_CLAIMS",
-    "VOLUME_CLASSES",
     "WATCHED",
     "Api",
     "HistoryLost",
@@ -73,10 +69,6 @@ TAINT_RULES = Kind(
 )
 NODES = Kind(name="Node", plural="nodes")
 NAMESPACES = Kind(name="Namespace", plural="namespaces")
-VOLUME_CLAIMS = Kind(name="PersistentVolumeClaim", plural="persistentvolumeclaims", is_namespaced=True)
-VOLUMES = Kind(name="PersistentVolume", plural="persistentvolumes")
-VOLUME_CLASSES = Kind(name="StorageClass", plural="storageclasses", group="storage.k8s.io")
-CSI_NODES = Kind(name="CSINode", plural="csinodes", group="storage.k8s.io")
 EVENTS = Kind(name="Event", plural="events", is_namespaced=True)
 
 WATCHED = (
@@ -87,10 +79,6 @@ WATCHED = (
     TAINT_RULES,
     PODS,
     NODES,
-    VOLUME_CLAIMS,
-    VOLUMES,
-    VOLUME_CLASSES,
-    CSI_NODES,
 )
 
 

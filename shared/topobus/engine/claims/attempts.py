@@ -42,8 +42,8 @@ __all__ = [
     "without_attempt",
 ]
 
-MAX_REFUSED_NODES = 64
-"""Nodes remembered in an attempt; an annotation is no place for a cluster's whole list."""
+MAX_REFUSED_NODES = 256
+"""Nodes remembered in an attempt: with the longest names half of what a note may have."""
 # All annotations of an object together may have 256 KiB (apimachinery,
 # TotalAnnotationSizeLimitB); the rest is the user's.
 _MAX_NOTE = 128 * 1024
@@ -68,8 +68,11 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The uid of the pod for which the claim is allocated, where an allocation carries its
     reservation; empty otherwise."""
     refused: tuple[str, ...] = ()
-    """Nodes on which kube-scheduler could not place the pod, in the order
-    in which they were tried."""
+    """Nodes on which kube-scheduler could not place the pod in this round, in the order in which
+    they were tried."""
+    rounds: int = 0
+    """How often it has refused all nodes before: with each round the pause before the next one
+    doubles."""
 
     def op_id(self, claim_uid: str) -> str:
         """Name the operation at the node, so that a replica that continues the attempt repeats the

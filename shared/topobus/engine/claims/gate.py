@@ -17,8 +17,8 @@ from topobus.formats.messages.messages import ApiObject
 __all__ = [
     "ALLOCATED_CONDITION",
     "GATE",
+    "REFUSED_BY_SCHEDULER",
     "RESERVED_TAINT",
-    "RULE_NOT_COVERED",
     "allocated_reason",
     "gates_of",
     "has_allocated_condition",
@@ -34,9 +34,8 @@ GATE = "topobus.dev/allocation"
 """The scheduling gate with which a pod asks for its claims to be allocated here."""
 ALLOCATED_CONDITION = "topobus.dev/Allocated"
 """The condition in the status of a pod that waits behind our gate."""
-RULE_NOT_COVERED = "RuleNotCovered"
-"""Reason of that condition while kube-scheduler keeps a pod with devices from a node by a rule that
-is not looked at before devices are bound."""
+REFUSED_BY_SCHEDULER = "RefusedByScheduler"
+"""Reason of that condition while kube-scheduler does not place a pod on the node of its devices."""
 RESERVED_TAINT = GATE
 """A device taint that keeps kube-scheduler away from devices: only claims of gated pods, which we
 allocate, get them."""

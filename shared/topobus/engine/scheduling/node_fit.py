@@ -31,7 +31,6 @@ from topobus.values.outcome import Reason
 __all__ = [
     "NodeFacts",
     "Placing",
-    "has_preferences",
     "is_tolerated",
     "is_wanted",
     "node_facts",
@@ -176,12 +175,6 @@ def selector_objection(selector: NodeSelector | None, node: Node) -> Reason | No
     return Reason(
         code="node-selector", message=f"node {node.name}: the pod asks for another node", facts={"node": node.name}
     )
-
-
-def has_preferences(pod: Placing) -> bool:
-    """Say whether a pod prefers some nodes to others."""
-    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
-    return affinity is not None and bool(affinity.preferred_during_scheduling_ignored_during_execution)
 
 
 def preference_of(pod: Placing, node: Node) -> int:

@@ -38,8 +38,6 @@ class NodeScore:
     """NUMA nodes beyond one that each claim's devices, and each container's own, lie on."""
     unpreferred: int = 0
     """Containers whose own resources are not aligned as the policy prefers."""
-    liked: int = 0
-    """Points for what the pod prefers of nodes (`preferences`)."""
 
 
 def preference(specs: Sequence[ClaimSpec], results: Sequence[AllocationResult]) -> int:
@@ -66,13 +64,11 @@ def score_node(
     *,
     placement: Placement | None = None,
     numa_of: Callable[[DeviceId], NodeSet | None] = lambda _: None,
-    liked: int = 0,
 ) -> NodeScore:
     """Score one node.
 
     Shapes: placement — what the node would give the pod's own resources; numa_of — the NUMA nodes
-            of a device, None when they are unknown; liked — points for what the pod prefers of
-            nodes.
+            of a device, None when they are unknown.
     """
     own = crossings(placement) if placement is not None else (0, 0)
     specs = [pod_claim.spec for pod_claim in plan.pending]
@@ -83,7 +79,6 @@ def score_node(
         preference=preference([*specs, *(pod_claim.spec for pod_claim in allocated)], results),
         crossed=own[0] + sum(_crossed(allocation_result, numa_of) for allocation_result in fit.results),
         unpreferred=own[1],
-        liked=liked,
     )
 
 
@@ -99,13 +94,11 @@ def rank(scores: Sequence[NodeScore]) -> tuple[str, ...]:
     """Order nodes, the best first.
 
     Order: most points for alternatives, fewest NUMA nodes crossed, fewest containers without a
-    preferred alignment, most points for what the pod prefers, then the name.
+    preferred alignment, then the name.
     """
     return tuple(
         score.node
-        for score in sorted(
-            scores, key=lambda score: (-score.preference, score.crossed, score.unpreferred, -score.liked, score.node)
-        )
+        for score in sorted(scores, key=lambda score: (-score.preference, score.crossed, score.unpreferred, score.node))
     )
 
 

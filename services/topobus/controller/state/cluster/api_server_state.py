@@ -14,9 +14,7 @@ from typing import Any
 from topobus.controller.state.cluster.changed_pods import ChangedPods
 from topobus.controller.state.cluster.gated_pods_index import GatedPodsIndex
 from topobus.controller.state.cluster.intents_under_way import IntentsUnderWay
-from topobus.controller.state.cluster.placed_pods import PlacedPods
 from topobus.controller.state.cluster.slice_origin import classes_in, only_known_devices, why_foreign
-from topobus.controller.state.cluster.volume_index import VOLUME_KINDS, VolumeIndex
 from topobus.controller.state.cluster_objects import read_object, salvaged_claim
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.taint_index import read_rule
@@ -53,8 +51,6 @@ class ApiServerState(ClusterState):
         self.claims: dict[Key, Stored] = {}
         self.templates: dict[Key, Stored] = {}
         self.room = NodeResources()
-        self.placed = PlacedPods()
-        self.volumes = VolumeIndex()
         self.unreleased: dict[Key, Stored] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers must
         release it."""
@@ -88,14 +84,9 @@ class ApiServerState(ClusterState):
         if self._is_kept(kind, key, plain):
             return
         try:
-            if kind in VOLUME_KINDS:
-                self.volumes.put(kind, key, plain)
-                return
             api_object = read_object(kind, version, plain)
             if kind == "Pod":
                 self.room.put_pod(key, plain, is_ours=api_object is not None)
-                self.placed.put_pod(key, plain, is_ours=api_object is not None)
-                self.volumes.put_pod(key, plain, is_ours=api_object is not None)
             elif kind == "Node":
                 self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
             if api_object is None:
@@ -150,8 +141,6 @@ class ApiServerState(ClusterState):
                     self.stock.outdate(key[1])
             case "Pod":
                 self.room.put_pod(key, None)
-                self.placed.put_pod(key, None)
-                self.volumes.put_pod(key, None)
                 self._drop_pod(key)
             case "ResourceClaim":
                 gone = self._pop_claim(key) or self._unreadable.pop(key, None)
@@ -170,8 +159,6 @@ class ApiServerState(ClusterState):
                     self._put_slices((1, key[1]), ())
             case "DeviceTaintRule":
                 self._put_rule(key[1], None)
-            case _:
-                self.volumes.drop(kind, key)
 
     def _drop_pod(self, key: Key) -> None:
         self.pods.pop(key, None)
@@ -227,7 +214,7 @@ class ApiServerState(ClusterState):
             "ResourceSlice": self._slices,
             "DeviceTaintRule": {str(key): rule for key, rule in self.taints.rules.items()},
         }
-        return self.volumes.count(kind) if kind in VOLUME_KINDS else len(kept.get(kind, {}))
+        return len(kept.get(kind, {}))
 
     def pool_node(self, name: str) -> str:
         """Name the node of a slice's pool. Empty when the slice is unknown."""
@@ -252,23 +239,15 @@ class ApiServerState(ClusterState):
         """
         return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
 
-    def intended_nodes(self, *, without: str, ignoring: Collection[str] = ()) -> dict[Key, str]:
-        """Map the pods that have no node yet to their intended nodes, by the intents and
-        allocations noted in their claims.
+    def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
+        """Name the pods that have no node yet and for which this one is intended, by the intents
+        and allocations noted in their claims.
 
         Shapes: without — uid of a pod that is left out; ignoring — uids of claims whose notes are
         ignored.
         """
-        noted = self.gated_pods.intended(lambda key: self._is_note_live(key, ignoring), without=without)
-        return noted | self.under_way.nodes(without=without, ignoring=ignoring)
-
-    def intended_on(self, node: str, *, without: str, ignoring: Collection[str] = ()) -> frozenset[Key]:
-        """Name the pods that have no node yet and for which this one is intended, as
-        `intended_nodes` does for all nodes.
-        """
         noted = self.gated_pods.intended_on(node, lambda key: self._is_note_live(key, ignoring), without=without)
-        under_way = self.under_way.nodes(without=without, ignoring=ignoring)
-        return noted | frozenset(pod for pod, other_node in under_way.items() if other_node == node)
+        return noted | self.under_way.intended_on(node, without=without, ignoring=ignoring)
 
     def _is_note_live(self, key: Key, ignoring: Collection[str]) -> bool:
         claim = self.claims.get(key)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from topobus.engine.claims.attempts import Attempt, holds_what_was_attempted
-from topobus.engine.claims.gate import RULE_NOT_COVERED, allocated_reason
+from topobus.engine.claims.gate import REFUSED_BY_SCHEDULER, allocated_reason
 from topobus.engine.claims.stored import Stored
 from topobus.engine.scheduling.kube_rules.scheduler_reasons import is_unschedulable
 from topobus.formats.kubernetes.objects import ATTEMPT_ANNOTATION
@@ -40,7 +40,7 @@ class GatedPodsIndex:
         self._uids: dict[Key, str] = {}
         self._pods: dict[str, Key] = {}
         self._unbound: set[str] = set()
-        self._not_covered: set[str] = set()
+        self._told_refused: set[str] = set()
         self._unschedulable: set[str] = set()
         """Pods without a node that kube-scheduler reports as unschedulable."""
         self._noted: dict[Key, _Noted] = {}
@@ -55,7 +55,7 @@ class GatedPodsIndex:
         before = self._uids.pop(key, "")
         self._pods.pop(before, None)
         self._unbound.discard(before)
-        self._not_covered.discard(before)
+        self._told_refused.discard(before)
         self._unschedulable.discard(before)
         if pod is None:
             return
@@ -66,8 +66,8 @@ class GatedPodsIndex:
             self._unbound.add(uid)
             if is_unschedulable(pod.value):
                 self._unschedulable.add(uid)
-        if allocated_reason(pod.value) == RULE_NOT_COVERED:
-            self._not_covered.add(uid)
+        if allocated_reason(pod.value) == REFUSED_BY_SCHEDULER:
+            self._told_refused.add(uid)
 
     def put_claim(self, key: Key, stored: Stored | None) -> None:
         """Store a claim, or remove it with None."""
@@ -135,30 +135,16 @@ class GatedPodsIndex:
         Pods that simply have no node yet are left out: there are thousands of them while a cluster
         fills, and they need no work.
         """
-        unplaced = [self._pods[uid] for uid in self._unschedulable | self._not_covered if uid in self._of_pod]
+        unplaced = [self._pods[uid] for uid in self._unschedulable | self._told_refused if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
         return frozenset(unplaced) | frozenset(key for key in left if key is not None)
 
-    def intended(self, counts: Callable[[Key], bool], *, without: str) -> dict[Key, str]:
-        """Name the nodes that are intended for pods without a node, by the notes in their claims.
+    def intended_on(self, node: str, counts: Callable[[Key], bool], *, without: str) -> frozenset[Key]:
+        """Name the pods that have no node yet and for which this one is intended, by the notes in
+        their claims.
 
         Shapes: counts — returns whether a claim's note counts; without — uid of a pod that is left
         out.
-        """
-        nodes: dict[Key, str] = {}
-        for uid in self._unbound:
-            if uid == without:
-                continue
-            for claim in self._of_pod.get(uid, ()):
-                node = self._noted[claim].note.node
-                if node and counts(claim):
-                    nodes[self._pods[uid]] = node
-                    break
-        return nodes
-
-    def intended_on(self, node: str, counts: Callable[[Key], bool], *, without: str) -> frozenset[Key]:
-        """Name the pods that have no node yet and for which this one is intended, as `intended`
-        does for all nodes.
         """
         notes = ((key, self._noted[key].note.pod) for key in self._on.get(node, ()))
         return frozenset(

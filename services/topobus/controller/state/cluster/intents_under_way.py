@@ -51,11 +51,12 @@ class IntentsUnderWay:
         """Name the claims, by uid. Their intents come after all that are written."""
         return frozenset(intent.claim_uid for intent in self._intents.values())
 
-    def nodes(self, *, without: str, ignoring: Collection[str]) -> dict[Key, str]:
-        """Map pods to their intended nodes, without one pod (by uid) and some claims (by uid)."""
-        intents = [
-            intent
+    def intended_on(self, node: str, *, without: str, ignoring: Collection[str]) -> frozenset[Key]:
+        """Name the pods for which a node is intended, without one pod (by uid) and some claims (by
+        uid).
+        """
+        return frozenset(
+            intent.pod
             for intent in self._intents.values()
-            if intent.pod_uid != without and intent.claim_uid not in ignoring
-        ]
-        return {intent.pod: intent.node for intent in intents}
+            if intent.node == node and intent.pod_uid != without and intent.claim_uid not in ignoring
+        )
