@@ -53,7 +53,7 @@ _POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 65535, "seccompProfile": {"t
 _CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 # That of the client library does not know `extendedResourceName`.
 _OfferedClass = create_global_resource("resource.k8s.io", "v1", "DeviceClass", "deviceclasses")
-_OF_CLUSTER = (DeviceClass, PersistentVolume, ResourceSlice, _OfferedClass)
+_OF_CLUSTER = (DeviceClass, Node, PersistentVolume, ResourceSlice, _OfferedClass)
 _TRY_AGAIN = (429, 500, 502, 503, 504)
 
 
@@ -192,15 +192,24 @@ class Cluster:
         await self._make(_OfferedClass, {"metadata": {"name": f"{self.run}-{name}"}, "spec": spec})
         return resource
 
-    async def publish(self, driver: str, count: int) -> None:
-        """Publish devices of a driver that does not exist on the node."""
+    async def publish(self, driver: str, count: int, *, node: str = "") -> None:
+        """Publish devices of a driver that does not exist, on our node or another one."""
+        name = node or self.node
         spec = {
             "driver": driver,
-            "nodeName": self.node,
-            "pool": {"name": self.node, "generation": 1, "resourceSliceCount": 1},
+            "nodeName": name,
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
             "devices": [{"name": f"device-{index}"} for index in range(count)],
         }
         await self._make(ResourceSlice, {"metadata": {"name": f"{self.run}-{uuid.uuid4().hex[:4]}"}, "spec": spec})
+
+    async def make_node(self) -> str:
+        """Make a node that has room, no kubelet, and a name before all others; its name."""
+        name = f"0-{self.run}"
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+        room = {"cpu": "64", "memory": "64Gi", "ephemeral-storage": "64Gi", "pods": "100"}
+        await self._make(Node, {"metadata": metadata, "status": {"capacity": room, "allocatable": room}})
+        return name
 
     async def make_volume(self, host: str) -> str:
         """Make a volume that can be used on one host alone, and a claim that is bound to it by the
@@ -233,8 +242,9 @@ class Cluster:
         volume: str = "",
         gate: str = "",
         ending_s: int = 0,
+        also_on: str = "",
     ) -> str:
-        """Make a pod that only waits, on our node, with a claim or so many devices of a resource, a
+        """Make a pod that only waits, on our node or a second one, with a claim or so many devices of a resource, a
         claim of a volume, a scheduling gate; its name.
 
         `ending_s` is how long it takes to end.
@@ -242,7 +252,7 @@ class Cluster:
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
         container: dict[str, Any] = {"name": "main", "image": _IMAGE, "securityContext": _CONTAINER_SECURITY}
         # By the node's name: the label kubernetes.io/hostname may have another value.
-        term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self.node]}]}
+        term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self.node, *also_on.split()]}]}
         spec: dict[str, Any] = {
             "containers": [container],
             "restartPolicy": "Never",
@@ -251,8 +261,12 @@ class Cluster:
             "affinity": {
                 "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
             },
-            # The only node of a small cluster is its control plane.
-            "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}],
+            # The only node of a small cluster is its control plane, and a second one may not be ready.
+            "tolerations": [
+                {"operator": "Exists"}
+                if also_on
+                else {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}
+            ],
         }
         if claim:
             spec["resourceClaims"] = [{"name": "devices", "resourceClaimName": claim}]
