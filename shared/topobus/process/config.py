@@ -307,7 +307,10 @@ def _explain(
         hint = f"did you mean {near[0]}?" if near else f"keys here: {', '.join(fields)}"
         key = ".".join((*path, unknown[1]))
         return ConfigError(f"{service}: there is no setting {key} (from file {file})", next_step=hint, key=key)
-    variable = next((name for key, name in origins.items() if key[: len(path)] == path), None) if path else None
+    # A variable has a list or a mapping as a whole: `own_shapes` of `own_shapes[0].within`.
+    index = next((index for index, part in enumerate(path) if "[" in part), len(path) - 1)
+    whole = (*path[:index], path[index].partition("[")[0]) if path else ()
+    variable = next((name for key, name in origins.items() if key[: len(whole)] == whole), None) if path else None
     source = variable or (f"file {file}" if file else "the environment")
     value: Any = raw
     for part in path:

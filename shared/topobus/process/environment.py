@@ -138,8 +138,12 @@ def choices_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:
 
 def _type_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> object:
     here: object = kind
-    for name in path:
+    for part in path:
+        name, bracket, _ = part.partition("[")
         here = (_fields(here) or {}).get(name)
+        if bracket:
+            # Of `own_shapes[0]` an item, and of `parts[...]` a value.
+            here = typing.get_args(_plain(here))[_origin(here) is dict]
     return here
 
 

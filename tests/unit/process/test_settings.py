@@ -100,6 +100,8 @@ def test_settings_ignore_other_services_when_their_variables_are_set() -> None:
         ({"TOPOBUS_GPU__LOG__LEVEL": "loud"}, ["log.level", "'loud'"]),
         ({"TOPOBUS_GPU__NODE": "Not A Name"}, ["node", "'Not A Name'", "TOPOBUS_GPU__NODE"]),
         ({"TOPOBUS_GPU__LABELS": "{not json"}, ["TOPOBUS_GPU__LABELS", "JSON"]),
+        ({"TOPOBUS_GPU__DRIVERS": '["nvidia", 1]'}, ["drivers[1]", "(from TOPOBUS_GPU__DRIVERS)"]),
+        ({"TOPOBUS_GPU__LABELS": '{"a": 1}'}, ["labels[...]", "(from TOPOBUS_GPU__LABELS)"]),
     ],
 )
 def test_settings_name_the_variable_when_it_is_wrong(environ: dict[str, str], words: list[str]) -> None:
