@@ -5,25 +5,28 @@ and nothing of what the shapes are depends on more than the hardware.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from support.laws import examples
-from support.shape_machines import NODE, at_level, device, inventories
+from support.shape_machines import NODE, at_level, device, inventories, own_parts
 from topobus.engine.shapes.in_slices import published_shapes, slice_shapes, with_shapes
 from topobus.engine.shapes.shapes import Shapes, is_shape, shapes_of
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.formats.kubernetes.pool_slices import own_part, pool_slices
 from topobus.formats.kubernetes.slices import shared_counters, slice_device
-from topobus.values.device import DeviceRole, Inventory
+from topobus.values.device import Device, DeviceRole, Inventory
 from topobus.values.dra_names import DRIVER
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.values.idset import NodeSet
 from topobus.values.maintenance import DeviceVerb, Maintenance
 from topobus.values.names import is_dns_label
+from topobus.values.own_shapes import OwnShape, ShapePlace, fault_of_own_shapes
 from topobus.values.partitions import Partitions, partitioned
 from topobus.values.resource_names import SHAPE_LEVELS
 
@@ -76,6 +79,17 @@ def machines(draw: st.DrawFn) -> tuple[Inventory, ...]:
     return tuple(_counted(inventory) for inventory in inventories(devices, sockets))
 
 
+@st.composite
+def own_shapes(draw: st.DrawFn) -> tuple[OwnShape, ...]:
+    """Shapes that an operator adds, whatever the machine."""
+    names = draw(st.lists(st.sampled_from(("duo", "trio", "a-1", "numa-0")), max_size=3, unique=True))
+    parts = st.dictionaries(st.sampled_from(("gpu", "nic", "fpga", "npu")), st.integers(1, 4), min_size=1)
+    shapes = tuple(
+        OwnShape(name=name, parts=draw(parts), within=draw(st.sampled_from(get_args(ShapePlace)))) for name in names
+    )
+    return tuple(shape for shape in shapes if not fault_of_own_shapes([shape]))
+
+
 def _counted(inventory: Inventory) -> Inventory:
     devices, counter_sets, _ = partitioned(inventory.devices, inventory.counter_sets)
     return structs.replace(inventory, devices=devices, counter_sets=counter_sets)
@@ -95,12 +109,14 @@ def _counters(machine: tuple[Inventory, ...], shapes: Shapes) -> Partitions:
 
 
 @settings(max_examples=examples(200))
-@given(machines())
-def test_two_can_be_held_at_once_exactly_when_they_share_no_part(machine: tuple[Inventory, ...]) -> None:
+@given(machines(), own_shapes())
+def test_two_can_be_held_at_once_exactly_when_they_share_no_part(
+    machine: tuple[Inventory, ...], added: tuple[OwnShape, ...]
+) -> None:
     """Two shapes, or a shape and a device: counters let both be held unless the device is a part, or is
     cut out of one.
     """
-    shapes = shapes_of(machine)
+    shapes = shapes_of(machine, added)
     counters = _counters(machine, shapes)
     parts = {name: set(of_shape) for name, of_shape in shapes.parts.items()}
     devices = {each.name: {each.partition_of or each.name} for inventory in machine for each in inventory.devices}
@@ -126,12 +142,53 @@ def test_shapes_of_a_level_are_alike_and_apart(machine: tuple[Inventory, ...]) -
 
 
 @settings(max_examples=examples(200))
-@given(machines(), st.booleans())
-def test_slices_keep_the_limits_and_are_read_back_as_they_were(machine: tuple[Inventory, ...], are_sick: bool) -> None:
+@given(machines(), own_shapes())
+def test_own_shapes_of_a_level_are_alike_apart_and_within_one_place(
+    machine: tuple[Inventory, ...], added: tuple[OwnShape, ...]
+) -> None:
+    """Each has what the operator lists, of one place of the level, and nothing of another one. The shapes
+    of the machine's own tree stay as they are without them.
+    """
+    shapes, without = shapes_of(machine, added), shapes_of(machine)
+    sockets = {node: each.socket for each in machine[-1].devices for node in each.numa_nodes or ()}
+    devices = {each.name: each for inventory in machine for each in inventory.devices}
+
+    for own in added:
+        of_level = own_parts(shapes, own.name)
+        assert all(Counter(name.partition("-")[0] for name in parts) == own.parts for parts in of_level)
+        assert sum(map(len, of_level)) == len({name for parts in of_level for name in parts})
+        for parts in of_level:
+            places = {_place(devices[name], own.within, sockets) for name in parts}
+            assert len(places) == 1
+            assert None not in places
+    of_tree = shapes.devices[: len(without.devices)]
+    assert [(each.name, each.attributes) for each in of_tree] == [
+        (each.name, each.attributes) for each in without.devices
+    ]
+
+
+def _place(of: Device, level: str, sockets: Mapping[int, int | None]) -> object:
+    """Where a device lies at a level; None: unknown. Halves and quarters are not looked into."""
+    nodes = of.numa_nodes or NodeSet()
+    if level == "switch":
+        return of.pcie_switch
+    if level == "numa":
+        return nodes.ids[0] if len(nodes) == 1 else None
+    if level == "socket":
+        of_nodes = {sockets.get(node) for node in nodes}
+        return of_nodes.pop() if len(of_nodes) == 1 else None
+    return "anywhere"
+
+
+@settings(max_examples=examples(200))
+@given(machines(), st.booleans(), own_shapes())
+def test_slices_keep_the_limits_and_are_read_back_as_they_were(
+    machine: tuple[Inventory, ...], are_sick: bool, added: tuple[OwnShape, ...]
+) -> None:
     """A server takes them all, and a gateway that starts anew, and has not heard the services yet, finds
     the same shapes there.
     """
-    shapes = shapes_of(machine)
+    shapes = shapes_of(machine, added)
     offered = [own_part(_all(inventory, sick=are_sick))[0] for inventory in machine if inventory.device_class != "cpu"]
     devices = [slice_device(each) for inventory in offered for each in inventory.devices]
     counter_sets = shared_counters(each for inventory in offered for each in inventory.counter_sets)
@@ -143,9 +200,9 @@ def test_slices_keep_the_limits_and_are_read_back_as_they_were(machine: tuple[In
 
 
 @settings(max_examples=examples(200))
-@given(machines(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
-def test_shapes_follow_the_hardware_alone(
-    machine: tuple[Inventory, ...], order: Any, are_sick: bool, are_withheld: bool
+@given(machines(), st.randoms(use_true_random=False), st.booleans(), st.booleans(), own_shapes())
+def test_shapes_follow_the_hardware_and_the_setting_alone(
+    machine: tuple[Inventory, ...], order: Any, are_sick: bool, are_withheld: bool, added: tuple[OwnShape, ...]
 ) -> None:
     """The order in which devices are found, their health, and what an operator withholds change no
     shape.
@@ -154,7 +211,7 @@ def test_shapes_follow_the_hardware_alone(
     shuffled = [structs.replace(each, devices=tuple(order.sample(each.devices, len(each.devices)))) for each in others]
     order.shuffle(shuffled)
 
-    shapes, same = shapes_of(machine), shapes_of(shuffled)
+    shapes, same = shapes_of(machine, added), shapes_of(shuffled, added)
 
     assert (shapes.devices, shapes.counter_sets, shapes.uses, shapes.remarks) == (
         same.devices,
@@ -165,10 +222,10 @@ def test_shapes_follow_the_hardware_alone(
 
 
 @settings(max_examples=examples(200))
-@given(machines())
-def test_names_are_labels_of_shapes_and_differ(machine: tuple[Inventory, ...]) -> None:
+@given(machines(), own_shapes())
+def test_names_are_labels_of_shapes_and_differ(machine: tuple[Inventory, ...], added: tuple[OwnShape, ...]) -> None:
     """Each is a device's name, no other device has it, and it tells the class."""
-    names = [shape.name for shape in shapes_of(machine).devices]
+    names = [shape.name for shape in shapes_of(machine, added).devices]
 
     assert all(is_dns_label(name) and is_shape(DRIVER, name) for name in names)
     assert len(set(names)) == len(names)

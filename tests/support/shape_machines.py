@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from topobus.engine.shapes.shapes import Shapes, attribute_of_level, shapes_of
 from topobus.values.device import Device, Inventory
 from topobus.values.idset import NodeSet
+from topobus.values.own_shapes import OwnShape, ShapePlace
 from topobus.values.pci import PciAddress
 from topobus.values.resource_names import SHAPE_LEVELS
 
-__all__ = ["NODE", "at_level", "device", "inventories", "server", "shapes_on", "summary", "without"]
+__all__ = [
+    "NODE",
+    "at_level",
+    "device",
+    "inventories",
+    "own_parts",
+    "own_shape",
+    "server",
+    "shapes_on",
+    "summary",
+    "without",
+]
 
 NODE = "node-a"
 
@@ -72,9 +84,21 @@ def inventories(devices: Iterable[Device], sockets: Mapping[int, int] | None = N
     )
 
 
-def shapes_on(devices: Iterable[Device], sockets: Mapping[int, int] | None = None) -> Shapes:
-    """The shapes of a node with these devices."""
-    return shapes_of(inventories(devices, sockets))
+def shapes_on(
+    devices: Iterable[Device], sockets: Mapping[int, int] | None = None, own_shapes: Sequence[OwnShape] = ()
+) -> Shapes:
+    """The shapes of a node with these devices, and those that its operator adds."""
+    return shapes_of(inventories(devices, sockets), own_shapes)
+
+
+def own_shape(name: str, within: ShapePlace, **parts: int) -> OwnShape:
+    """A shape that an operator adds."""
+    return OwnShape(name=name, parts=parts, within=within)
+
+
+def own_parts(shapes: Shapes, name: str) -> list[tuple[str, ...]]:
+    """The parts of the shapes that a selector by an operator's level finds."""
+    return [shapes.parts[shape.name] for shape in shapes.devices if shape.attributes["level"] == name]
 
 
 def at_level(shapes: Shapes, level: str) -> list[tuple[str, ...]]:

@@ -1,9 +1,10 @@
 """Finds the equal parts of a machine at each level of its tree: pairs of a GPU and a NIC, switches,
-NUMA nodes, sockets, quarters, halves, the whole machine.
+NUMA nodes, sockets, quarters, halves, the whole machine. And the parts that an operator adds: so
+many devices of each class within one place of a level.
 
-Each part has GPUs, so a machine without GPUs has none: who asks for half a machine never gets half
-of its NICs. A level belongs to the machine, not to its state: a device that is sick or held is
-counted like any other, so that a fault changes no shape.
+Each part of the tree has GPUs, so a machine without GPUs has none: who asks for half a machine
+never gets half of its NICs. A level belongs to the machine, not to its state: a device that is sick
+or held is counted like any other, so that a fault changes no shape.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Struct
 from topobus.engine.alignment.devices.proximity import Site, site_of
 from topobus.values.device import Device
 from topobus.values.idset import NodeSet
+from topobus.values.own_shapes import OwnShape
 from topobus.values.resource_names import SHAPE_LEVELS
 
 __all__ = ["PAIR", "Region", "regions"]
@@ -28,6 +30,8 @@ _TIERS: tuple[Callable[[Site], str | int], ...] = (
     lambda site: site.numa if len(NodeSet.from_bits(site.numa)) == 1 else 0,
 )
 """How near a NIC is to its GPU, nearest first. Falsy: unknown, and near to nothing."""
+_WIDER: tuple[Callable[[Site], str | int], ...] = (*_TIERS, lambda site: site.sockets, lambda _: 1)
+"""How near the parts are of a shape that an operator adds. In the last tier all are."""
 
 
 _Kind = tuple[str, str | None]
@@ -57,7 +61,9 @@ class _Place(Struct, frozen=True):
         return self.site.sockets or far, self.site.numa or far, self.site.switch or self.site.root, self.device.name
 
 
-def regions(devices: Iterable[Device], sockets: Mapping[int, int]) -> tuple[tuple[Region, ...], dict[str, str]]:
+def regions(
+    devices: Iterable[Device], sockets: Mapping[int, int], own_shapes: Sequence[OwnShape] = ()
+) -> tuple[tuple[Region, ...], dict[str, str]]:
     """Find the regions of all levels.
 
     A class belongs to a level where more than half of the level's regions with GPUs have some of it.
@@ -68,19 +74,23 @@ def regions(devices: Iterable[Device], sockets: Mapping[int, int]) -> tuple[tupl
     Models are told apart where more than half of the regions have some of the same model, so that a
     NIC for management is no part.
 
+    The shapes that an operator adds have what they list, GPUs or not, as often as each place has it.
+
     Shapes: devices — whole ones that one holder gets each; sockets — node id to bits of socket ids;
-            result — regions, smallest level first, in the machine's order, and level to why it, or
-            a part of it, is left out.
+            result — regions, smallest level first and the operator's last, in the machine's order,
+            and level to why it, or a part of it, is left out.
     Cost: O(GPUs × NICs).
     """
     places = sorted((_Place(device, site_of(device, sockets)) for device in devices), key=lambda place: place.order)
     of_levels: list[Region] = []
     remarks: dict[str, str] = {}
     paired: set[str] = set()
+    partners: dict[str, str] = {}
     for level in SHAPE_LEVELS:
         full, partial = _pairs(places) if level == PAIR else _equal(_groups(places, level), paired)
         if level == PAIR:
-            paired = {device.name for pair in full.values() for device in pair}
+            partners = {nic.name: gpu.name for gpu, nic in full.values()}
+            paired = {*partners, *partners.values()}
             places = [place for place in places if not _is_function(place.device) or place.device.name in paired]
         of_levels += [
             Region(level=level, id=name, parts=tuple(sorted(parts, key=lambda part: (part.device_class, part.name))))
@@ -89,6 +99,11 @@ def regions(devices: Iterable[Device], sockets: Mapping[int, int]) -> tuple[tupl
         ]
         if partial:
             remarks[level] = f"{', '.join(partial)}: less than the others of this level have"
+    for shape in own_shapes:
+        own = _own_regions(shape, places, partners)
+        of_levels += own
+        if not own:
+            remarks[shape.name] = _lack(shape, places)
     return tuple(of_levels), remarks
 
 
@@ -244,3 +259,102 @@ def _pairs(places: Sequence[_Place]) -> tuple[dict[str, list[Device]], tuple[str
     kept = {name: pair for name, (kind, pair) in pairs.items() if kind == most[kind[0]]}
     full = {name.removeprefix(f"{_GPU}-"): kept[name] for name in gpus if name in kept}
     return full, tuple(name for name in gpus if kept and name not in kept)
+
+
+def _own_regions(shape: OwnShape, places: Sequence[_Place], partners: Mapping[str, str]) -> list[Region]:
+    """Find the disjoint regions of an operator's shape, as many as each place of its level has. Each is
+    named after its first GPU, or its first device where it has none.
+    """
+    by_name = {place.device.name: place for place in places}
+    own: list[Region] = []
+    for group in _groups(places, shape.within).values():
+        for near in _sets_of_parts(shape.parts, [by_name[device.name] for device in group], partners):
+            first, parts = near[0].device, [place.device for place in near]
+            own.append(
+                Region(
+                    level=shape.name,
+                    id=first.name.removeprefix(f"{first.device_class}-"),
+                    parts=tuple(sorted(parts, key=lambda part: (part.device_class, part.name))),
+                )
+            )
+    return own
+
+
+def _sets_of_parts(
+    wanted: Mapping[str, int], places: Iterable[_Place], partners: Mapping[str, str]
+) -> list[list[_Place]]:
+    """Take the wanted devices as often as there are: under one switch first, then of one root, one NUMA
+    node, one socket, and of what is left.
+    """
+    left = [place for place in places if place.device.device_class in wanted]
+    sets: list[list[_Place]] = []
+    for key in _WIDER:
+        groups: dict[str | int, list[_Place]] = {}
+        for place in left:
+            groups.setdefault(key(place.site), []).append(place)
+        # What is unknown is near to nothing.
+        groups.pop("", None)
+        groups.pop(0, None)
+        for group in groups.values():
+            while all(_count(group, device_class) >= count for device_class, count in wanted.items()):
+                near = _nearest(wanted, group, partners)
+                sets.append(near)
+                for place in near:
+                    group.remove(place)
+                    left.remove(place)
+    return sets
+
+
+def _nearest(wanted: Mapping[str, int], places: Sequence[_Place], partners: Mapping[str, str]) -> list[_Place]:
+    """Take the first GPU, and one after the other what is nearest to that which is taken: of NICs those
+    that a taken GPU is paired with.
+    """
+    near: list[_Place] = []
+    for device_class in sorted(wanted, key=lambda each: (each != _GPU, each)):
+        for _ in range(wanted[device_class]):
+            taken = [place.device.name for place in near]
+            distances = [
+                (partners.get(place.device.name) not in taken, _distance(place, near), index)
+                for index, place in enumerate(places)
+                if place.device.device_class == device_class and place.device.name not in taken
+            ]
+            near.append(places[min(distances)[-1]])
+    return near
+
+
+def _distance(place: _Place, near: Iterable[_Place]) -> int:
+    """Return the number of the first tier in which a device is near to another of these."""
+    return min(
+        (
+            tier
+            for tier, key in enumerate(_WIDER)
+            for other in near
+            if key(place.site) and key(place.site) == key(other.site)
+        ),
+        default=0,
+    )
+
+
+def _count(places: Iterable[_Place], device_class: str) -> int:
+    return sum(place.device.device_class == device_class for place in places)
+
+
+def _lack(shape: OwnShape, places: Sequence[_Place]) -> str:
+    """Explain why a machine has no region of an operator's shape."""
+    for device_class in sorted(shape.parts):
+        if not _count(places, device_class):
+            return f"no device of class {device_class} here can be a part"
+    counts = {
+        name: Counter(device.device_class for device in group) for name, group in _groups(places, shape.within).items()
+    }
+    wanted = _listed(shape.parts)
+    if not counts:
+        return f"wanted {wanted} within one {shape.within}, and this machine is not divided so"
+    most = max(counts, key=lambda name: sum(min(counts[name][each], count) for each, count in shape.parts.items()))
+    has = _listed({device_class: counts[most][device_class] for device_class in shape.parts})
+    place = "this one" if shape.within == "machine" else f"{shape.within} {most}"
+    return f"wanted {wanted} within one {shape.within}; {place} comes nearest with {has}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts[device_class]} {device_class}" for device_class in sorted(counts))

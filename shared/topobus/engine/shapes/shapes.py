@@ -23,6 +23,7 @@ from topobus.values.device import AttributeValue, Device, DeviceRole, Inventory
 from topobus.values.dra_names import class_of_device
 from topobus.values.idset import NodeSet
 from topobus.values.names import is_dns_label
+from topobus.values.own_shapes import OwnShape
 from topobus.values.partitions import MAX_PARTS
 from topobus.values.resource_names import SHAPE_LEVELS
 
@@ -71,8 +72,9 @@ def attribute_of_level(level: str) -> str:
     return "gpuNic" if level == PAIR else level
 
 
-def shapes_of(inventories: Iterable[Inventory]) -> Shapes:
-    """Derive the shapes of a node from its inventories, the CPUs' among them.
+def shapes_of(inventories: Iterable[Inventory], own_shapes: Sequence[OwnShape] = ()) -> Shapes:
+    """Derive the shapes of a node from its inventories, the CPUs' among them, and those that its
+    operator adds.
 
     Health, holders and the operator's decisions make no difference: a machine has the same shapes as
     long as it has the same devices.
@@ -97,10 +99,12 @@ def shapes_of(inventories: Iterable[Inventory]) -> Shapes:
         and not device.allows_multiple
         and device.name not in faults
     ]
-    of_levels, remarks = regions(whole, sockets)
-    by_parts: dict[tuple[str, ...], list[Region]] = {}
+    of_levels, remarks = regions(whole, sockets, own_shapes)
+    by_parts: dict[tuple[str, tuple[str, ...]], list[Region]] = {}
     for region in of_levels:
-        by_parts.setdefault(tuple(part.name for part in region.parts), []).append(region)
+        # An operator's shape is never one with another: a selector knows it by the attribute level alone.
+        own_level = "" if region.level in SHAPE_LEVELS else region.level
+        by_parts.setdefault((own_level, tuple(part.name for part in region.parts)), []).append(region)
     set_of, numbers = _sets(of_levels, sockets)
     texts = [f"{name} is in no shape: {why}" for name, why in faults.items()]
     texts += [f"level {level}: {why}" for level, why in remarks.items()]
