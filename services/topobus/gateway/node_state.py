@@ -17,7 +17,7 @@ from topobus.bus.bus import Bus, ChangeKind
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.health.silence import unheard
 from topobus.engine.shapes.shapes import Shapes, shapes_of
-from topobus.formats.messages.catalogue import INVENTORY, LEDGER
+from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER
 from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.containers.live_containers import LiveContainers
 from topobus.gateway.device_plugins.rules.device_ids import with_kubelet_ids
@@ -39,6 +39,7 @@ from topobus.values.device import Device, Inventory
 from topobus.values.device_sharing import HeldShare
 from topobus.values.ledger import Holders
 from topobus.values.names import is_dns_label
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner
 from topobus.values.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 
@@ -116,6 +117,7 @@ class NodeState:
         still have them."""
         self._inventories: dict[str, Inventory] = {}
         self._in_claims = in_claims
+        self._own_shapes: tuple[OwnShape, ...] = ()
         self._shapes: Shapes | None = None
         self._ledger: Holders | None = None
         self._ledgers: dict[str, Holders] = {}
@@ -128,7 +130,7 @@ class NodeState:
         self._health: dict[str, tuple[HealthEntry, ...]] = {}
         self._silent: Mapping[str, str] = {}
         self._withheld: Mapping[str, Mapping[str, Owner]] = {}
-        self._seen = {"inventories": asyncio.Event(), "ledger": asyncio.Event()}
+        self._seen = {"alignment": asyncio.Event(), "inventories": asyncio.Event(), "ledger": asyncio.Event()}
 
     @property
     def is_connected(self) -> bool:
@@ -141,7 +143,9 @@ class NodeState:
         return self._ledger
 
     async def wait_until_seen(self) -> None:
-        """Wait until inventories and ledger have been received completely once."""
+        """Wait until inventories, ledger and the operator's shapes have been received completely
+        once.
+        """
         for seen in self._seen.values():
             await seen.wait()
 
@@ -176,17 +180,23 @@ class NodeState:
         return dict(self._inventories)
 
     def shapes(self) -> Shapes:
-        """Return the shapes of the devices that claims may have. It is the same object as long as no
-        inventory changes.
+        """Return the shapes of the devices that claims may have. It is the same object as long as neither
+        an inventory nor the operator's own shapes change.
         """
         if self._shapes is None:
-            self._shapes = shapes_of(
+            in_claims = [
                 structs.replace(inventory, devices=tuple(filter(self._in_claims, inventory.devices)))
                 if inventory.device_class != CPU_CLASS
                 else inventory
                 for inventory in self._inventories.values()
-            )
+            ]
+            self._shapes = shapes_of(in_claims, self._own_shapes)
         return self._shapes
+
+    @property
+    def own_shapes(self) -> tuple[OwnShape, ...]:
+        """Return the shapes that the operator adds."""
+        return self._own_shapes
 
     def holders(self, device_class: str) -> dict[str, Owner]:
         """Return the holder of each device of a class, including those handed out a moment ago."""
@@ -322,6 +332,22 @@ class NodeState:
         the same devices looks like the old one.
         """
         return self._hand_outs.times(owner)
+
+    async def follow_alignment(self) -> None:
+        """Follow the shapes that the operator adds until cancelled."""
+        async for change in self._bus.watch(ALIGNMENT, node=self.node):
+            if change.kind is ChangeKind.SNAPSHOT_END:
+                self._seen["alignment"].set()
+            elif change.kind is not ChangeKind.RESET:
+                alignment = change.value if change.kind is ChangeKind.PUT else None
+                self.take_own_shapes(alignment.own_shapes if alignment is not None else ())
+
+    def take_own_shapes(self, own_shapes: tuple[OwnShape, ...]) -> None:
+        """Store the shapes that the operator adds."""
+        if own_shapes != self._own_shapes:
+            self._own_shapes = own_shapes
+            self._shapes = None
+            self.changed.announce()
 
     async def follow_inventories(self) -> None:
         """Follow the inventories until cancelled."""

@@ -325,6 +325,7 @@ class _Gateway:
 
     async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._state.follow_alignment())
             group.create_task(self._state.follow_inventories())
             group.create_task(self._state.follow_ledger())
             await self._state.wait_until_seen()

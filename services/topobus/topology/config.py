@@ -8,8 +8,11 @@ from msgspec import Meta, Struct, structs
 
 from topobus.engine.alignment.cpus.cpu_assignment import contradiction
 from topobus.engine.health.silence import SilenceSettings
+from topobus.formats.messages.device_classes import class_complaint
 from topobus.process.config import ServiceSettings
+from topobus.values.errors import ConfigError
 from topobus.values.idset import CpuSet
+from topobus.values.own_shapes import OwnShape, ShapePlace, fault_of_own_shapes
 from topobus.values.request import Policy, Scope
 from topobus.values.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
 
@@ -18,8 +21,10 @@ __all__ = [
     "CpuSettings",
     "HintSettings",
     "MemorySettings",
+    "OwnShapeSettings",
     "ReservationSettings",
     "TopologySettings",
+    "check",
 ]
 
 
@@ -176,6 +181,24 @@ class HintSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     10 ms to spare at its 99th percentile."""
 
 
+class OwnShapeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A shape that is added to those of the machine's own tree: devices that a claim gets as one."""
+
+    name: str
+    """Its level, by which a DeviceClass selects it: lower-case letters, digits and single dashes, at
+    most 32. Levels of the machine's own tree are taken."""
+    parts: dict[str, int]
+    """How many devices of each class it has: `{"gpu": 2, "nic": 1}`, 2 to 64 in all. CPUs are never
+    parts."""
+    within: ShapePlace
+    """The level of which one place has all parts. Each place has as many such shapes as it has parts
+    for, the nearest parts together."""
+
+    def shape(self) -> OwnShape:
+        """Return the same as the domain's value."""
+        return OwnShape(name=self.name, parts=dict(sorted(self.parts.items())), within=self.within)
+
+
 class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the topology service."""
 
@@ -187,3 +210,31 @@ class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknow
     """Placements that wait for their commit."""
     silence: SilenceSettings = SilenceSettings()
     """When placements are refused on the devices of a device service that does not answer."""
+    own_shapes: tuple[OwnShapeSettings, ...] = ()
+    """Shapes in addition to those of the machine's own tree, for claims:
+    `[{"name": "trio", "parts": {"gpu": 2, "nic": 1}, "within": "numa"}]`, at most 16
+    (docs/how-to/shapes.md). Each node has its own."""
+
+
+def check(settings: TopologySettings) -> None:
+    """Refuse shapes that no machine could have.
+
+    Errors: raises ConfigError that names the key.
+    """
+    shapes = [own.shape() for own in settings.own_shapes]
+    fault = fault_of_own_shapes(shapes) or next(
+        (
+            f"{shape.name}: parts: {complaint}"
+            for shape in shapes
+            for device_class in shape.parts
+            if (complaint := class_complaint(device_class))
+        ),
+        "",
+    )
+    if fault:
+        raise ConfigError(
+            f"topology: own_shapes: {fault}",
+            next_step='write each as {"name": "trio", "parts": {"gpu": 2, "nic": 1}, "within": "numa"}; '
+            "docs/how-to/shapes.md has the rules",
+            key="own_shapes",
+        )

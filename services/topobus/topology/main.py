@@ -13,9 +13,9 @@ def main() -> None:
     answer_probe("topology")
     with needing_extra("topology"):
         from topobus.process.service import run
-        from topobus.topology.config import TopologySettings
+        from topobus.topology.config import TopologySettings, check
         from topobus.topology.service import serve
-    sys.exit(run("topology", TopologySettings, serve, parts=("machine", "inventories", "ledger")))
+    sys.exit(run("topology", TopologySettings, serve, check=check, parts=("machine", "inventories", "ledger")))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,13 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
 
     alignment = AlignmentPublisher(
         bus,
-        NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory),
+        NodeAlignment(
+            node=node,
+            options=options,
+            reserved_cpus=reserved,
+            reserved_memory=reserved_memory,
+            own_shapes=tuple(own.shape() for own in settings.own_shapes),
+        ),
         runtime.clock,
     )
 

@@ -16,6 +16,7 @@ from topobus.values.device import Device
 from topobus.values.device_sharing import HeldShare
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.outcome import MemoryBlock
+from topobus.values.own_shapes import OwnShape, fault_of_own_shapes
 from topobus.values.request import Policy, Scope
 
 __all__ = [
@@ -125,6 +126,17 @@ class NodeAlignment(Struct, frozen=True, kw_only=True):
     unheard_classes: dict[str, str] = {}
     """Class whose service keeps silent to since when (RFC 3339, UTC), as the node's topology sees
     it: nothing of it is handed out."""
+    own_shapes: tuple[OwnShape, ...] = ()
+    """Shapes that the operator adds to those of the machine's tree."""
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that no reader could derive.
+
+        Errors: raises ValueError.
+        """
+        fault = fault_of_own_shapes(self.own_shapes)
+        if fault:
+            raise ValueError(f"own_shapes: {fault}")
 
 
 class NumaMemory(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
 from support.shape_names import full, plain
 from topobus.engine.shapes.shapes import shapes_of
-from topobus.formats.messages.catalogue import MACHINE
+from topobus.formats.messages.catalogue import ALIGNMENT, MACHINE
 from topobus.formats.messages.messages import AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.device import Inventory
@@ -27,7 +27,9 @@ from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.edits import ContainerEdits
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Cpu, Machine, NumaNode
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +77,7 @@ async def _claim(rig: Rig, *devices: str) -> None:
     config = [
         {
             "source": "FromClaim",
-            "requests": ["nic-0", "shape-machine"],
+            "requests": ["nic-0", "shape-machine", "shape-duo-0"],
             "opaque": {"driver": "topobus.dev", "parameters": PARAMETERS},
         },
         {
@@ -222,7 +224,8 @@ async def test_nothing_is_undone_that_the_gateway_has_prepared(rig: Rig) -> None
 async def test_spec_has_the_parts_of_a_shape_with_the_claims_configuration(rig: Rig) -> None:
     """The device services know parts alone, and so do hooks and `--undo`.
 
-    A shape that the machine does not have is refused by its name.
+    A shape that the machine does not have is refused by its name. One that the operator adds is known
+    from the node's alignment.
     """
     nics = [structs.replace(device(f"nic-{number}", 1), attributes={"interface": f"eth{number}"}) for number in (0, 1)]
     gpu = device("gpu-0", 1)
@@ -237,13 +240,18 @@ async def test_spec_has_the_parts_of_a_shape_with_the_claims_configuration(rig: 
     undone, _, undo_notes = await _oci(rig, "--undo")
     await _claim(rig, "shape-half-0")
     refused, _, why = await _oci(rig)
+    duo = OwnShape(name="duo", parts={"nic": 2}, within="machine")
+    await rig.plane.bus.put(ALIGNMENT, NodeAlignment(node=NODE, own_shapes=(duo,)), node=NODE)
+    await _claim(rig, full(shapes_of(inventories, [duo]).parts, "shape-duo-0"))
+    _, of_operator, _ = await _oci(rig)
 
     assert code == 0, notes
     parameters = json.dumps([PARAMETERS], separators=(",", ":"), sort_keys=True)
-    assert [hook["args"][5::2] for hook in document["spec"]["hooks"]["createRuntime"]] == [
-        ["eth0", parameters],
-        ["eth1", parameters],
-    ]
+    for answer in (document, of_operator):
+        assert [hook["args"][5::2] for hook in answer["spec"]["hooks"]["createRuntime"]] == [
+            ["eth0", parameters],
+            ["eth1", parameters],
+        ]
     assert (undone, "undone: nic nic-0, nic-1" in undo_notes) == (0, True), undo_notes
     assert refused != 0
     assert f"node {NODE} has no shape-half-0 now" in why

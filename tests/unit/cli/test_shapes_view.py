@@ -18,8 +18,14 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.render.description import describe, view
 from topobus.cli.render.output import THEME
 from topobus.engine.shapes.shapes import shapes_of
-from topobus.formats.kubernetes.built_in_classes import built_in_class, built_in_class_object, shape_selector
+from topobus.formats.kubernetes.built_in_classes import (
+    built_in_class,
+    built_in_class_object,
+    class_selector,
+    shape_selector,
+)
 from topobus.formats.messages.messages import ApiObject
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.resource_names import SHAPE_LEVELS
 
@@ -171,3 +177,79 @@ def test_description_lists_the_parts_when_a_claim_has_a_shape() -> None:
     text = console.file
     assert isinstance(text, io.StringIO)
     assert f"{pair}: {nic}" in text.getvalue()
+
+
+TRIO = OwnShape(name="trio", parts={"gpu": 2, "nic": 1}, within="numa")
+
+
+def test_description_knows_the_parts_of_a_shape_that_the_operator_adds() -> None:
+    """By what the shape's node has published."""
+    inventories = recorded("dgx")[1]
+    trio = full(shapes_of(inventories, [TRIO]).parts, "shape-trio-0000-18-00-0")
+    results = [{"request": "r", "driver": "topobus.dev", "pool": NODE, "device": trio}]
+    claim = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "c", "namespace": "default", "uid": "u"},
+        status={"allocation": {"devices": {"results": results}}},
+    )
+
+    of_node, of_another = (
+        describe(claim, {}, inventories, [], [], own_shapes={node: [TRIO]}) for node in (NODE, "another")
+    )
+
+    assert [(each.shape, each.device) for each in of_node.devices] == [
+        (trio, "gpu-0000-18-00-0"),
+        (trio, "gpu-0000-1a-00-0"),
+        (trio, "nic-0000-19-00-0"),
+    ]
+    assert [(each.shape, each.device) for each in of_another.devices] == [("", trio)]
+
+
+def test_simulation_has_the_shapes_that_the_operator_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod asks for one by a resource of the operator's class."""
+    expression = f'{class_selector("shape")} && device.attributes["topobus.dev"].level == "trio"'
+    documents = [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": "trio.example.com"},
+            "spec": {"extendedResourceName": "example.com/trio", "selectors": [{"cel": {"expression": expression}}]},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "trainer"},
+            "spec": {"containers": [{"name": "main", "resources": {"limits": {"example.com/trio": 2}}}]},
+        },
+    ]
+    text = json.dumps([{"name": TRIO.name, "parts": TRIO.parts, "within": TRIO.within}])
+
+    code, out = simulate(tmp_path, capsys, documents, "--own-shapes", text, "--json")
+    without, _ = simulate(tmp_path, capsys, documents, "--json")
+
+    assert (code, kinds(json.loads(out)), without) == (ExitCode.OK, [["trio"] * 2], ExitCode.NO)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        pytest.param(["--own-shapes", "trio"], "--own-shapes: JSON is malformed", id="no-json"),
+        pytest.param(
+            ["--own-shapes", '[{"name": "half", "parts": {"gpu": 2}, "within": "numa"}]'],
+            "--own-shapes: name: got 'half', which every machine's own tree may have",
+            id="wrong-as-in-the-setting",
+        ),
+        pytest.param(
+            ["--own-shapes", '[{"name": "duo", "parts": {"gpu": 2}, "within": "numa"}]'],
+            "--own-shapes is given without --shapes",
+            id="without-shapes",
+        ),
+    ],
+)
+def test_slices_refuse_own_shapes_that_are_wrong(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the machine is read."""
+    assert run(["slices", "--machine", "dgx", *words]) == ExitCode.USAGE
+    assert says in capsys.readouterr().err

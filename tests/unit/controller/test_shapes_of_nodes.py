@@ -36,7 +36,9 @@ from topobus.formats.messages.messages import PlaceReply, PlaceRequest
 from topobus.simulation.machines import PROFILES
 from topobus.values.ledger import Ledger
 from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 from unit.controller.allocation import COMPILER, solve
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -119,6 +121,26 @@ def test_shapes_end_with_the_devices_when_the_inventories_are_dropped() -> None:
 
     assert gone == {}
     assert names(results_of(state, claim_for("half"))) == ["shape-half-0"]
+
+
+def test_shapes_that_the_operator_adds_come_and_go_with_the_nodes_alignment() -> None:
+    """Whether that is heard before the inventories or after them."""
+    trio = OwnShape(name="trio", parts={"gpu": 2, "nic": 1}, within="numa")
+    alignment = NodeAlignment(node=NODE, own_shapes=(trio,))
+    early, late = StandaloneState(), state_of("dgx")
+    early.put_alignment(NODE, alignment)
+    for inventory in recorded("dgx")[1]:
+        early.put_inventory(inventory)
+    late.put_alignment(NODE, alignment)
+
+    granted = [sorted(plain(shape.device) for shape in state.stock.table_of(NODE).parts) for state in (early, late)]
+    late.put_alignment(NODE, None)
+
+    assert granted[0] == granted[1]
+    assert [name for name in granted[1] if name.startswith("shape-trio")] == [
+        f"shape-trio-0000-{bus}-00-0" for bus in ("18", "4b", "9a", "ca")
+    ]
+    assert not any("trio" in shape.device for shape in late.stock.table_of(NODE).parts)
 
 
 def test_shape_excludes_its_parts_and_they_exclude_it() -> None:

@@ -29,17 +29,30 @@ FIRST_CPUS = [f"cpu-{cpu}" for core in range(8) for cpu in (core, 112 + core)]
 EXAMPLES = [CLASSES, ROOT / "examples/claims/classes.yaml", ROOT / "examples/claims/nic-and-cpu.yaml"]
 
 
+def of_page() -> list[dict[str, Any]]:
+    """The manifests of the page."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [document for block in blocks for document in yaml.safe_load_all(block)]
+
+
+def own_shapes() -> str:
+    """The setting of the page."""
+    (setting,) = re.findall(r"^\$ export TOPOBUS_TOPOLOGY__OWN_SHAPES='(.*)'$", PAGE.read_text(), re.MULTILINE)
+    return str(setting)
+
+
 def classes() -> list[dict[str, Any]]:
     """The classes that an administrator makes."""
     documents = [document for path in EXAMPLES for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
-    return [document for document in documents if document["kind"] == "DeviceClass"]
+    return [document for document in (*documents, *of_page()) if document["kind"] == "DeviceClass"]
 
 
 def claims() -> dict[str, dict[str, Any]]:
     """The claims of the page by name; for a pod's plain resource the claim that kube-scheduler makes."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     specs: dict[str, dict[str, Any]] = {}
-    for document in (document for block in blocks for document in yaml.safe_load_all(block)):
+    for document in of_page():
+        if document["kind"] == "DeviceClass":
+            continue
         if document["kind"] == "ResourceClaimTemplate":
             specs[document["metadata"]["name"]] = document["spec"]["spec"]
             continue
@@ -62,7 +75,7 @@ def allocated(
     capsys: pytest.CaptureFixture[str], folder: Path, *wanted: dict[str, Any], wait: bool = False
 ) -> list[dict[str, list[str]]]:
     """What claims get on a DGX, one after the other: request to devices."""
-    assert run(["slices", "--machine", "dgx", "--shapes"]) == ExitCode.OK
+    assert run(["slices", "--machine", "dgx", "--shapes", "--own-shapes", own_shapes()]) == ExitCode.OK
     (folder / "slices.yaml").write_text(capsys.readouterr().out)
     (folder / "classes.yaml").write_text(yaml.safe_dump_all(classes()))
     (folder / "claims.yaml").write_text(yaml.safe_dump_all(wanted))
@@ -88,6 +101,7 @@ LANDS: dict[str, dict[str, list[str]]] = {
     "four-gpus": {"gpus/half": ["half-0"]},
     "left-and-right": {"left": ["gpu-nic-0000-18-00-0"], "right": ["gpu-nic-0000-1a-00-0"]},
     "one-quarter": {"quarter": ["quarter-0"]},
+    "two-trios": {"main": ["trio-0000-18-00-0", "trio-0000-4b-00-0"]},
     "half-with-cpus": {"half": ["half-0"], "cpus": FIRST_CPUS},
 }
 """Request to devices, on an empty DGX."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from topobus.bus.bus import ChangeKind
 from topobus.gateway.node_state import NodeState
+from topobus.values.device import Device, Inventory
 from topobus.values.ledger import Allocation, Holding, Ledger
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 
 NODE = "demo-node"
 OWNER = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u")
@@ -86,3 +89,31 @@ async def test_ledger_went_back_when_it_is_older_or_may_have_been_meanwhile(
         await state.follow_ledger()
 
     assert ticket.is_set() == is_announced
+
+
+async def test_shapes_follow_what_the_operator_adds() -> None:
+    """They come with the node's alignment, which is read before the gateway starts to serve, and go with it."""
+    added = OwnShape(name="duo", parts={"gpu": 2}, within="machine")
+    alignment = NodeAlignment(node=NODE, own_shapes=(added,))
+    levels: list[object] = []
+
+    async def watch(*_: object, **_parts: object) -> AsyncIterator[Any]:
+        for kind, value in (
+            (ChangeKind.PUT, alignment),
+            (ChangeKind.SNAPSHOT_END, None),
+            (ChangeKind.RESET, None),
+            (ChangeKind.DELETE, None),
+        ):
+            yield SimpleNamespace(kind=kind, value=value)
+            levels.append([shape.attributes["level"] for shape in state.shapes().devices])
+
+    state = NodeState(cast(Any, SimpleNamespace(watch=watch)), NODE, lambda device_class: f"topobus.dev/{device_class}")
+    gpus = tuple(Device(name=f"gpu-{number}", device_class="gpu") for number in range(2))
+    state.take_inventory("gpu", Inventory(node=NODE, device_class="gpu", generation=1, devices=gpus))
+    ticket = state.changed.ticket()
+
+    async with asyncio.timeout(60):
+        await state.follow_alignment()
+
+    assert levels == [["machine", "duo"]] * 3 + [["machine"]]
+    assert ticket.is_set()

@@ -23,6 +23,7 @@ from topobus.values.device import Device, Inventory
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.idset import NodeSet
 from topobus.values.ledger import Allocation, Holders, Holding
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.virtual_time
@@ -104,10 +105,16 @@ def inventory(device_class: str, *names: str) -> Inventory:
 
 
 async def publish(
-    server: Server, *steps: Inventory | Holders, but: tuple[str, ...] = (), shapes: bool = False
+    server: Server,
+    *steps: Inventory | Holders,
+    but: tuple[str, ...] = (),
+    shapes: bool = False,
+    own_shapes: tuple[OwnShape, ...] = (),
+    readiness: Readiness | None = None,
 ) -> SlicePublisher:
     """Run a gateway that learns one inventory after the other, or who holds what, and offers all classes but some."""
     state = NodeState(cast(Any, SimpleNamespace(is_connected=True)), NODE, lambda name: f"topobus.dev/{name}")
+    state.take_own_shapes(own_shapes)
     publisher = SlicePublisher(
         cast(Cluster, server),
         state,
@@ -115,7 +122,7 @@ async def publish(
         shows=lambda device: device,
         is_judged=lambda _: True,
         settings=ClusterSettings(shapes=shapes),
-        readiness=Readiness(),
+        readiness=readiness or Readiness(),
         registry=CollectorRegistry(),
     )
     task = asyncio.create_task(publisher.run())
@@ -321,3 +328,39 @@ async def test_shape_that_the_machine_no_longer_has_stays_as_long_as_a_claim_has
     await publish(server, Holders(node=NODE, sequence=2), more, machine("nic"), shapes=True)
 
     assert "shape-half-0" not in server.devices()
+
+
+DUO = OwnShape(name="duo", parts={"gpu": 1, "nic": 2}, within="numa")
+
+
+async def test_shapes_of_the_operator_are_published_and_stay_while_a_claim_has_one_that_is_no_longer_set() -> None:
+    """They count on the same counters as the others. Without the setting no new claim gets one."""
+    server = Server()
+    await publish(server, machine("gpu"), machine("nic"), shapes=True, own_shapes=(DUO,))
+    before = {name: device for name, device in server.devices().items() if name.startswith("shape-duo")}
+
+    await publish(server, held("gpu-0"), machine("gpu"), machine("nic"), shapes=True)
+
+    counters = {name: {"value": "1Ki"} for name in ("gpu-0", "nic-0", "nic-1")}
+    assert before.keys() == {"shape-duo-0", "shape-duo-2"}
+    assert before["shape-duo-0"]["consumesCounters"] == ({"counterSet": "shape-0", "counters": counters},)
+    assert before["shape-duo-0"]["attributes"]["level"] == {"string": "duo"}
+    kept = server.devices()["shape-duo-0"]
+    assert (kept["consumesCounters"], server.taints()["shape-duo-0"]) == (
+        before["shape-duo-0"]["consumesCounters"],
+        ["topobus.dev/changed:NoSchedule"],
+    )
+    assert "shape-duo-2" not in server.devices()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "remark"),
+    [(True, "ready"), (False, "ready: the own_shapes of topology are not published: cluster.shapes is off")],
+)
+async def test_readiness_tells_of_shapes_that_are_set_and_not_published(*, shapes: bool, remark: str) -> None:
+    """The gateway is ready all the same."""
+    readiness = Readiness()
+
+    await publish(Server(), machine("gpu"), machine("nic"), shapes=shapes, own_shapes=(DUO,), readiness=readiness)
+
+    assert readiness.report() == {"slices": remark}

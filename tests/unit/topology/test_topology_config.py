@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from topobus.process.config import load_settings
-from topobus.topology.config import TopologySettings
+from topobus.process.config import find_mistakes, load_settings
+from topobus.topology.config import TopologySettings, check
 from topobus.values.errors import ConfigError
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Policy, Scope
 from topobus.values.view import PlanMode
 
@@ -82,3 +83,69 @@ def test_topology_settings_say_how_whole_pods_are_planned_when_given(tmp_path: P
 
     assert (given.mode, given.search_steps, given.allow_request_policy) == (PlanMode.CORRECTED, 50, False)
     assert (plain.mode, plain.allow_request_policy) == (PlanMode.COMPATIBLE, True)
+
+
+OWN_SHAPES = "TOPOBUS_TOPOLOGY__OWN_SHAPES"
+HOW = (
+    'write each as {"name": "trio", "parts": {"gpu": 2, "nic": 1}, "within": "numa"}; docs/how-to/shapes.md has the '
+    "rules"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "next_step"),
+    [
+        pytest.param(
+            '[{"name": "half", "parts": {"gpu": 2}, "within": "numa"}]',
+            "own_shapes: name: got 'half', which every machine's own tree may have; wanted another, such as 'trio'",
+            HOW,
+            id="any-fault-of-the-shapes",
+        ),
+        pytest.param(
+            '[{"name": "trio", "parts": {"gpu": 2, "smart-card": 1}, "within": "numa"}]',
+            "own_shapes: trio: parts: device class 'smart-card': wanted 1 to 20 lowercase letters and digits, a letter "
+            "first (a hyphen marks classes of other vendors' device plugins)",
+            HOW,
+            id="class-that-no-service-can-have",
+        ),
+        pytest.param(
+            '[{"name": "trio", "parts": {"gpu": 2}, "within": "rack"}]',
+            "own_shapes[0].within: Invalid enum value 'rack', wanted one of switch, numa, socket, quarter, half, "
+            "machine",
+            "see docs/reference/settings.md for the keys",
+            id="unknown-level",
+        ),
+        pytest.param(
+            '[{"name": "trio", "parts": {"gpu": 2}}]',
+            "own_shapes[0]: Object missing required field `within`",
+            "see docs/reference/settings.md for the keys",
+            id="key-left-out",
+        ),
+        pytest.param(
+            '[{"name": "trio", "parts": {"gpu": "two"}, "within": "numa"}]',
+            "own_shapes[0].parts[...]: Expected `int`, got `str`",
+            "see docs/reference/settings.md for the keys",
+            id="no-number",
+        ),
+    ],
+)
+def test_topology_settings_name_what_is_wrong_with_own_shapes(text: str, says: str, next_step: str) -> None:
+    """Where it was written, what was got and wanted, and how to write it."""
+    environ = {"TOPOBUS_ALL__NODE": "n1", OWN_SHAPES: text}
+
+    settings, mistakes = find_mistakes(TopologySettings, "topology", file=None, environ=environ, checks=(check,))
+
+    assert [(mistake.message, mistake.next_step) for mistake in mistakes] == [
+        (f"topology: {says} (from {OWN_SHAPES})", next_step)
+    ]
+    assert settings == TopologySettings(node="n1")
+
+
+def test_topology_settings_read_own_shapes_from_a_file(tmp_path: Path) -> None:
+    """As a list of tables."""
+    settings = load('[[own_shapes]]\nname = "trio"\nwithin = "numa"\nparts = {nic = 1, gpu = 2}\n', tmp_path)
+
+    check(settings)
+    assert [own.shape() for own in settings.own_shapes] == [
+        OwnShape(name="trio", parts={"gpu": 2, "nic": 1}, within="numa")
+    ]

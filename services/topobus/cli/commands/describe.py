@@ -22,7 +22,7 @@ from topobus.cli.render.description import describe as put_together
 from topobus.cli.render.description import view
 from topobus.cli.render.output import Output
 from topobus.cli.render.tables import claim_names
-from topobus.formats.messages.catalogue import DECISION, INVENTORY, LEDGER, OBJECT
+from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, INVENTORY, LEDGER, OBJECT
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.values.ledger import Allocation
 from topobus.values.request import OwnerKind
@@ -73,9 +73,14 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
         inventories = await as_of_now(
             bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes]
         )
+        own_shapes = {
+            entry.value.node: entry.value.own_shapes
+            for entry in await bus.list(ALIGNMENT)
+            if entry.parts["node"] in nodes
+        }
         ledgers = [entry.value for entry in await bus.list(LEDGER)]
         events: list[DecisionEvent] = [received.value for received in await bus.last(DECISION, limit=_LOOKED_THROUGH)]
-    description = put_together(api_object, plain, inventories, ledgers, events, claims)
+    description = put_together(api_object, plain, inventories, ledgers, events, claims, own_shapes)
     output = Output(is_json=is_json)
     if is_json:
         output.document(description)

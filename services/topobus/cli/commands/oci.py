@@ -28,7 +28,7 @@ from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
 from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
 from topobus.formats.kubernetes.classic.classic_handles import shown
 from topobus.formats.kubernetes.opaque_parameters import is_for_class
-from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
+from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
@@ -465,7 +465,9 @@ async def _with_parts(bus: Bus, node: str, claim: ApiObject) -> ApiObject:
             results.append(result)
             continue
         if parts is None:
-            parts = shapes_of([entry.value for entry in await bus.list(INVENTORY, node=node)]).parts
+            alignment = await bus.get(ALIGNMENT, node=node)
+            own_shapes = alignment.value.own_shapes if alignment is not None else ()
+            parts = shapes_of([entry.value for entry in await bus.list(INVENTORY, node=node)], own_shapes).parts
         if name not in parts:
             raise NotFoundError(
                 f"node {node} has no {name} now", next_step="delete the claim's pod, so that it is allocated again"

@@ -16,6 +16,7 @@ from topobus.cli.options import OUTPUT_DEFAULTS, MachineSource, OutputOptions
 from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import DRAWING_WIDTH, Output
+from topobus.cli.rules.own_shapes import OwnShapes, read_own_shapes
 from topobus.cli.simulation.claims import ClaimAnswer, ClaimSimulation, claim_lines
 from topobus.cli.simulation.node import Simulation, open_machine
 from topobus.formats.kubernetes.objects import metadata_of, name_of
@@ -82,6 +83,7 @@ def simulate(
             help="Memory of a NUMA node that is never given out, as NODE=AMOUNT (0=1Gi), or several.", negative=""
         ),
     ] = (),
+    own_shapes: OwnShapes = "",
     decisions: Annotated[
         Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")
     ] = None,
@@ -115,6 +117,7 @@ def simulate(
         aligns_memory=align_memory,
     )
     kept_memory = _by_node(reserved_memory)
+    added = read_own_shapes(own_shapes)
     output = options.output()
     objects = read_wanted("simulate", pods, output.note)
     with open_machine(machine) as node:
@@ -123,7 +126,7 @@ def simulate(
         if save is not None:
             _write(save, encode(node.snapshot))
         _check_nodes(kept_memory, node.snapshot.machine)
-        simulation = Simulation(node, settings, reserved, profiles, reserved_memory=kept_memory)
+        simulation = Simulation(node, settings, reserved, profiles, reserved_memory=kept_memory, own_shapes=added)
         claims = ClaimSimulation(simulation, objects)
         for api_object in claims.left_out:
             output.note(

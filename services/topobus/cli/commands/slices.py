@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import MachineSource, one_of_classes
 from topobus.cli.render.output import Output
+from topobus.cli.rules.own_shapes import OwnShapes, read_own_shapes
 from topobus.cli.rules.slice_templates import template_device
 from topobus.cli.simulation.node import open_machine
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
@@ -47,6 +48,7 @@ def slices(
         bool,
         Parameter(name="--shapes", negative="", help="With the shapes of a gateway whose `cluster.shapes` is on."),
     ] = False,
+    own_shapes: OwnShapes = "",
     node: Annotated[str | None, Parameter(help="The node's name; default: the machine's.")] = None,
     template: Annotated[
         bool,
@@ -61,6 +63,9 @@ def slices(
     out = Output(is_json=output == "json")
     if node is not None and not is_dns_subdomain(node):
         raise UsageError(f"--node is {node!r}", next_step="give a name that a Node may have: a-z, 0-9, - and .")
+    added = read_own_shapes(own_shapes)
+    if added and not with_shapes:
+        raise UsageError("--own-shapes is given without --shapes", next_step="give --shapes as well")
     with open_machine(machine) as opened:
         inventories = opened.snapshot.inventories
         for warning in opened.warnings:
@@ -73,7 +78,7 @@ def slices(
     shapes = SliceShapes()
     if with_shapes:
         cpus = [each for each in inventories if each.device_class == CPU_CLASS and each not in chosen]
-        of_node = shapes_of([*chosen, *cpus])
+        of_node = shapes_of([*chosen, *cpus], added)
         for why in of_node.remarks:
             out.note(f"no shape: {why}")
         shapes = slice_shapes(of_node)

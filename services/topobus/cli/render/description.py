@@ -29,6 +29,7 @@ from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_device
 from topobus.values.ledger import Allocation, Ledger
 from topobus.values.outcome import Reason, Refusal
+from topobus.values.own_shapes import OwnShape
 from topobus.values.timestamps import short_time
 
 __all__ = ["Description", "Granted", "describe", "view"]
@@ -89,11 +90,13 @@ def describe(
     ledgers: Iterable[Ledger],
     events: Iterable[DecisionEvent],
     claims: Mapping[str, ApiObject] | None = None,
+    own_shapes: Mapping[str, Sequence[OwnShape]] | None = None,
 ) -> Description:
     """Collect what is known of an object.
 
     Shapes: claims — those of a pod, by the names that it has for them; plain — the object as
-    Kubernetes writes it; events — in the order in which they were made.
+    Kubernetes writes it; events — in the order in which they were made; own_shapes — those that
+    operators add, by node.
     """
     uid = metadata_of(api_object).uid
     decision_events = [event for event in events if event.owner.uid == uid and not event.is_dry_run]
@@ -101,11 +104,11 @@ def describe(
     return Description(
         object=plain,
         devices=(
-            *_all_granted(api_object, of_fleet),
+            *_all_granted(api_object, of_fleet, own_shapes or {}),
             *(
                 structs.replace(granted, request=f"{name}/{granted.request}")
                 for name, claim in (claims or {}).items()
-                for granted in _all_granted(claim, of_fleet)
+                for granted in _all_granted(claim, of_fleet, own_shapes or {})
             ),
         ),
         held=tuple(
@@ -304,12 +307,15 @@ def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, 
     return (Reason(code="condition", message=message, facts=facts),) if message else ()
 
 
-def _all_granted(api_object: ApiObject, inventories: Sequence[Inventory]) -> Iterator[Granted]:
+def _all_granted(
+    api_object: ApiObject, inventories: Sequence[Inventory], own_shapes: Mapping[str, Sequence[OwnShape]]
+) -> Iterator[Granted]:
     """List what a claim has: of a shape the parts, as its node has them now."""
     for result in _results(api_object):
         driver, pool, name = (str(result.get(key) or "") for key in ("driver", "pool", "device"))
-        of_node = [inventory for inventory in inventories if inventory.node == node_of(driver, pool)]
-        parts = shapes_of(of_node).parts.get(name, ()) if is_shape(driver, name) else ()
+        node = node_of(driver, pool)
+        of_node = [inventory for inventory in inventories if inventory.node == node]
+        parts = shapes_of(of_node, own_shapes.get(node, ())).parts.get(name, ()) if is_shape(driver, name) else ()
         for part in parts:
             yield _granted({**result, "device": part}, of_node, shape=name)
         if not parts:

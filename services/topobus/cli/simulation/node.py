@@ -43,6 +43,7 @@ from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Adoption, Ledger
 from topobus.values.machine import Machine
 from topobus.values.outcome import Placement, Refusal
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, PodRequest
 from topobus.values.timestamps import rfc3339
 from topobus.values.vendor_profiles import VendorProfile, pools_of_profiles, renamed
@@ -114,6 +115,7 @@ class Simulation:
         profiles: Collection[VendorProfile] = (),
         *,
         reserved_memory: Mapping[int, int] | None = None,
+        own_shapes: tuple[OwnShape, ...] = (),
     ) -> None:
         self.machine = node.snapshot.machine
         self._names: dict[str, str] = {}
@@ -128,6 +130,7 @@ class Simulation:
         self._options = options
         self._reserved = reserved_cpus
         self._reserved_memory = dict(reserved_memory or {})
+        self._own_shapes = own_shapes
         self._hinting = node.hinting
 
     def place(self, pod: PodRequest) -> Placement | Refusal:
@@ -185,6 +188,7 @@ class Simulation:
             options=self._options,
             reserved_cpus=self._reserved,
             reserved_memory={str(numa_node): size for numa_node, size in sorted(self._reserved_memory.items())},
+            own_shapes=self._own_shapes,
         )
 
     def hold(self, owner: Owner, devices: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> None:

@@ -11,7 +11,7 @@ of the processor time to store a node (docs/explanation/large-fleets.md).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import DRIVER
 from topobus.values.health import HEALTHY, DeviceHealth, HealthState
 from topobus.values.machine import Machine
+from topobus.values.own_shapes import OwnShape
 
 __all__ = ["SharedValues", "shape_key"]
 
@@ -77,7 +78,7 @@ class SharedValues(DeviceViews):
         """By the identity of the attributes, which a slice's device keeps when its counters or taints
         are replaced."""
         self._shapes: dict[tuple[bytes, ...], SliceShapes] = {}
-        """By the keys of a node's inventories."""
+        """By what the operator adds and the keys of a node's inventories."""
 
     def machine(self, machine: Machine) -> Machine:
         """Return an equal machine. Cost: one encoding."""
@@ -112,16 +113,17 @@ class SharedValues(DeviceViews):
             kind.form = self._keep_form(slice_device(device))
         return kind.form.device
 
-    def shapes(self, inventories: Mapping[bytes, Inventory]) -> SliceShapes:
+    def shapes(self, inventories: Mapping[bytes, Inventory], own_shapes: Sequence[OwnShape] = ()) -> SliceShapes:
         """Derive the shapes of a node, once for all nodes with the same devices.
 
-        Shapes: inventories — all of the node's, the CPUs' among them, by their `shape_key`.
+        Shapes: inventories — all of the node's, the CPUs' among them, by their `shape_key`;
+                own_shapes — those that its operator adds.
         """
         self._bound()
-        key = tuple(sorted(inventories))
+        key = (encode(own_shapes), *sorted(inventories))
         shapes = self._shapes.get(key)
         if shapes is None:
-            shapes = self._shapes[key] = slice_shapes(shapes_of(inventories.values()))
+            shapes = self._shapes[key] = slice_shapes(shapes_of(inventories.values(), own_shapes))
             for device in shapes.devices:
                 self._keep_form(device)
         return shapes

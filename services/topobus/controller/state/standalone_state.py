@@ -38,7 +38,9 @@ from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_group, group_of_class, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.machine import Machine
+from topobus.values.own_shapes import OwnShape
 from topobus.values.resource_names import SHAPE_LEVELS
+from topobus.values.view import NodeAlignment
 
 __all__ = ["StandaloneState"]
 
@@ -88,6 +90,13 @@ class StandaloneState(ClusterState):
             # longer has.
             self._publish(machine.node, self.classes_on(machine.node))
 
+    def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
+        """Store a node's alignment options, and the slices of the shapes that its operator adds."""
+        before = self._own_shapes_of(node)
+        super().put_alignment(node, alignment)
+        if self._own_shapes_of(node) != before:
+            self._put_pools(node, ())
+
     def put_inventory(self, inventory: Inventory) -> None:
         """Store an inventory, and the slices of its devices."""
         super().put_inventory(inventory)
@@ -135,7 +144,7 @@ class StandaloneState(ClusterState):
         CPUs, which are in a pool of their own, tell the sockets.
         """
         of_node = {key: self.inventories[node, name] for name, key in self._shape_keys.get(node, {}).items()}
-        shapes = self.shared.shapes(of_node)
+        shapes = self.shared.shapes(of_node, self._own_shapes_of(node))
         pools = {pool_of_class(node, device_class) for device_class in changed}
         if shapes != self._shapes.get(node, SliceShapes()):
             pools.add(node)
@@ -145,6 +154,10 @@ class StandaloneState(ClusterState):
         if not of_node:
             self._shapes.pop(node)
             self._shape_keys.pop(node, None)
+
+    def _own_shapes_of(self, node: str) -> tuple[OwnShape, ...]:
+        alignment = self.alignments.get(node)
+        return alignment.own_shapes if alignment is not None else ()
 
     def _put_pool(self, node: str, pool: str) -> None:
         classes = sorted(name for name in self.classes_on(node) if pool_of_class(node, name) == pool)

@@ -465,6 +465,8 @@ class SlicePublisher:
         ]
         if self._dropped:
             remarks.append(f"the API server does not keep {', '.join(sorted(self._dropped))}")
+        if self._state.own_shapes and not self._settings.shapes:
+            remarks.append("the own_shapes of topology are not published: cluster.shapes is off")
         self._readiness.set(_PART, is_ready=self._has_published, why="; ".join(remarks))
 
 

@@ -126,9 +126,9 @@ ALIGNMENT = State(
     bucket="topobus_alignments",
     message=NodeAlignment,
     writer=("topology",),
-    readers=("topology", "controller", _RELAY, "console", "cli"),
-    description="How one node aligns: policy, scope, mode, reserved CPUs and memory, as its operator set them; and which "  # noqa: E501
-    "of its device services are silent.",
+    readers=("topology", "gateway", "controller", _RELAY, "console", "cli"),
+    description="How one node aligns: policy, scope, mode, reserved CPUs and memory, shapes, as its operator set them; "
+    "and which of its device services are silent.",
     max_bucket_bytes=32 * 1024 * 1024,
 )
 RELAY = State(

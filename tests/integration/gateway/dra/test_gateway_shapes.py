@@ -15,9 +15,11 @@ from support.gateway_rig import Rig, make_rig
 from support.lives import LIMIT_S, Lives, is_transport
 from support.looks import next_look
 from support.node_plane import NODE, claim
+from support.shape_names import plain
 from topobus.cli.simulation.node import open_machine
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.containers.cdi import parse
+from topobus.formats.messages.catalogue import ALIGNMENT
 from topobus.gateway import boot
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.config import ClusterSettings
@@ -28,6 +30,8 @@ from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
 from topobus.values.device import Inventory
 from topobus.values.dra_names import DRIVER
+from topobus.values.own_shapes import OwnShape
+from topobus.values.view import NodeAlignment
 
 pytestmark = pytest.mark.integration
 
@@ -122,6 +126,22 @@ async def test_container_gets_both_parts_of_a_shape_by_one_device(rig: Rig) -> N
         ("default/pair", "nic", [NIC]),
     ]
     assert (free, later.error) == ([], "")
+
+
+@pytest.mark.memory_bus
+async def test_container_gets_all_parts_of_a_shape_that_the_operator_adds(rig: Rig) -> None:
+    """The gateway reads from the node's alignment which there are."""
+    trio = OwnShape(name="trio", parts={"gpu": 2, "nic": 1}, within="numa")
+    shape, *_ = (name for name in shapes_of(INVENTORIES.values(), [trio]).parts if plain(name).startswith("shape-trio"))
+    first, second = sorted(device.name for device in INVENTORIES["gpu"].devices)[:2]
+    await rig.plane.bus.put(ALIGNMENT, NodeAlignment(node=NODE, own_shapes=(trio,)), node=NODE)
+    await rig.plane.store(claim("pair", PAIR.uid, shape))
+    async with rig.kubelet, rig.gateway():
+        prepared = await prepare(rig)
+        held_parts = held(rig)
+
+    assert [(each.device, len(each.cdi_devices)) for each in prepared.devices] == [(shape, 3)]
+    assert held_parts == [{"gpu": (first, second), "nic": (NIC,)}]
 
 
 @pytest.mark.memory_bus
