@@ -21,6 +21,7 @@ from topobus.cli.objects.applying import apply_object, delete_object, is_allocat
 from topobus.cli.objects.manifests import read_objects, read_pod
 from topobus.cli.render.answers import with_parts
 from topobus.cli.render.syntax_colours import coloured
+from topobus.engine.claims.extended_resources import extended_claim_name
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.objects import metadata_of, object_parts
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT
@@ -42,7 +43,7 @@ __all__ = ["show_claim", "show_kubelet", "show_pair"]
 
 CLASSES = "claims/classes.yaml"
 CLAIM = "claims/gpu-nic-pair.yaml"
-PAIR = "claims/pair.yaml"
+PAIR = "pods/pair.yaml"
 
 
 async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
@@ -178,17 +179,22 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
 
 
 async def show_pair(scene: Scene, kubelet: KubeletSimulator) -> None:
-    """Allocate a claim for a GPU and its nearest NIC as one device, prepare it, and release it.
+    """Give a pod a GPU and its nearest NIC as one device, by a plain resource, prepare it, and release
+    it.
 
     Errors: raises ExpectationError when a promise is broken.
     """
     stage = scene.stage
-    title = "A GPU and its nearest NIC as one device of a claim"
-    with stage.step(title, "topobus claim apply -f examples/claims/pair.yaml"):
+    title = "A GPU and its nearest NIC as one device, by a plain resource"
+    with stage.step(title, "topobus apply -f examples/pods/pair.yaml"):
         stage.show(coloured(_spec_of(PAIR), "yaml"), indent=2)
         (wanted,) = read_objects(manifest(PAIR))
         await apply_object(scene.bus, wanted)
-        place = object_parts(wanted)
+        of_pod = object_parts(wanted)
+        pod = await scene.until(
+            OBJECT, lambda stored: bool(extended_claim_name(stored)), "the controller to make a claim", of_pod
+        )
+        place = {**of_pod, "kind": "resourceclaim", "name": extended_claim_name(pod)}
         claim = await scene.until(OBJECT, is_allocated, "the controller to allocate the claim", place)
         (result,) = claim.status["allocation"]["devices"]["results"]
         shapes = shapes_of([entry.value for entry in await scene.bus.list(INVENTORY, node=scene.node)])
@@ -197,7 +203,8 @@ async def show_pair(scene: Scene, kubelet: KubeletSimulator) -> None:
         stage.expect(
             sorted(devices[part].device_class for part in parts) == ["gpu", "nic"]
             and len({devices[part].pcie_switch for part in parts}) == 1,
-            f"the claim has {with_parts(result['device'], shapes.parts)}, both below one PCIe switch",
+            f"the controller made {place['name']} for it: {with_parts(result['device'], shapes.parts)}, both below one "
+            "PCIe switch",
             result,
         )
         uid = metadata_of(claim).uid
@@ -219,10 +226,10 @@ async def show_pair(scene: Scene, kubelet: KubeletSimulator) -> None:
             prepared,
         )
         errors = await kubelet.unprepare_claims([reference])
-        await delete_object(scene.bus, place)
+        await delete_object(scene.bus, of_pod)
         ledger = await scene.ledger(lambda each_ledger: not each_ledger.allocations, "both to be released")
         stage.expect(
-            not any(errors.values()) and not ledger.allocations, "the claim is deleted and both are free", errors
+            not any(errors.values()) and not ledger.allocations, "the pod is deleted and both are free", errors
         )
 
 
