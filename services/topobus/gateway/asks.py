@@ -153,9 +153,15 @@ class NodeAsks:
             annotate(decision_id=reply.result.decision_id, owner=request.owner.key)
         return reply.result
 
-    async def name_pods(self, op_id: str, owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
-        """Record in the ledger which pods use what an owner holds by this decision."""
-        request = AdoptRequest(op_id=op_id, owner=owner, devices={}, pods=pods, names_pods_of=decision_id)
+    async def name_pods(
+        self, op_id: str, owner: Owner, *, decision_id: str, pods: tuple[Owner, ...], container: str = ""
+    ) -> None:
+        """Record in the ledger which pods, and which one container, use what an owner holds by this
+        decision.
+        """
+        request = AdoptRequest(
+            op_id=op_id, owner=owner, devices={}, pods=pods, container=container, names_pods_of=decision_id
+        )
         await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
 
     async def release(

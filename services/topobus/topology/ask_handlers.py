@@ -175,13 +175,18 @@ class AskHandlers:
             or complaint_of_devices(asked.devices)
             or complaint_of_shares(asked.shares)
             or complaint_of_memory(asked.memory)
-            or complaint_of_pods(asked.pods)
+            or complaint_of_pods(asked.pods, asked.container)
         )
 
         async def decide(ledger: Ledger) -> Step:
             if asked.names_pods_of:
                 return transitions.name_pods(
-                    ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.names_pods_of, pods=asked.pods
+                    ledger,
+                    op_id=asked.op_id,
+                    owner=asked.owner,
+                    decision_id=asked.names_pods_of,
+                    pods=asked.pods,
+                    container=asked.container,
                 )
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(

@@ -73,6 +73,9 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The pods that use it, sorted, where the owner does not name them: those of a claim, and the
     pod of kubelet's Allocate, which kubelet names only afterwards, by PodResources. A pod that only
     kubelet has named has no uid. They hold nothing themselves."""
+    container: str = ""
+    """The one container of `pods` that has an allocation of kubelet's; empty: not named yet, or
+    several. A claim is its pods', whichever containers name it."""
 
     @property
     def user(self) -> Owner | None:

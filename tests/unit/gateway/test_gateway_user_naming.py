@@ -38,7 +38,10 @@ async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_
     """
     named: list[str] = []
 
-    async def name_pods(_op_id: str, _owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
+    async def name_pods(
+        _op_id: str, _owner: Owner, *, decision_id: str, pods: tuple[Owner, ...], container: str
+    ) -> None:
+        assert container == USE.container
         named.append(f"{decision_id} {pods[0].name}")
 
     # Handed out twice already, while the copy still shows the first allocation.
@@ -63,7 +66,10 @@ async def test_naming_goes_on_when_the_allocation_is_gone_before_topology_fails_
     asked, is_away = asyncio.Event(), asyncio.Event()
     named: list[str] = []
 
-    async def name_pods(_op_id: str, _owner: Owner, *, decision_id: str, pods: tuple[Owner, ...]) -> None:
+    async def name_pods(
+        _op_id: str, _owner: Owner, *, decision_id: str, pods: tuple[Owner, ...], container: str
+    ) -> None:
+        assert container == USE.container
         if is_away.is_set():
             named.append(f"{decision_id} {pods[0].name}")
             return

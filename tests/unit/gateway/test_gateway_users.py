@@ -46,9 +46,24 @@ def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(
 
     Anything less certain says nothing.
     """
-    found_unnamed_users = unnamed_users(_ledger(structs.replace(HELD, pods=(user,) if user is not None else ())), uses)
+    held = structs.replace(HELD, pods=(user,) if user is not None else (), container="main" if user is not None else "")
 
-    assert [user for _, user in found_unnamed_users] == users
+    assert [user for _, user, _ in unnamed_users(_ledger(held), uses)] == users
+
+
+@pytest.mark.parametrize(
+    ("known_as", "containers", "wanted"),
+    [("", ("main",), ["main"]), ("main", ("main",), []), ("", ("main", "side"), []), ("main", ("main", "side"), [""])],
+    ids=["new", "known", "several", "several by now"],
+)
+def test_unnamed_users_tells_the_container_when_kubelet_lists_one(
+    known_as: str, containers: tuple[str, ...], wanted: list[str]
+) -> None:
+    """Of several containers none is named: the pod has the device."""
+    held = structs.replace(HELD, pods=(A,), container=known_as)
+    uses = [structs.replace(_use("a", "gpu-0"), container=container) for container in containers]
+
+    assert [container for _, _, container in unnamed_users(_ledger(held), uses)] == wanted
 
 
 def test_nameless_lists_allocations_of_kubelets_alone_when_claims_hold_devices_too() -> None:

@@ -24,7 +24,12 @@ def _allocated(ledger: Ledger, decision: str) -> Ledger:
 
 def _named(ledger: Ledger, decision: str) -> Step:
     return transitions.name_pods(
-        ledger, op_id=f"name-{decision}-{ledger.sequence}", owner=PLUGIN, decision_id=decision, pods=(POD,)
+        ledger,
+        op_id=f"name-{decision}-{ledger.sequence}",
+        owner=PLUGIN,
+        decision_id=decision,
+        pods=(POD,),
+        container="main",
     )
 
 
@@ -39,7 +44,11 @@ def test_name_pods_changes_nothing_but_the_name_when_the_holding_is_the_one_mean
     released = transitions.release(after, op_id="r", owner=PLUGIN, decision_id="d-2", only="d-1")
 
     assert held == Allocation(
-        owner=PLUGIN, holdings=before.allocations[PLUGIN.key].holdings, decision_id="d-1", pods=(POD,)
+        owner=PLUGIN,
+        holdings=before.allocations[PLUGIN.key].holdings,
+        decision_id="d-1",
+        pods=(POD,),
+        container="main",
     )
     assert (str(held.shown), names_of(held)) == ("pod default/a", {"gpu": ("gpu-0",)})
     assert unannounced(after) == ()

@@ -43,7 +43,7 @@ class UserNaming:
         """Called with each list that kubelet gave here, before any pod is recorded."""
         self._listed: dict[str, frozenset[Owner]] = {}
         """By claim, the pods that kubelet has listed once."""
-        self._sent: dict[str, tuple[Owner, int, str, int, int]] = {}
+        self._sent: dict[str, tuple[Owner, str, int, str, int, int]] = {}
         """By allocation: what was sent, and the ledger at that time. If the ledger has changed
         since and lacks it, it was recorded for an earlier allocation."""
 
@@ -73,9 +73,10 @@ class UserNaming:
         if ledger is None:
             return
         self._sent = {key: sent for key, sent in self._sent.items() if key in ledger.allocations}
-        for allocation, user in unnamed_users(ledger, listing.uses):
+        for allocation, user, container in unnamed_users(ledger, listing.uses):
             message = (
                 user,
+                container,
                 self._state.times_handed_out(allocation.owner),
                 allocation.decision_id,
                 ledger.epoch,
@@ -83,7 +84,10 @@ class UserNaming:
             )
             if self._sent.get(allocation.owner.key) != message:
                 self._sent[allocation.owner.key] = message
-                if not await self._is_told(allocation, user) and self._sent.get(allocation.owner.key) == message:
+                if (
+                    not await self._is_told(allocation, user, container)
+                    and self._sent.get(allocation.owner.key) == message
+                ):
                     # This loop and the reconciliation record pods at the same time. The other one
                     # may have recorded more, or found the owner gone, meanwhile.
                     del self._sent[allocation.owner.key]
@@ -110,11 +114,15 @@ class UserNaming:
         }
         self._listed = {key: self._listed.get(key, frozenset()) | pods for key, pods in listed.items()}
 
-    async def _is_told(self, allocation: Allocation, user: Owner) -> bool:
+    async def _is_told(self, allocation: Allocation, user: Owner, container: str) -> bool:
         owner = allocation.owner
         try:
             await self._asks.name_pods(
-                f"name-{uuid.uuid4().hex}", owner, decision_id=allocation.decision_id, pods=(user,)
+                f"name-{uuid.uuid4().hex}",
+                owner,
+                decision_id=allocation.decision_id,
+                pods=(user,),
+                container=container,
             )
         except TopobusError as err:
             get_logger().warning("user.untold", owner=owner.key, pod=f"{user.namespace}/{user.name}", error=str(err))

@@ -279,8 +279,10 @@ def adopt(
     return Step(ledger=changed, record=record)
 
 
-def name_pods(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pods: tuple[Owner, ...]) -> Step:
-    """Record which pods use the devices that an owner holds by a decision.
+def name_pods(
+    ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pods: tuple[Owner, ...], container: str = ""
+) -> Step:
+    """Record which pods, and which one container, use the devices that an owner holds by a decision.
 
     This decides nothing, and a later holding of the owner stays as it is.
     """
@@ -289,9 +291,9 @@ def name_pods(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pod
         return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, is_announced=True)
-    if held is None or held.decision_id != decision_id or held.pods == pods:
+    if held is None or held.decision_id != decision_id or (held.pods, held.container) == (pods, container):
         return Step(ledger=ledger, record=record, is_repeat=True)
-    left = {**ledger.allocations, owner.key: structs.replace(held, pods=pods)}
+    left = {**ledger.allocations, owner.key: structs.replace(held, pods=pods, container=container)}
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 

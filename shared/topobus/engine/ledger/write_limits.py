@@ -75,8 +75,12 @@ def complaint_of_owner(owner: Owner, field: str) -> str:
     )
 
 
-def complaint_of_pods(pods: Sequence[Owner]) -> str:
-    """Explain what is wrong with the pods that use a claim. Empty when nothing is."""
+def complaint_of_pods(pods: Sequence[Owner], container: str) -> str:
+    """Explain what is wrong with the pods that use something, or with their container. Empty when
+    nothing is.
+    """
+    if wrong := _wrong_text(container, _LABEL_CHARACTERS):
+        return f"container {wrong}"
     if len(pods) > _PODS:
         return f"the request names {len(pods)} pods, wanted at most {_PODS}"
     strange = next((pod for pod in pods if pod.kind is not OwnerKind.POD), None)

@@ -314,8 +314,8 @@ class AdoptRequest(Adoption, frozen=True, kw_only=True):
 
     op_id: str
     names_pods_of: str = ""
-    """A decision: nothing is adopted; what the owner holds by it is used by `pods` from now on, and
-    a later holding stays as it is. Empty: adopt."""
+    """A decision: nothing is adopted; what the owner holds by it is used by `pods`, and by their
+    `container`, from now on, and a later holding stays as it is. Empty: adopt."""
     owned_cpus: CpuSet | None = None
     """CPUs that may be chosen of groups; None: all."""
 

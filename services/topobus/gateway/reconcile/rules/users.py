@@ -31,22 +31,26 @@ def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
     )
 
 
-def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Allocation, Owner], ...]:
-    """Find the pod of each device plugin allocation for which the ledger has none or another one.
+def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Allocation, Owner, str], ...]:
+    """Find the pod of each device plugin allocation, and its container, for which the ledger has
+    none or another one.
 
-    In the order of the owners' keys. kubelet lists no uid, so it is empty.
+    In the order of the owners' keys. kubelet lists no uid, so it is empty. So is the container where
+    kubelet lists several.
     """
-    pods: dict[tuple[str, str], set[Owner]] = {}
+    listed: dict[tuple[str, str], set[tuple[Owner, str]]] = {}
     for use in uses:
         for device in use.devices if use.resource else ():
-            pods.setdefault((use.resource, device), set()).add(pod_of(use))
-    unnamed: list[tuple[Allocation, Owner]] = []
+            listed.setdefault((use.resource, device), set()).add((pod_of(use), use.container))
+    unnamed: list[tuple[Allocation, Owner, str]] = []
     for _, allocation in sorted(ledger.allocations.items()):
         if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN:
             continue
-        users = {user for name in ids_of(allocation) for user in pods.get((allocation.owner.name, name), ())}
-        if len(users) == 1 and users != {allocation.user}:
-            unnamed.append((allocation, users.pop()))
+        users = {user for name in ids_of(allocation) for user in listed.get((allocation.owner.name, name), ())}
+        pods, containers = {pod for pod, _ in users}, {container for _, container in users}
+        container = containers.pop() if len(containers) == 1 else ""
+        if len(pods) == 1 and (pods != {allocation.user} or container != allocation.container):
+            unnamed.append((allocation, pods.pop(), container))
     return tuple(unnamed)
 
 
