@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 
+from topobus.devicekit.host.device_readings import DEVICE_LABELS
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
 from topobus.process.metric_descriptors import LabelValues, MetricDescriptor, descriptors_of
 
@@ -12,7 +13,7 @@ __all__ = ["METRIC_MODULES", "metrics_of", "render_metrics"]
 
 METRIC_MODULES: dict[str, tuple[str, ...]] = {
     "every service": ("topobus.process.metrics",),
-    "device services": ("topobus.devicekit.host.metrics",),
+    "device services": ("topobus.devicekit.host.metrics", "topobus.devicekit.host.device_readings"),
     "discovery": ("topobus.discovery.metrics",),
     "topology": ("topobus.topology.metrics",),
     "gateway": ("topobus.gateway.metrics",),
@@ -40,7 +41,10 @@ def render_metrics() -> str:
         "With `http.port` set a service has these at `/metrics`, and beside them `process_*` and `python_*` "
         "of the Prometheus client. Names are",
         "`topobus_<service>_<noun>_<unit>`, with `_total` for counters only; a device class is a label. No "
-        "label holds a uid, or the name of a pod or a claim.",
+        "label holds a uid, or the name of a pod or a claim, but those of a device and its holder:",
+        "",
+        *(f"- `{label}`: {_values(values)}." for label, values in DEVICE_LABELS.items()),
+        "",
         "How to have them collected, with alerts and a dashboard: [watch with "
         "Prometheus](../how-to/watch-with-prometheus.md).",
     ]
@@ -61,7 +65,13 @@ def _list(metrics: Iterable[MetricDescriptor]) -> list[str]:
     """
     items: list[str] = []
     for metric in metrics:
-        labels = "; ".join(f"`{label}`: {_values(values)}" for label, values in metric.labels.items())
+        own = (
+            {label: values for label, values in metric.labels.items() if DEVICE_LABELS.get(label) != values}
+            if metric.is_per_device
+            else metric.labels
+        )
+        texts = [f"`{label}`: {_values(values)}" for label, values in own.items()]
+        labels = "; ".join((["those of a device and its holder"] if metric.is_per_device else []) + texts)
         items.append(f"- `{metric.name}` ({metric.kind}): {metric.meaning}{f' Labels: {labels}.' if labels else ''}")
     return items
 

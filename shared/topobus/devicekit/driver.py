@@ -33,6 +33,7 @@ from topobus.values.health import Observation
 from topobus.values.hint import Hint
 from topobus.values.machine import Machine
 from topobus.values.outcome import Refusal
+from topobus.values.readings import Reading
 from topobus.values.sandbox import AttachedInterface, ContainerName, Sandbox
 
 __all__ = [
@@ -54,6 +55,7 @@ _VERBS = {
     "adjusts": ("adjust",),
     "cleans": ("clean",),
     "resets": ("reset",),
+    "measures": ("measure",),
     "hints": ("hints",),
 }
 
@@ -101,6 +103,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """It cleans a device between two owners: `clean`."""
     resets: bool = False
     """It resets devices in a way of its own: `reset`."""
+    measures: bool = False
+    """It reads what people graph: `measure`."""
     hints: bool = False
     """It has an opinion of its own on NUMA hints: `hints`."""
 
@@ -261,6 +265,14 @@ class DeviceDriver(ABC):
         """Reset a device that has no holder, when an operator asks for it. None when it is done.
 
         Without this method the kernel resets the PCI function, where it can.
+        """
+        raise NotImplementedError
+
+    def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
+        """Read what the devices count and measure: use, memory, power, temperature, bytes, errors.
+
+        Called after a look at their health, each 10 s. What a device does not tell is left out. A
+        failure costs the readings and changes no device's health.
         """
         raise NotImplementedError
 

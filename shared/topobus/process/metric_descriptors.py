@@ -4,7 +4,8 @@ the checks of deploy/monitoring are made from them.
 A service's metrics are constants in its metrics module, and a registry gets them only from there.
 Names follow Prometheus: `topobus_<service>_<noun>_<unit>`, with `_total` for counters only. A
 device class is a label. Labels are bounded: either all values are listed, or a text names their
-bound. Never a uid, pod or claim name.
+bound. Never a uid, pod or claim name, except in the readings of devices (`is_per_device`), which
+have one series for each device, and name its holder.
 
 A process that exports no metrics (a command of `topobus`) has no registry, and prometheus_client, a
 tenth of such a command's imports, is not loaded.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.metrics_core import Metric
 
 __all__ = [
     "CounterDescriptor",
@@ -60,6 +62,9 @@ class MetricDescriptor:
     name: str
     meaning: str
     labels: Mapping[str, LabelValues] = field(default_factory=dict)
+    is_per_device: bool = False
+    """It has a line for each device, so its lines are bounded by the devices whoever holds them,
+    and it may name the holder."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -67,7 +72,7 @@ class MetricDescriptor:
         if self.name.endswith("_total") != isinstance(self, CounterDescriptor):
             raise ValueError(f"metric {self.name}: _total ends the names of counters, and of nothing else")
         for label in self.labels:
-            if not _LABEL.fullmatch(label) or label in _UNBOUNDED:
+            if not _LABEL.fullmatch(label) or (label in _UNBOUNDED and not self.is_per_device):
                 raise ValueError(
                     f"metric {self.name}: label {label!r} is not allowed: its values have no bound, or it is misspelt"
                 )
@@ -85,6 +90,12 @@ class MetricDescriptor:
         ('topobus_test_call_seconds_bucket', 'topobus_test_call_seconds_count', 'topobus_test_call_seconds_sum')
         """
         return (self.name,)
+
+    def family(self) -> Metric:
+        """Make it without a line, for a collector that writes its lines at each scrape."""
+        from prometheus_client.metrics_core import Metric
+
+        return Metric(self.name.removesuffix("_total"), self.meaning, self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)

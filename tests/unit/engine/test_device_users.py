@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.engine.ledger.device_users import owners_of_devices, pods_of_devices, reset_together
+from topobus.engine.ledger.device_users import (
+    DeviceHolder,
+    holders_of_devices,
+    owners_of_devices,
+    pods_of_devices,
+    reset_together,
+)
 from topobus.values.device import Device
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, Holders, Holding
@@ -55,6 +61,49 @@ def test_pods_of_devices_names_them_whatever_holds_the_device(
     ledger = Holders(node="n", allocations={allocation.owner.key: allocation})
 
     assert pods_of_devices(ledger, device_class) == wanted
+
+
+_BY_CLAIM = DeviceHolder(namespace="default", claim="x")
+
+
+@pytest.mark.parametrize(
+    ("allocation", "wanted"),
+    [
+        pytest.param(
+            Allocation(owner=POD, holdings=(Holding(container="main", devices={"gpu": ("gpu-0",)}),)),
+            (DeviceHolder(namespace="default", pod="trainer", container="main"),),
+            id="a placed pod",
+        ),
+        pytest.param(
+            Allocation(owner=_owner(OwnerKind.DEVICE_PLUGIN), holdings=GPU, pods=(UNNAMED,), container="main"),
+            (DeviceHolder(namespace="default", pod="trainer", container="main"),),
+            id="an allocation",
+        ),
+        pytest.param(
+            Allocation(owner=_owner(OwnerKind.DEVICE_PLUGIN), holdings=GPU),
+            (DeviceHolder(),),
+            id="an allocation of a pod that is not named yet",
+        ),
+        pytest.param(
+            Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU, pods=(POD,), is_prepared=True),
+            (DeviceHolder(namespace="default", pod="trainer", claim="x"),),
+            id="a prepared claim",
+        ),
+        pytest.param(
+            Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU, pods=(POD,)),
+            (_BY_CLAIM,),
+            id="a claim whose pod has ended",
+        ),
+        pytest.param(Allocation(owner=_owner(OwnerKind.CLAIM), holdings=GPU), (_BY_CLAIM,), id="a claim of nobody"),
+    ],
+)
+def test_holders_of_devices_have_the_names_that_people_know(
+    allocation: Allocation, wanted: tuple[DeviceHolder, ...]
+) -> None:
+    """Namespace and pod, its container where kubelet allocates for it, and the claim."""
+    ledger = Holders(node="n", allocations={allocation.owner.key: allocation})
+
+    assert holders_of_devices(ledger, "gpu") == {"gpu-0": wanted}
 
 
 def test_owners_of_devices_lists_each_holder_once_by_its_shown_name() -> None:

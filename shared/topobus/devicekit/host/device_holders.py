@@ -1,12 +1,14 @@
 """Reads the holders of the devices of one class on this node from the node's ledger.
 
-The ledger is read when it is needed and not watched: it is written for each pod and claim, while
-the health of a device, which the owners are notified of, seldom changes.
+For health the ledger is read when it is needed: it is written for each pod and claim, while the
+health of a device, which the owners are notified of, seldom changes. Only a class whose drivers
+give readings follows it, because each line of `/metrics` names the holder of the moment.
 """
 
 from __future__ import annotations
 
 from topobus.bus.bus import Bus
+from topobus.bus.streams.state import ChangeKind
 from topobus.engine.ledger.device_users import owners_of_devices, pods_of_devices
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.process.logging import get_logger
@@ -14,7 +16,7 @@ from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.ledger import Holders
 from topobus.values.request import Owner
 
-__all__ = ["DeviceHolders"]
+__all__ = ["DeviceHolders", "NewestLedger"]
 
 
 class DeviceHolders:
@@ -56,3 +58,19 @@ class DeviceHolders:
     def pods(self, device: str) -> tuple[Owner, ...]:
         """Return the pods that use a device, through either API."""
         return self._pods.get(device, ())
+
+
+class NewestLedger:
+    """The node's ledger, followed. Readable from any thread."""
+
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus = bus
+        self._node = node
+        self.value: Holders | None = None
+        """None until there is one."""
+
+    async def follow(self) -> None:
+        """Follow the ledger until cancelled. While it cannot be read, the earlier one stays."""
+        async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
+            if change.kind in (ChangeKind.PUT, ChangeKind.DELETE):
+                self.value = change.value

@@ -5,6 +5,8 @@ and `observe` at each poll.
 long as the answers do not change, the driver's own thread repeats the polls (`watch`), and the
 event loop is woken for changes only. The observations of a look stay in the shown answer until an
 inventory with them was published, because a counter shows its rise at one look alone.
+
+A driver that measures gives its readings after such a look, each 10 s, in the same thread.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from topobus.values.device import Device
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.machine import Machine
 from topobus.values.pci import PciAddress
+from topobus.values.readings import Quantity, Reading
 
-__all__ = ["DriverPoller"]
+__all__ = ["READ_EVERY_S", "DriverPoller"]
 
 T = TypeVar("T")
 
@@ -42,6 +45,9 @@ _MOST_LOOKS = 8
 # Looks in a row that differ and that are not published while NATS is away: a minute's. The oldest
 # is forgotten first.
 _LOOKS = 64
+# Seconds between two readings of what people graph: Prometheus asks each 15 or 30 s, and a reading
+# of eight GPUs takes longer than a look at their health.
+READ_EVERY_S = 10.0
 
 
 _Kind: TypeAlias = tuple[Dimension, HealthState, str]
@@ -87,6 +93,10 @@ class DriverPoller:
         """Functions that VFIO has, or had in this life: the machine that discovery publishes may be
         older than their driver."""
         self._due_at_s = 0.0
+        self._measures = isolated.driver.capabilities.measures
+        self._measured: Mapping[str, Sequence[Reading]] = {}
+        self._measure_at_s = 0.0
+        self._measure_fault = ""
         self._waiting: list[asyncio.Future[None]] = []
 
     async def poll(self, machine: Machine, pcis: Collection[PciAddress]) -> None:
@@ -112,6 +122,9 @@ class DriverPoller:
             observations: Mapping[str, Sequence[Observation]] = {}
             if present:
                 observations = await self._isolated.call(verb, lambda: self._observe(present))
+            if self._is_measured_now():
+                verb = "measure"
+                await self._isolated.call(verb, lambda: self._measure(present))
         except (DriverHung, DriverFailed) as err:
             self._note_silence(verb, err, view)
             return
@@ -143,6 +156,10 @@ class DriverPoller:
             verb = "observe"
             present = view.devices or ()
             observations = self._observe(present) if present else {}
+            if self._is_measured_now():
+                begin_method()
+                verb = "measure"
+                self._measure(present)
             view = replace(view, observations=observations, silence=None)
             return None if view == last_view else view
 
@@ -152,6 +169,11 @@ class DriverPoller:
             self._note_silence(verb, err, discovered)
         else:
             self.view = view or last_view
+
+    @property
+    def readings(self) -> Mapping[str, Sequence[Reading]]:
+        """Return the last readings by the device's name. None of a driver that does not answer."""
+        return self._measured if self.view.silence is None else {}
 
     def shown(self) -> DriverView:
         """Return the last answer, together with earlier observations that are not published yet."""
@@ -321,12 +343,47 @@ class DriverPoller:
             self._last_look = observations
         return observations
 
+    def _is_measured_now(self) -> bool:
+        return self._measures and self._clock.monotonic() >= self._measure_at_s - self._poll_s / 2
+
+    def _measure(self, present: Sequence[Device]) -> None:
+        """Read what people graph, in the driver's thread.
+
+        A driver that fails at it has no readings until the next time, and its devices stay as they
+        are.
+        """
+        self._measure_at_s = self._clock.monotonic() + READ_EVERY_S
+        fault = ""
+        try:
+            self._measured = _copied(self._isolated.driver.measure(self._tree, present)) if present else {}
+        except Exception as err:  # noqa: BLE001 - boundary: a vendor's module may fail in any way
+            self._measured, fault = {}, str(err) or repr(err)
+            self._metrics.count_failure(self._isolated.name, "measure", "failed")
+        if fault and fault != self._measure_fault:
+            get_logger().warning("readings.missing", driver=self._isolated.name, why=fault)
+        self._measure_fault = fault
+
     def _out_of_sight(self) -> dict[str, Device]:
         """Return the devices in a sandbox that leave the host for it.
 
         A device that several pods may hold stays, and gives each a part.
         """
         return {name: device for name, device in self._away().items() if not device.allows_multiple}
+
+
+def _copied(measured: Mapping[str, Sequence[Reading]]) -> dict[str, tuple[Reading, ...]]:
+    """Copy a driver's answer: a scrape has no boundary of its own against one that is no reading, or
+    that the driver changes later.
+
+    Errors: raises anything for such an answer.
+    """
+    return {
+        name: tuple(
+            Reading(quantity=Quantity(reading.quantity), value=float(reading.value), part=str(reading.part))
+            for reading in readings
+        )
+        for name, readings in measured.items()
+    }
 
 
 def _kind(observation: Observation) -> _Kind:

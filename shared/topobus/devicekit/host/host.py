@@ -17,7 +17,8 @@ import msgspec
 
 from topobus.bus.connection.reply_inbox import new_token
 from topobus.devicekit.driver import HostServices
-from topobus.devicekit.host.device_holders import DeviceHolders
+from topobus.devicekit.host.device_holders import DeviceHolders, NewestLedger
+from topobus.devicekit.host.device_readings import ClassReadings
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.driver_views import DriverViews
 from topobus.devicekit.host.hints import hinting_driver, hints_of
@@ -169,6 +170,10 @@ class _DeviceHost:
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
+        self._ledger = NewestLedger(runtime.bus, runtime.node)
+        self._measures = any(driver.capabilities.measures for driver in registry.drivers)
+        if self._measures:
+            metrics.export_readings(self._readings)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -215,6 +220,8 @@ class _DeviceHost:
             group.create_task(self._publisher.run())
             group.create_task(self._publisher.confirm())
             group.create_task(self._maintenance.run(self._settings.hardware.rescan_s))
+            if self._measures:
+                group.create_task(self._ledger.follow())
 
     async def _load_inventory(self) -> None:
         """Load the inventory of the earlier run, so that its devices stay listed."""
@@ -316,6 +323,13 @@ class _DeviceHost:
             reading_drivers=tuple(
                 sorted(name for name, isolated in self._drivers.items() if isolated.driver.capabilities.only_reads)
             ),
+        )
+
+    def _readings(self) -> ClassReadings:
+        """Return what is exported of the devices. Called in the thread of a scrape."""
+        readings = {name: seen for poller in self._pollers.values() for name, seen in poller.readings.items()}
+        return ClassReadings(
+            node=self._node, devices=self._publisher.devices, readings=readings, ledger=self._ledger.value
         )
 
     def _find(self, name: str) -> Device | None:

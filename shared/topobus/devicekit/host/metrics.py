@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 
+from topobus.devicekit.host.device_readings import ClassReadings, ReadingSeries
 from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 from topobus.values.device import Device
 from topobus.values.health import HealthState
@@ -88,6 +89,7 @@ class DeviceSeries:
         self.calls_s = DRIVER_CALL_SECONDS.register(registry)
         self.failures = DRIVER_FAILURES.register(registry)
         self.skips = PLUGINS_SKIPPED.register(registry)
+        self.readings = ReadingSeries(registry)
         self._classes: dict[str, DeviceMetrics] = {}
 
     def of(self, device_class: str) -> DeviceMetrics:
@@ -114,6 +116,7 @@ class DeviceMetrics:
         self._calls_s = series.calls_s
         self._failures = series.failures
         self._skips = series.skips
+        self._readings = series.readings
         self._reasons: set[str] = set()
         """Those that have a line of their own."""
         self._lines: set[tuple[str, str]] = set()
@@ -139,6 +142,10 @@ class DeviceMetrics:
     def note_call(self, driver: str, call: str, elapsed_s: float) -> None:
         """Record how long a driver's method ran. Callable from any thread."""
         self._calls_s.labels(self._class, driver, call).observe(elapsed_s)
+
+    def export_readings(self, source: Callable[[], ClassReadings]) -> None:
+        """Have the class's devices, their readings and their holders read at each scrape."""
+        self._readings.add(self._class, source)
 
     def set_devices(self, devices: Iterable[Device]) -> None:
         """Record the devices of the published inventory."""

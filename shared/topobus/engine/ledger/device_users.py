@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from topobus.values.device import Device
 from topobus.values.ledger import Allocation, Holders
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["owners_of_devices", "pods_of_devices", "reset_together"]
+__all__ = ["DeviceHolder", "holders_of_devices", "owners_of_devices", "pods_of_devices", "reset_together"]
+
+
+class DeviceHolder(Struct, frozen=True, kw_only=True, order=True):
+    """The names of one holder of a device, as far as they are known. Empty: not known, or none."""
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    """Empty where several containers of the pod have the device."""
+    claim: str = ""
 
 
 def owners_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
@@ -28,6 +40,34 @@ def pods_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tupl
     claim or of an allocation of kubelet's.
     """
     return _by_device(ledger, device_class, _pods_of)
+
+
+def holders_of_devices(ledger: Holders | None, device_class: str) -> dict[str, tuple[DeviceHolder, ...]]:
+    """Turn a ledger into device name -> the names of each pod that has it, and of its claim.
+
+    A claim that is not prepared is a holder without a pod: its pod does not run yet, or has ended.
+    So is an allocation whose pod kubelet has not named yet.
+    Order: sorted.
+    """
+    by_device: dict[str, set[DeviceHolder]] = {}
+    for allocation in (ledger.allocations if ledger else {}).values():
+        owner = allocation.owner
+        claim = owner.name if owner.kind is OwnerKind.CLAIM else ""
+        pods = _pods_of(allocation) if not claim or allocation.is_prepared else ()
+        unnamed = DeviceHolder(namespace=owner.namespace, claim=claim) if claim else DeviceHolder()
+        for holding in allocation.holdings:
+            holders = {
+                DeviceHolder(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=holding.container or allocation.container,
+                    claim=claim,
+                )
+                for pod in pods
+            } or {unnamed}
+            for name in holding.devices.get(device_class, ()):
+                by_device.setdefault(name, set()).update(holders)
+    return {name: tuple(sorted(holders)) for name, holders in by_device.items()}
 
 
 def _pods_of(allocation: Allocation) -> tuple[Owner, ...]:

@@ -24,6 +24,7 @@ import pytest
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, LongWork, PrepareContext
+from topobus.devicekit.host.device_readings import is_exported
 from topobus.formats.messages.device_classes import class_complaint
 from topobus.simulation.machines import RecordedMachine
 from topobus.sysfs.machine import read_machine
@@ -300,6 +301,19 @@ class DriverContract:
         assert not isinstance(answer, LongWork), "what changes nothing takes no long work"
         assert [name for name, record in records.items() if record.steps] == [], "devices whose record has a change"
         assert _writes(doomed.root) == before, "prepare has written a file"
+
+    def test_measure_gives_each_number_of_a_device_once_when_the_driver_measures(
+        self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
+    ) -> None:
+        """Of devices that it found, finite, in one line each at /metrics."""
+        if not driver.capabilities.measures:
+            pytest.skip("the driver does not measure (measure)")
+        seen = driver.measure(tree, devices)
+
+        assert set(seen) <= {device.name for device in devices}
+        assert [reading for readings in seen.values() for reading in readings if not is_exported(reading)] == []
+        pairs = [(name, reading.quantity, reading.part) for name, readings in seen.items() for reading in readings]
+        assert sorted(pairs) == sorted(set(pairs))
 
     def test_unprepare_is_fine_when_repeated_or_never_prepared(
         self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
