@@ -1,5 +1,6 @@
 """A libnvidia-ml of a profile, written in C and loaded by the real pynvml. A test sets the answers
-of a driver's GPUs while the service under test runs.
+of a driver's GPUs while the service under test runs. For a benchmark, `python
+tests/support/fake_nvml.py FOLDER ADDRESS...` lays one down, of GPUs on an NVSwitch.
 
 `FakeNvml` has a folder of its own with a copy of the library, so that each test loads one of its
 own. The profile's lines are described in tests/data/fake_nvml/fake_nvml.c.
@@ -10,7 +11,8 @@ from __future__ import annotations
 import importlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -63,6 +65,17 @@ class FakeGpu:
     CRC, data CRC, data ECC."""
     fabric: tuple[int, int, int] | None = None
     """State, status and health mask; None: no fabric."""
+    use: tuple[int, int] | None = (0, 0)
+    """Of the GPU and of its memory, in percent; these and what follows: None, not supported."""
+    power: tuple[int, int] | None = (71_000, 1_000_000)
+    """Milliwatts now, millijoules so far."""
+    temperature: tuple[int, int] | None = (34, 40)
+    frequency: tuple[int, int] | None = (345, 2619)
+    """Of the multiprocessors and of the memory, in MHz."""
+    pcie: tuple[int, int] | None = (0, 0)
+    """Bytes sent and received."""
+    nvlink: tuple[int, int] | None = None
+    """KiB sent and received over all links."""
     error: int = 0
     refuses: tuple[tuple[str, int], ...] = ()
     """Functions by their names in the library, and what each answers."""
@@ -94,6 +107,9 @@ class FakeGpu:
         written += [f"event {serial} {kind:x} {_words(rest)}" for serial, kind, *rest in self.events]
         written += [f"ecc {_words(self.ecc)}"] if self.ecc is not None else []
         written += [f"retired {self.retired}"] if self.retired is not None else []
+        for line in ("use", "power", "temperature", "frequency", "pcie", "nvlink"):
+            pair = getattr(self, line)
+            written += [f"{line} {_words(pair)}"] if pair is not None else []
         written += [f"fabric {self.fabric[0]} {self.fabric[1]} {self.fabric[2]:x}"] if self.fabric is not None else []
         return written
 
@@ -157,3 +173,17 @@ def _built() -> Path:
 
 def _words(numbers: tuple[int, ...] | list[int]) -> str:
     return " ".join(map(str, numbers))
+
+
+def _lay_down(folder: Path, addresses: Sequence[str]) -> None:
+    folder.mkdir(parents=True)
+    shutil.copy(_built(), folder / "libnvidia-ml.so.1")
+    gpus = {
+        address: FakeGpu(address=address, minor=minor, uuid=f"GPU-{minor}", links=("switch",) * 18, nvlink=(0, 0))
+        for minor, address in enumerate(addresses)
+    }
+    FakeNvml(folder, gpus).write()
+
+
+if __name__ == "__main__":
+    _lay_down(Path(sys.argv[1]), sys.argv[2:])

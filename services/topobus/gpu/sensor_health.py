@@ -14,7 +14,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
 
-__all__ = ["health_indicator_sign", "ras_sign", "survivability_sign", "temperature_sign"]
+__all__ = ["health_indicator_sign", "ras_counts", "ras_sign", "survivability_sign", "temperature_sign"]
 
 
 def temperature_sign(tree: Tree, folder: str) -> Observation | None:
@@ -49,8 +49,7 @@ def ras_sign(tree: Tree, folder: str, counters: CounterRises) -> Observation | N
         if block == name:
             continue
         path = f"{folder}/ras/{name}"
-        lines = (line.partition(":") for line in (tree.read(path) or "").splitlines())
-        counts = {key.strip(): int(value) for key, colon, value in lines if colon and value.strip().isdecimal()}
+        counts = ras_counts(tree, path)
         rise = counters.rise(path, counts.get("ue"))
         if rise:
             return Observation(
@@ -62,6 +61,15 @@ def ras_sign(tree: Tree, folder: str, counters: CounterRises) -> Observation | N
                 action=RecoveryAction.RESET_DEVICE,
             )
     return None
+
+
+def ras_counts(tree: Tree, path: str) -> dict[str, int]:
+    """Read the errors of one block of an AMD GPU: `ue` uncorrected, `ce` corrected.
+
+    Errors: raises HardwareError for a file that cannot be read.
+    """
+    lines = (line.partition(":") for line in (tree.read(path) or "").splitlines())
+    return {key.strip(): int(value) for key, colon, value in lines if colon and value.strip().isdecimal()}
 
 
 def survivability_sign(tree: Tree, folder: str) -> Observation | None:

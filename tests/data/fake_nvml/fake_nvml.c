@@ -14,6 +14,12 @@
  *   recovery N                      field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
  *   link PEER|switch|down [REPLAY RECOVERY CRC_FLIT CRC_DATA ECC_DATA]
  *   fabric STATE STATUS HEALTHMASK  nvmlGpuFabricInfoV; without the line NOT_SUPPORTED
+ *   use GPU MEMORY                  percent; without the line, and in MIG mode, NOT_SUPPORTED; so are those below without theirs
+ *   power MILLIWATTS MILLIJOULES
+ *   temperature GPU MEMORY
+ *   frequency SM MEMORY             in MHz
+ *   pcie SENT RECEIVED              fields NVML_FI_DEV_PCIE_COUNT_*_BYTES
+ *   nvlink SENT RECEIVED            fields NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_* of all links, in KiB
  *   error CODE                      every function with this GPU answers it
  *   refuse FUNCTION CODE            one function with this GPU answers it
  *   event SERIAL TYPE DATA [GI CI]  nvmlEventSetWait gives it once to each set made before it stood here; TYPE is a mask in hex, 8 an Xid
@@ -34,7 +40,10 @@
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
 enum { MAX_GPUS = 32, MAX_HANDLES = 256, MAX_PROFILES = 12, MAX_STARTS = 8, MAX_LINKS = 36, MAX_PROCESSES = 64, MAX_EVENTS = 64, MAX_REFUSALS = 16, MAX_SETS = 64 };
-enum { FIELD_NVLINK_SPEED_MBPS_COMMON = 90, FIELD_RECOVERY_ACTION = 230, VALUE_UNSIGNED_INT = 1 };
+enum { FIELD_MEMORY_TEMP = 82, FIELD_NVLINK_SPEED_MBPS_COMMON = 90, FIELD_NVLINK_DATA_TX = 138, FIELD_NVLINK_DATA_RX = 139, FIELD_PCIE_TX_BYTES = 197, FIELD_PCIE_RX_BYTES = 198, FIELD_RECOVERY_ACTION = 230 };
+enum { VALUE_UNSIGNED_INT = 1, VALUE_UNSIGNED_LONG_LONG = 3 };
+/* Two numbers of a line, if the GPU has it. */
+struct pair { int is_known; unsigned long long first, second; };
 
 #include "nvml_types.h"
 
@@ -53,6 +62,7 @@ struct gpu {
   int has_ecc, has_retired, has_fabric;
   unsigned long long memory_total, memory_used, ecc[2], clocks;
   nvmlReturn_t error;
+  struct pair use, power, temperature, frequency, pcie, nvlink;
   struct processes compute, graphics;
   struct link links[MAX_LINKS];
   struct refusal refusals[MAX_REFUSALS];
@@ -97,6 +107,8 @@ static void add_link(struct gpu *gpu, const char *text) {
   gpu->links[gpu->link_count++] = link;
 }
 
+static void parse_pair(struct pair *pair, const char *text) { pair->is_known = sscanf(text, "%llu %llu", &pair->first, &pair->second) == 2; }
+
 static void parse_gpu_line(struct gpu *gpu, const char *key, const char *rest) {
   struct event event = {.gi = UINT_MAX, .ci = UINT_MAX};
   struct refusal refusal;
@@ -117,6 +129,12 @@ static void parse_gpu_line(struct gpu *gpu, const char *key, const char *rest) {
   else if (!strcmp(key, "recovery")) sscanf(rest, "%u", &gpu->recovery);
   else if (!strcmp(key, "link")) add_link(gpu, rest);
   else if (!strcmp(key, "fabric")) gpu->has_fabric = sscanf(rest, "%u %u %x", &gpu->fabric[0], &gpu->fabric[1], &gpu->fabric[2]) == 3;
+  else if (!strcmp(key, "use")) parse_pair(&gpu->use, rest);
+  else if (!strcmp(key, "power")) parse_pair(&gpu->power, rest);
+  else if (!strcmp(key, "temperature")) parse_pair(&gpu->temperature, rest);
+  else if (!strcmp(key, "frequency")) parse_pair(&gpu->frequency, rest);
+  else if (!strcmp(key, "pcie")) parse_pair(&gpu->pcie, rest);
+  else if (!strcmp(key, "nvlink")) parse_pair(&gpu->nvlink, rest);
   else if (!strcmp(key, "error")) sscanf(rest, "%d", &gpu->error);
   else if (!strcmp(key, "refuse")) {
     if (gpu->refusal_count < MAX_REFUSALS && sscanf(rest, "%63s %d", refusal.function, &refusal.code) == 2) gpu->refusals[gpu->refusal_count++] = refusal;
@@ -312,15 +330,61 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
   return end(OK);
 }
 nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons) { DEVICE_CALL(); *reasons = gpu->clocks; return end(OK); }
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *use) {
+  DEVICE_CALL();
+  if (!gpu->use.is_known || gpu->mig[0]) return end(NOT_SUPPORTED);
+  use->gpu = (unsigned int)gpu->use.first, use->memory = (unsigned int)gpu->use.second;
+  return end(OK);
+}
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts) {
+  DEVICE_CALL();
+  if (!gpu->power.is_known) return end(NOT_SUPPORTED);
+  *milliwatts = (unsigned int)gpu->power.first;
+  return end(OK);
+}
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules) {
+  DEVICE_CALL();
+  if (!gpu->power.is_known) return end(NOT_SUPPORTED);
+  *millijoules = gpu->power.second;
+  return end(OK);
+}
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *celsius) {
+  DEVICE_CALL();
+  if (sensor != 0) return end(INVALID_ARGUMENT);
+  if (!gpu->temperature.is_known) return end(NOT_SUPPORTED);
+  *celsius = (unsigned int)gpu->temperature.first;
+  return end(OK);
+}
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, int kind, unsigned int *mhz) {
+  DEVICE_CALL();
+  if (kind != 1 && kind != 2) return end(INVALID_ARGUMENT); /* nvmlClockType_t: SM 1, MEM 2 */
+  if (!gpu->frequency.is_known) return end(NOT_SUPPORTED);
+  *mhz = (unsigned int)(kind == 1 ? gpu->frequency.first : gpu->frequency.second);
+  return end(OK);
+}
+static void give_count(const struct pair *pair, int is_second, nvmlFieldValue_t *value) {
+  value->valueType = VALUE_UNSIGNED_LONG_LONG;
+  value->nvmlReturn = pair->is_known ? OK : NOT_SUPPORTED;
+  value->value.ullVal = is_second ? pair->second : pair->first;
+}
+static void give_field(const struct gpu *gpu, nvmlFieldValue_t *value) {
+  value->valueType = VALUE_UNSIGNED_INT;
+  value->nvmlReturn = OK;
+  switch (value->fieldId) {
+    case FIELD_NVLINK_SPEED_MBPS_COMMON: value->value.uiVal = 25000; return;
+    case FIELD_RECOVERY_ACTION: value->value.uiVal = gpu->recovery; return;
+    case FIELD_MEMORY_TEMP: value->nvmlReturn = gpu->temperature.is_known ? OK : NOT_SUPPORTED; value->value.uiVal = (unsigned int)gpu->temperature.second; return;
+    case FIELD_PCIE_TX_BYTES: case FIELD_PCIE_RX_BYTES: give_count(&gpu->pcie, value->fieldId == FIELD_PCIE_RX_BYTES, value); return;
+    case FIELD_NVLINK_DATA_TX: case FIELD_NVLINK_DATA_RX:
+      give_count(&gpu->nvlink, value->fieldId == FIELD_NVLINK_DATA_RX, value);
+      if (value->scopeId != UINT_MAX) value->nvmlReturn = NOT_SUPPORTED;
+      return;
+    default: value->nvmlReturn = NOT_SUPPORTED;
+  }
+}
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
   DEVICE_CALL();
-  for (int i = 0; i < count; i++) {
-    values[i].valueType = VALUE_UNSIGNED_INT;
-    values[i].nvmlReturn = OK;
-    if (values[i].fieldId == FIELD_NVLINK_SPEED_MBPS_COMMON) values[i].value.uiVal = 25000;
-    else if (values[i].fieldId == FIELD_RECOVERY_ACTION) values[i].value.uiVal = gpu->recovery;
-    else values[i].nvmlReturn = NOT_SUPPORTED;
-  }
+  for (int i = 0; i < count; i++) give_field(gpu, &values[i]);
   return end(OK);
 }
 #define LINK_CALL() DEVICE_CALL(); if (number >= gpu->link_count) return end(INVALID_ARGUMENT); const struct link *link = &gpu->links[number]

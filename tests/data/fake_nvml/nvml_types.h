@@ -10,6 +10,7 @@ typedef struct handle *nvmlDevice_t;
 typedef struct event_set *nvmlEventSet_t;
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
+typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
 typedef struct { char busIdLegacy[16]; unsigned int domain, bus, device, pciDeviceId, pciSubSystemId; char busId[32]; } nvmlPciInfo_t;
 typedef struct { unsigned int pid; unsigned long long usedGpuMemory; unsigned int gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
 typedef struct { nvmlDevice_t device; unsigned long long eventType, eventData; unsigned int gpuInstanceId, computeInstanceId; } nvmlEventData_t;
@@ -43,6 +44,7 @@ static size_t layout_of(const char *question) {
   SIZE(nvmlMemory_t); PLACE(nvmlMemory_t, total); PLACE(nvmlMemory_t, free); PLACE(nvmlMemory_t, used);
   SIZE(nvmlMemory_v2_t); PLACE(nvmlMemory_v2_t, version); PLACE(nvmlMemory_v2_t, total); PLACE(nvmlMemory_v2_t, reserved);
   PLACE(nvmlMemory_v2_t, free); PLACE(nvmlMemory_v2_t, used);
+  SIZE(nvmlUtilization_t); PLACE(nvmlUtilization_t, gpu); PLACE(nvmlUtilization_t, memory);
   SIZE(nvmlPciInfo_t); PLACE(nvmlPciInfo_t, busIdLegacy); PLACE(nvmlPciInfo_t, domain); PLACE(nvmlPciInfo_t, bus); PLACE(nvmlPciInfo_t, device);
   PLACE(nvmlPciInfo_t, pciDeviceId); PLACE(nvmlPciInfo_t, pciSubSystemId); PLACE(nvmlPciInfo_t, busId);
   SIZE(nvmlProcessInfo_t); PLACE(nvmlProcessInfo_t, pid); PLACE(nvmlProcessInfo_t, usedGpuMemory); PLACE(nvmlProcessInfo_t, gpuInstanceId);

@@ -24,6 +24,7 @@ FIRST, SECOND = "0000:18:00.0", "0000:1a:00.0"
 _STRUCTURES = {
     "nvmlMemory_t": "c_nvmlMemory_t",
     "nvmlMemory_v2_t": "c_nvmlMemory_v2_t",
+    "nvmlUtilization_t": "c_nvmlUtilization_t",
     "nvmlPciInfo_t": "nvmlPciInfo_t",
     "nvmlProcessInfo_t": "c_nvmlProcessInfo_v3_t",
     "nvmlEventData_t": "c_nvmlEventData_t",

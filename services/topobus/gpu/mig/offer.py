@@ -179,6 +179,21 @@ class MigOffer:
             return _refuse("device-not-offered", text, tuple(sorted(gone)))
         return live
 
+    def uuids(self, nvml: Nvml, devices: Sequence[Device]) -> dict[str, str]:
+        """Find the UUIDs of those devices whose instances exist now. Empty where NVML is silent."""
+        uuids: dict[str, str] = {}
+        for address in {device.pci for device in devices if device.pci is not None}:
+            try:
+                mig = nvml.mig(address)
+            except NvmlSilent:
+                # The next look at its health reports it.
+                continue
+            for device in devices:
+                live = live_of(mig, device) if device.pci == address else None
+                if live is not None and live[1] is not None:
+                    uuids[device.name] = live[1].uuid
+        return uuids
+
     def to_make(
         self, tree: Tree, nvml: Nvml, devices: Sequence[Device], records: Mapping[str, DeviceRecord]
     ) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from topobus.gpu.mig.values import MigGpu, MigProfile
 from topobus.gpu.nvml.nvml_counters import ecc_sign, fabric_sign, link_error_sign, retirement_sign
 from topobus.gpu.nvml.nvml_facts import gpu_facts
 from topobus.gpu.nvml.nvml_library import NvmlUnavailable, open_library, reopen_library
+from topobus.gpu.nvml.nvml_readings import gpu_readings, memory_readings
 from topobus.gpu.nvml.nvml_signs import field_of, memory_sign, nvml_observation, recovery_sign, thermal_sign
 from topobus.gpu.nvml.nvml_use import NvmlUse, read_use, read_use_of_instance
 from topobus.gpu.nvml.nvml_xids import XidTable
@@ -34,6 +35,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.values.pci import PciAddress
+from topobus.values.readings import Reading
 
 __all__ = ["Nvml", "NvmlGpu", "NvmlSilent", "load_nvml"]
 
@@ -167,6 +169,21 @@ class Nvml:
             )
         except NvmlSilent as err:
             return str(err)
+
+    def readings(self, address: PciAddress, uuid: str = "") -> list[Reading]:
+        """Read what people graph of a GPU, or of the MIG instance of it with a UUID.
+
+        Empty while NVML does not answer.
+        """
+        quiet = self._quiet
+        with self._turn:
+            handle = self._handles.get(address)
+            if handle is None or self._is_stale:
+                return []
+            if not uuid:
+                return gpu_readings(self._nvml, handle, quiet)
+            instance = quiet(self._nvml.nvmlDeviceGetHandleByUUID, uuid)
+            return [] if instance is None else memory_readings(self._nvml, instance, quiet)
 
     def mig(self, address: PciAddress) -> MigGpu:
         """Ask a GPU for its MIG instances as they are now.

@@ -50,6 +50,7 @@ from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import process_of
 from topobus.gpu.products import Product, ProductTable
 from topobus.gpu.sensor_health import ras_sign, temperature_sign
+from topobus.gpu.sensor_readings import amd_readings
 from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
@@ -61,6 +62,7 @@ from topobus.values.health import Dimension, Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress
+from topobus.values.readings import Reading
 from topobus.values.request import Owner
 
 __all__ = ["AmdDriver"]
@@ -129,6 +131,14 @@ class AmdDriver(ChecksLeftovers):
         parents = self._parents.observe(tree, addresses)
         seen = {address: [*self._observe_one(tree, address), *parents.get(address, ())] for address in addresses}
         return {device.name: seen[device.pci] for device in devices if device.pci is not None}
+
+    def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
+        """Read whole cards: amdgpu publishes nothing of a partition alone."""
+        return {
+            device.name: amd_readings(tree, pci_folder(device.pci))
+            for device in devices
+            if device.pci is not None and device.attributes.get("type") != PARTITION
+        }
 
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext

@@ -38,6 +38,7 @@ from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import holders_of
 from topobus.gpu.products import ProductTable
 from topobus.gpu.sensor_health import health_indicator_sign, survivability_sign, temperature_sign
+from topobus.gpu.sensor_readings import intel_readings
 from topobus.gpu.wedge_events import WedgeEvents
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
@@ -48,6 +49,7 @@ from topobus.values.health import Dimension, Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Refusal
 from topobus.values.pci import PciAddress
+from topobus.values.readings import Reading
 
 __all__ = ["IntelDriver"]
 
@@ -154,6 +156,19 @@ class IntelDriver(ChecksLeftovers):
         parents = self._parents.observe(tree, addresses.values())
         return {
             name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()
+        }
+
+    def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
+        """Read each GPU, as far as its driver publishes it."""
+        return {
+            device.name: intel_readings(
+                tree,
+                pci_folder(device.pci),
+                function_drm_nodes(tree, device.pci).card,
+                device.capacity.get("memory", 0),
+            )
+            for device in devices
+            if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
         }
 
     def prepare(

@@ -69,6 +69,7 @@ from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress
+from topobus.values.readings import Reading
 from topobus.values.request import Owner
 
 __all__ = ["NvidiaDriver"]
@@ -157,6 +158,21 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         return {
             name: (*by_function[address], *by_instance.get(name, ()), *by_mps.get(name, ()))
             for name, address in addresses.items()
+        }
+
+    def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
+        """Read GPUs from NVML, and of a MIG instance its memory. Without NVML there is nothing.
+
+        An instance that was made for a claim has its UUID only now.
+        """
+        nvml = self._nvml
+        if nvml is None:
+            return {}
+        made = self._mig.uuids(nvml, [device for device in devices if self._is_made(device)])
+        return {
+            device.name: nvml.readings(device.pci, device.uuid or made[device.name] if is_mig(device) else "")
+            for device in devices
+            if device.pci is not None and (not self._is_made(device) or device.name in made)
         }
 
     def prepare(

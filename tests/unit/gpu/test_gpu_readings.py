@@ -1,0 +1,197 @@
+"""What people graph of GPUs: NVML through the real pynvml, and the files of amdgpu, i915 and xe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from support.fake_nvml import GIB, IDLE_BYTES, FakeGpu, FakeNvml, fake_nvml, needs_gcc
+from support.mig_node import mig_node
+from support.sysfs_trees import write
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import PartitionSettings
+from topobus.gpu.nvml.nvml import Nvml, load_nvml
+from topobus.gpu.plugins.amd import AmdDriver
+from topobus.gpu.plugins.intel import IntelDriver
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.values.device import Device
+from topobus.values.pci import PciAddress
+from topobus.values.readings import Reading
+
+FIRST = PciAddress.parse("0000:18:00.0")
+FOLDER = f"sys/bus/pci/devices/{FIRST}"
+DEVICE = Device(name="gpu-0000-18-00-0", device_class="gpu", pci=FIRST)
+
+
+def _values(readings: Sequence[Reading]) -> dict[str, float]:
+    assert len({(reading.quantity, reading.part) for reading in readings}) == len(readings)
+    return {f"{reading.quantity} {reading.part}".strip(): round(reading.value, 6) for reading in readings}
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[FakeNvml]:
+    """A busy GPU with NVLinks."""
+    busy = FakeGpu(
+        address=str(FIRST),
+        use=(87, 41),
+        power=(613_400, 5_000_000),
+        temperature=(66, 81),
+        frequency=(1980, 2619),
+        pcie=(7_000_000_000, 9_000),
+        nvlink=(3, 2),
+        ecc=(5, 1),
+    )
+    with fake_nvml(tmp_path / "lib", busy) as fake:
+        yield fake
+
+
+def _session(library: FakeNvml) -> Nvml:
+    nvml = load_nvml(Tree(HardwareSettings(root=str(library.folder), library_path=str(library.folder))))
+    nvml.describe([FIRST])
+    return nvml
+
+
+@needs_gcc
+def test_nvml_readings_have_plain_units_when_the_gpu_tells_all(library: FakeNvml) -> None:
+    """Shares, watts, joules, hertz and bytes, in place of percent, milliwatts, MHz and KiB."""
+    assert _values(_session(library).readings(FIRST)) == {
+        "utilization_ratio": 0.87,
+        "memory_utilization_ratio": 0.41,
+        "memory_used_bytes": IDLE_BYTES,
+        "memory_size_bytes": 80 * GIB,
+        "power_watts": 613.4,
+        "energy_joules_total": 5000,
+        "temperature_celsius core": 66,
+        "temperature_celsius memory": 81,
+        "clock_hertz core": 1.98e9,
+        "clock_hertz memory": 2.619e9,
+        "sent_bytes_total pcie": 7_000_000_000,
+        "received_bytes_total pcie": 9_000,
+        "sent_bytes_total nvlink": 3072,
+        "received_bytes_total nvlink": 2048,
+        "memory_errors_total corrected": 5,
+        "memory_errors_total uncorrected": 1,
+    }
+
+
+@needs_gcc
+def test_nvml_reading_is_absent_when_the_gpu_does_not_support_it(library: FakeNvml) -> None:
+    """A card for workstations without ECC, NVLink and counters of PCIe: none of these is 0."""
+    library.set(str(FIRST), use=None, power=None, temperature=None, frequency=None, pcie=None, nvlink=None, ecc=None)
+
+    assert set(_values(_session(library).readings(FIRST))) == {"memory_used_bytes", "memory_size_bytes"}
+
+
+@needs_gcc
+def test_nvml_gives_no_readings_when_the_session_is_no_longer_valid(library: FakeNvml) -> None:
+    """The last ones are old by then."""
+    nvml = _session(library)
+    library.end_session(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    nvml.observe([FIRST])
+
+    assert nvml.readings(FIRST) == []
+
+
+@needs_gcc
+@pytest.mark.parametrize("on_demand", [False, True], ids=["static", "made for a claim"])
+def test_mig_instance_has_the_reading_of_its_memory_alone(tmp_path: Path, on_demand: bool) -> None:
+    """NVML tells nothing else of an instance. One that is not made yet has no reading."""
+    with mig_node(tmp_path) as node:
+        node.driver.configure(HostServices(partitions=PartitionSettings(on_demand=on_demand)))
+        name = f"{node.parent}-mig-3g-40gb-4"
+        node.make("3g.40gb", 4)
+        devices = node.discover()
+
+        seen = node.driver.measure(node.tree, list(devices.values()))
+
+        instances = {each: set(_values(readings)) for each, readings in seen.items() if each.startswith(node.parent)}
+        assert instances == {name: {"memory_used_bytes", "memory_size_bytes"}}
+        assert seen[name][1].value < 41 * GIB
+
+
+def test_nvidia_driver_gives_no_readings_without_nvml(tmp_path: Path) -> None:
+    """Sysfs and /proc have none."""
+    assert NvidiaDriver().measure(write(tmp_path, {}), [DEVICE]) == {}
+
+
+def test_amd_readings_come_from_the_files_of_amdgpu(tmp_path: Path) -> None:
+    """The files of an MI210: `edge` is the core, and `junction` is not a second one."""
+    tree = write(
+        tmp_path,
+        {
+            f"{FOLDER}/gpu_busy_percent": 99,
+            f"{FOLDER}/mem_busy_percent": 12,
+            f"{FOLDER}/mem_info_vram_used": 10_854_400,
+            f"{FOLDER}/mem_info_vram_total": 68_702_699_520,
+            f"{FOLDER}/ras/umc_err_count": "ue: 1\nce: 7",
+            f"{FOLDER}/hwmon/hwmon6/power1_average": 91_000_000,
+            f"{FOLDER}/hwmon/hwmon6/temp1_input": 45_000,
+            f"{FOLDER}/hwmon/hwmon6/temp1_label": "edge",
+            f"{FOLDER}/hwmon/hwmon6/temp2_input": 52_000,
+            f"{FOLDER}/hwmon/hwmon6/temp2_label": "junction",
+            f"{FOLDER}/hwmon/hwmon6/temp3_input": 58_000,
+            f"{FOLDER}/hwmon/hwmon6/temp3_label": "mem",
+            f"{FOLDER}/hwmon/hwmon6/freq1_input": 1_700_000_000,
+            f"{FOLDER}/hwmon/hwmon6/freq1_label": "sclk",
+        },
+    )
+
+    assert _values(AmdDriver().measure(tree, [DEVICE])[DEVICE.name]) == {
+        "utilization_ratio": 0.99,
+        "memory_utilization_ratio": 0.12,
+        "memory_used_bytes": 10_854_400,
+        "memory_size_bytes": 68_702_699_520,
+        "memory_errors_total corrected": 7,
+        "memory_errors_total uncorrected": 1,
+        "power_watts": 91,
+        "temperature_celsius core": 45,
+        "temperature_celsius memory": 58,
+        "clock_hertz core": 1.7e9,
+    }
+
+
+def test_amd_partition_has_no_readings_of_the_whole_card(tmp_path: Path) -> None:
+    """Eight partitions would show eight times the card's power."""
+    part = Device(name="gpu-0000-18-00-0-0", device_class="gpu", pci=FIRST, attributes={"type": "partition"})
+
+    assert AmdDriver().measure(write(tmp_path, {f"{FOLDER}/gpu_busy_percent": 5}), [part]) == {}
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        pytest.param("tile0/gt0/freq0/act_freq", id="xe"),
+        pytest.param("drm/card0/gt/gt0/rps_act_freq_mhz", id="i915"),
+    ],
+)
+def test_intel_readings_come_from_the_files_of_its_drivers(tmp_path: Path, clock: str) -> None:
+    """The first energy is the card's, and stands for its power. A sensor that refuses, as that of a
+    sleeping card does, costs its own reading alone.
+    """
+    tree = write(
+        tmp_path,
+        {
+            f"{FOLDER}/drm/card0/dev": "226:0",
+            f"{FOLDER}/{clock}": 1550,
+            f"{FOLDER}/hwmon/hwmon4/energy1_input": 70_500_000,
+            f"{FOLDER}/hwmon/hwmon4/energy2_input": 60_000_000,
+            f"{FOLDER}/hwmon/hwmon4/temp2_input": 51_000,
+            f"{FOLDER}/hwmon/hwmon4/temp2_label": "pkg",
+            f"{FOLDER}/hwmon/hwmon4/temp3_input": "asleep",
+            f"{FOLDER}/hwmon/hwmon4/temp3_label": "vram",
+            f"{FOLDER}/hwmon/hwmon4/temp9_input": 99_000,
+            f"{FOLDER}/hwmon/hwmon4/temp9_label": "pcie",
+        },
+    )
+    device = Device(name=DEVICE.name, device_class="gpu", pci=FIRST, capacity={"memory": 16 * GIB})
+
+    assert _values(IntelDriver().measure(tree, [device])[device.name]) == {
+        "clock_hertz core": 1.55e9,
+        "memory_size_bytes": 16 * GIB,
+        "energy_joules_total": 70.5,
+        "temperature_celsius core": 51,
+    }
