@@ -72,7 +72,7 @@ def codes(answer: object) -> list[tuple[str, object]]:
 @pytest.mark.parametrize("driver", [PciNetdevDriver(), LinuxNetdevDriver()], ids=["pci-netdev", "linux-netdev"])
 def test_driver_has_the_hands_that_the_host_looks_for(driver: DeviceDriver) -> None:
     """The host calls what it finds; a method that is missing would never be missed."""
-    assert driver.capabilities == Capabilities(attaches=True, checks=True, only_reads=True)
+    assert driver.capabilities == Capabilities(attaches=True, checks=True, only_reads=True, measures=True)
 
 
 def test_driver_without_hands_attaches_nothing_and_refuses_what_it_cannot_keep(

@@ -41,6 +41,7 @@ from topobus.nic.config import InterfaceSettings, SharedInterface
 from topobus.nic.interfaces.interface_hands import SHARE_MODE, SHARE_SUBMODE, interface_of
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import BestSpeeds, Settling, judge_carrier, judge_duplex
+from topobus.nic.plugins.link_readings import link_readings
 from topobus.nic.plugins.vendors import model_name, vendor_name
 from topobus.sysfs.net import default_route_interfaces, read_interface
 from topobus.sysfs.netdevs import NetDevice, addressed_interfaces, interface_path, list_net_devices, read_net_device
@@ -55,6 +56,7 @@ from topobus.values.machine import Machine, PciDevice
 from topobus.values.names import is_dns_label, to_dns_label
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress
+from topobus.values.readings import Reading
 
 __all__ = ["LinuxNetdevDriver", "device_name"]
 
@@ -127,6 +129,11 @@ class LinuxNetdevDriver(AttachesInterfaces):
         seen = {device.name: self._observe_one(tree, device) for device in devices}
         self._settling.end_look()
         return seen
+
+    def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
+        """Read the counters of each interface."""
+        tree = tree.for_scan()
+        return {device.name: _readings(tree, device) for device in devices}
 
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
@@ -259,6 +266,15 @@ def _with_shares(device: Device, shared: SharedInterface) -> Device:
         capacity_policies={_SHARES: CapacityPolicy(default=1, valid_values=(1,))},
         allows_multiple=True,
     )
+
+
+def _readings(tree: Tree, device: Device) -> list[Reading]:
+    try:
+        is_there = _is_there(tree, device)
+    except HardwareError:
+        # `observe` reports what cannot be read.
+        return []
+    return link_readings(tree, [interface_path(interface_of(device))]) if is_there else []
 
 
 def _is_there(tree: Tree, device: Device) -> bool:

@@ -64,6 +64,7 @@ from topobus.nic.plugins.link_health import (
     judge_rdma_ports,
     rdma_links,
 )
+from topobus.nic.plugins.link_readings import link_readings
 from topobus.nic.plugins.vendors import model_name, vendor_name
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.net import (
@@ -86,6 +87,7 @@ from topobus.values.health import Dimension, Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress
+from topobus.values.readings import Reading
 from topobus.values.request import OwnerKind
 
 __all__ = ["PciNetdevDriver"]
@@ -197,6 +199,11 @@ class PciNetdevDriver(AttachesInterfaces):
         }
         self._settling.end_look()
         return seen
+
+    def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
+        """Read the counters of each function's interfaces and RDMA ports."""
+        tree = tree.for_scan()
+        return {device.name: _readings(tree, device.pci) for device in devices if device.pci is not None}
 
     def _restarting(self, tree: Tree, addresses: Iterable[PciAddress]) -> frozenset[PciAddress]:
         """Name the physical functions, and with them their virtual ones, whose links are coming up
@@ -542,6 +549,16 @@ def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_as
         )
     text = f"{device.name}: {why}; {next_step}, or claim it with mode host, which hands no interface over"
     return (Reason(code="interface-missing", message=text, facts=facts),)
+
+
+def _readings(tree: Tree, address: PciAddress) -> list[Reading]:
+    try:
+        own = function_ports(tree, address, only_link=True)
+        ports = [port for port in function_rdma_ports(tree, address) if not _is_of_others(tree, port, own)]
+    except HardwareError:
+        # `observe` reports what cannot be read.
+        return []
+    return link_readings(tree, [interface.path for interface in own.interfaces], [port.path for port in ports])
 
 
 def _is_of_others(tree: Tree, port: RdmaPort, own: FunctionPorts) -> bool:

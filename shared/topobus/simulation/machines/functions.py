@@ -63,6 +63,19 @@ _AER = {
 # First render node (Linux drm: DRM_MINOR_RENDER 128) and InfiniBand character major.
 _FIRST_RENDER = 128
 _UVERBS_MAJOR = 231
+# Those of sysfs-class-net-statistics that are read here.
+_INTERFACE_COUNTERS = (
+    "rx_bytes",
+    "tx_bytes",
+    "rx_errors",
+    "tx_errors",
+    "rx_dropped",
+    "tx_dropped",
+    "rx_crc_errors",
+    "rx_frame_errors",
+    "rx_length_errors",
+    "tx_carrier_errors",
+)
 
 
 class _Counters:
@@ -203,6 +216,7 @@ def _add_nic(content: Content, profile: Profile, placed_function: PlacedFunction
             "flags": "0x1003",
         },
     )
+    content.attributes(f"{folder}/statistics", dict.fromkeys(_INTERFACE_COUNTERS, 0))
     content.link(f"{folder}/device", placed_function.folder)
     content.link(f"{folder}/subsystem", "sys/class/net")
     content.link(f"sys/class/net/{name}", folder)
@@ -239,6 +253,7 @@ def _add_rdma(content: Content, placed_function: PlacedFunction, netdev: str, ma
             "lid": "0x0",
         },
     )
+    content.attributes(f"{folder}/ports/1/counters", {"port_rcv_data": 0, "port_xmit_data": 0})
     content.text(f"{folder}/ports/1/gid_attrs/ndevs/0", netdev)
     content.text(f"{folder}/ports/1/gid_attrs/types/0", "RoCE v2")
     content.text(f"{folder}/ports/1/gids/0", f"fe80:0000:0000:0000:{guid}")
