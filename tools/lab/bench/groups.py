@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from lab.bench import allocate, cluster, fleet, gateway, health, idle, leaves, merge
+from lab.bench import allocate, cluster, fleet, gateway, health, idle, leaves, merge, readings
 
 __all__ = ["main"]
 
@@ -23,6 +23,7 @@ _GROUPS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "idle": idle.main,
     "leaves": leaves.main,
     "merge": merge.main,
+    "readings": readings.main,
 }
 _DEFAULT = "merge"
 _JOBS = """\
@@ -34,6 +35,7 @@ _JOBS = """\
   idle      what a node's services cost while nothing happens
   leaves    a hub with many nodes that have servers of their own
   merge     the alignment engine
+  readings  what the readings of a node's devices cost
 
 Each has options of its own: `python -m lab.bench GROUP --help`."""
 
