@@ -19,6 +19,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH, _HEIGHT = 8, 7
 
 _P99 = "histogram_quantile(0.99, sum by (le, {by}) (rate({metric}_bucket[5m])))"
+_BY_POD = "{{node}} {{device}} {{namespace}}/{{pod}}"
 # Row by row: a panel's title, unit, expression and legend.
 _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "Fleet": (
@@ -44,6 +45,48 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
             "s",
             _P99.format(by="class, driver, call", metric="topobus_device_driver_call_seconds"),
             "{{class}} {{driver}} {{call}}",
+        ),
+    ),
+    "GPUs by pod": (
+        (
+            "Use by pod",
+            "percentunit",
+            'max by (node, device, namespace, pod) (topobus_device_utilization_ratio{class="gpu"})',
+            _BY_POD,
+        ),
+        (
+            "Memory by pod",
+            "percentunit",
+            'max by (node, device, namespace, pod) (topobus_device_memory_used_bytes{class="gpu"}) / max by (node, '
+            'device, namespace, pod) (topobus_device_memory_size_bytes{class="gpu"})',
+            _BY_POD,
+        ),
+        (
+            "Power by pod",
+            "watt",
+            "sum by (namespace, pod) (topobus_device_power_watts or rate(topobus_device_energy_joules_total[5m]))",
+            "{{namespace}}/{{pod}}",
+        ),
+    ),
+    "NICs by pod": (
+        (
+            "Received by pod",
+            "Bps",
+            'sum by (node, device, namespace, pod) (rate(topobus_device_received_bytes_total{class="nic"}[5m]))',
+            _BY_POD,
+        ),
+        (
+            "Sent by pod",
+            "Bps",
+            'sum by (node, device, namespace, pod) (rate(topobus_device_sent_bytes_total{class="nic"}[5m]))',
+            _BY_POD,
+        ),
+        (
+            "Damaged and dropped frames",
+            "pps",
+            "sum by (node, device, direction) (rate(topobus_device_link_errors_total[5m]) + "
+            "rate(topobus_device_link_drops_total[5m])) > 0",
+            "{{node}} {{device}} {{direction}}",
         ),
     ),
     "kubelet's calls": (

@@ -157,6 +157,18 @@ def test_monitor_and_job_collect_every_service_of_an_overlay(overlay: str) -> No
     assert not {name for name in others if kept.fullmatch(name)}
 
 
+def test_jobs_keep_the_labels_of_a_device_and_its_holder() -> None:
+    """Else `pod` and `container` of a GPU's line would be those of the service that was read."""
+    (monitor,) = yaml.safe_load_all((_MONITORING / "prometheus-operator" / "pod-monitors.yaml").read_text())
+    (job,) = yaml.safe_load((_MONITORING / "scrape.yaml").read_text())
+    (beside_compose,) = yaml.safe_load((_MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+
+    assert all(endpoint["honorLabels"] for endpoint in monitor["spec"]["podMetricsEndpoints"])
+    assert job["honor_labels"] is beside_compose["honor_labels"] is True
+    others = [metric for metric in _declared().values() if not metric.is_per_device]
+    assert [metric.name for metric in others if _TARGET_LABELS & metric.labels.keys()] == []
+
+
 def test_alerts_fire_on_recorded_samples() -> None:
     """On a sick node every alert fires, on a quiet one none."""
     ended = subprocess.run(
