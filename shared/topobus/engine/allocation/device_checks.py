@@ -8,6 +8,7 @@ Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 
 from topobus.engine.allocation.capacity import RemainingCounters, amounts_taken, fits_capacity, shortage
 from topobus.engine.allocation.constraints import ActiveConstraint, DistinctAttribute, make_constraint
@@ -68,6 +69,7 @@ class DeviceChecks:
         """
         checks = DeviceChecks(self._given, self._pools, self._compiler)
         checks._selectors, checks._verdicts = self._selectors, self._verdicts
+        checks.is_reversible = self.is_reversible
         return checks
 
     def is_in_use(self, request: PreparedRequest, candidate: Candidate) -> bool:
@@ -212,7 +214,7 @@ class DeviceChecks:
             else ()
         )
 
-    @property
+    @cached_property
     def is_reversible(self) -> bool:
         """Say whether backtracking restores everything. It does in mode `corrected`, and where none
         of upstream's defects applies.
@@ -398,7 +400,9 @@ class DeviceChecks:
 
 def _has_lists(candidate: Candidate) -> bool:
     return any(
-        values is not None
+        attribute.ints is not None
+        or attribute.bools is not None
+        or attribute.strings is not None
+        or attribute.versions is not None
         for attribute in candidate.device.attributes.values()
-        for values in (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
     )

@@ -141,7 +141,9 @@ def reasons_unreadable(device: SliceDevice) -> tuple[str, str]:
 
     Empty when they do not.
     """
-    return unreadable(device, has_lists=False), unreadable(device, has_lists=True)
+    without_lists = unreadable(device, has_lists=False)
+    # A device that can be read without lists can be read with them.
+    return without_lists, without_lists and unreadable(device, has_lists=True)
 
 
 def gather_pools(

@@ -153,6 +153,8 @@ def unreadable(device: SliceDevice, *, has_lists: bool) -> str:
     version, or a list while lists are off fails all expressions.
     """
     for name, attribute in device.attributes.items():
+        if attribute.string is not None and attribute.version is None and attribute.versions is None:
+            continue  # as most are
         lists = (attribute.strings, attribute.ints, attribute.bools, attribute.versions)
         if all(value is None for value in (attribute.string, attribute.int_, attribute.bool_, attribute.version)) and (
             not has_lists or all(value is None for value in lists)
