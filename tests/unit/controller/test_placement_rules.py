@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.rule_views import PodView
+from topobus.controller.snapshots.rules.placed_pods import PlacedPods
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, selects, with_labels
 from topobus.engine.scheduling.kube_rules.placement_rules import count_rules, read_placement
 from topobus.engine.scheduling.node_fit import node_facts, read_placing
@@ -61,7 +61,6 @@ def spread(key: str = ZONE, **fields: Any) -> dict[str, Any]:
 def refusals(
     wanted: dict[str, Any],
     *present: dict[str, Any],
-    assumed: dict[str, str] | None = None,
     taints: dict[str, Any] | None = None,
 ) -> dict[str, str]:
     """Say for each of n1 and n2 (zone a) and n3 (zone b) by which rule
@@ -79,7 +78,9 @@ def refusals(
         )
         for name, zone in NODES.items()
     }
-    pods = PodView(present, {("default", name): node for name, node in (assumed or {}).items()})
+    pods = PlacedPods()
+    for plain in present:
+        pods.put_pod((plain["metadata"]["namespace"], plain["metadata"]["name"]), plain)
     stored = ApiObject(api_version="v1", kind="Pod", metadata=wanted["metadata"], spec=wanted["spec"], status={})
     rules = count_rules(
         read_placement(stored),
@@ -226,20 +227,19 @@ def test_spread_counts_tainted_nodes_unless_told_otherwise(policy: str, expected
 
 
 @pytest.mark.parametrize(
-    ("wanted", "waiting", "expected"),
+    ("wanted", "other", "expected"),
     [
-        (pod("p", **port(80)), pod("q", **port(80)), {"n2": "host-port-taken"}),
-        (pod("p", **near(HOST, anti=True)), pod("q", labels={"app": "web"}), {"n2": "pod-anti-affinity"}),
-        (pod("p", labels={"app": "web"}), pod("q", **near(HOST, anti=True)), {"n2": "anti-affinity-of-others"}),
-        (pod("p", labels={"app": "web"}, **spread()), pod("q", labels={"app": "web"}), ZONE_A),
+        (pod("p", **port(80)), port(80), {"n2": "host-port-taken"}),
+        (pod("p", **near(HOST, anti=True)), {"labels": {"app": "web"}}, {"n2": "pod-anti-affinity"}),
+        (pod("p", labels={"app": "web"}), near(HOST, anti=True), {"n2": "anti-affinity-of-others"}),
+        (pod("p", labels={"app": "web"}, **spread()), {"labels": {"app": "web"}}, ZONE_A),
     ],
 )
-def test_pod_counts_where_it_is_intended(
-    wanted: dict[str, Any], waiting: dict[str, Any], expected: dict[str, str]
-) -> None:
-    """Two pods that are placed in one round see each other; one that only waits counts nowhere."""
-    assert refusals(wanted, waiting) == {}
-    assert refusals(wanted, waiting, assumed={"q": "n2"}) == expected
+def test_pod_counts_where_it_is(wanted: dict[str, Any], other: dict[str, Any], expected: dict[str, str]) -> None:
+    """One that waits counts nowhere, and so does one that has gone."""
+    assert refusals(wanted, pod("q", **other)) == {}
+    assert refusals(wanted, pod("q", node="n2", **other)) == expected
+    assert refusals(wanted, pod("q", node="n2", **other), pod("q", **other)) == {}
 
 
 @pytest.mark.parametrize(

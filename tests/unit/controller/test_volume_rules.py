@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.rule_views import VolumeTable
+from topobus.controller.snapshots.rules.volume_index import VolumeIndex
 from topobus.engine.allocation.values import Node
 from topobus.engine.scheduling.kube_rules.volume_rules import PodVolumes, read_pod_volumes
 from topobus.values.errors import ContractError
@@ -97,27 +97,36 @@ def pod(name: str = "p", *claims: str, node: str = "", ephemeral: tuple[str, ...
     }
 
 
-def judge(*objects: dict[str, Any], assumed: tuple[str, ...] = ()) -> PodVolumes:
+def indexed(*objects: dict[str, Any]) -> VolumeIndex:
+    """Store objects as a server shows them."""
+    index = VolumeIndex()
+    for plain in objects:
+        key = (plain["metadata"].get("namespace", ""), plain["metadata"]["name"])
+        if plain["kind"] == "Pod":
+            index.put_pod(key, plain)
+        else:
+            index.put(plain["kind"], key, plain)
+    return index
+
+
+def judge(*objects: dict[str, Any]) -> PodVolumes:
     """Look up the volumes of pod p."""
-    table = VolumeTable(*objects)
-    return read_pod_volumes(POD, "uid-p", table.volumes_of(POD), table, [("default", name) for name in assumed])
+    index = indexed(*objects)
+    return read_pod_volumes(POD, "uid-p", index.volumes_of(POD), index)
 
 
-def refusals(
-    *objects: dict[str, Any], assumed: tuple[str, ...] = (), labels: dict[str, dict[str, str]] | None = None
-) -> dict[str, str]:
+def refusals(*objects: dict[str, Any], labels: dict[str, dict[str, str]] | None = None) -> dict[str, str]:
     """Say for n1 (zone a) and n2 (zone b) by which rules pod p is kept off; `blocked` where it has
     to wait whatever the node.
     """
-    volumes = judge(*objects, assumed=assumed)
+    volumes = judge(*objects)
     if volumes.blockers:
         return {"blocked": ", ".join(reason.code for reason in volumes.blockers)}
     nodes = {name: Node(name, (labels or {}).get(name, {HOST: name, ZONE: zone})) for name, zone in NODES.items()}
-    users = [("default", name) for name in assumed]
     return {
         name: ", ".join(reason.code for reason in reasons)
         for name, node in nodes.items()
-        if (reasons := list(volumes.reasons(node, users)))
+        if (reasons := list(volumes.reasons(node)))
     }
 
 
@@ -169,22 +178,17 @@ def test_each_claim_that_is_not_ready_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "assumed", "expected"),
+    ("other", "expected"),
     [
-        (pod("q", "data", node="n2"), (), {"blocked": "volume-in-use"}),
-        (pod("q", "data"), (), {}),
-        (pod("q", "data"), ("q",), {"blocked": "volume-in-use"}),
-        (pod("q", "other", node="n2"), (), {}),
+        (pod("q", "data", node="n2"), {"blocked": "volume-in-use"}),
+        (pod("q", "data"), {}),
+        (pod("q", "other", node="n2"), {}),
     ],
-    ids=["on a node", "waiting", "intended for a node", "with another claim"],
+    ids=["on a node", "waiting", "with another claim"],
 )
-def test_volume_for_one_pod_is_in_use_when_a_placed_pod_has_it(
-    other: dict[str, Any], assumed: tuple[str, ...], expected: dict[str, str]
-) -> None:
+def test_volume_for_one_pod_is_in_use_when_a_placed_pod_has_it(other: dict[str, Any], expected: dict[str, str]) -> None:
     """A pod that only waits does not count. The claim of the pod itself is its own."""
-    assert (
-        refusals(P, claim(bound="v", accessModes=["ReadWriteOncePod"]), volume("v"), other, assumed=assumed) == expected
-    )
+    assert refusals(P, claim(bound="v", accessModes=["ReadWriteOncePod"]), volume("v"), other) == expected
 
 
 @pytest.mark.parametrize(
@@ -368,19 +372,17 @@ def csi(handle: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("others", "assumed", "expected"),
+    ("other", "expected"),
     [
-        ((pod("q", "other", node="n1"),), (), {"n1": "volume-limit"}),
-        ((pod("q", "other", node="n2"),), (), {}),
-        ((pod("q", "other"),), ("q",), {"n1": "volume-limit"}),
-        ((pod("q", "data", node="n1"),), (), {}),
-        ((pod("q", "no-claim", node="n1"),), (), {}),
+        (pod("q", "other", node="n1"), {"n1": "volume-limit"}),
+        (pod("q", "other", node="n2"), {}),
+        (pod("q", "other"), {}),
+        (pod("q", "data", node="n1"), {}),
+        (pod("q", "no-claim", node="n1"), {}),
     ],
-    ids=["full", "another node", "intended for it", "the same volume", "a claim that is gone"],
+    ids=["full", "another node", "waiting", "the same volume", "a claim that is gone"],
 )
-def test_driver_attaches_no_more_volumes_than_the_node_allows(
-    others: tuple[dict[str, Any], ...], assumed: tuple[str, ...], expected: dict[str, str]
-) -> None:
+def test_driver_attaches_no_more_volumes_than_the_node_allows(other: dict[str, Any], expected: dict[str, str]) -> None:
     """A volume that two pods use is attached once; a driver without a limit is not counted."""
     objects = (
         claim(bound="v"),
@@ -390,7 +392,7 @@ def test_driver_attaches_no_more_volumes_than_the_node_allows(
         csi_node("n1", "csi.example.com", 1),
     )
 
-    assert refusals(P, *objects, csi_node("n2", "csi.example.com", None), *others, assumed=assumed) == expected
+    assert refusals(P, *objects, csi_node("n2", "csi.example.com", None), other) == expected
 
 
 def test_volume_that_is_still_to_be_made_counts_for_its_driver() -> None:
@@ -412,5 +414,5 @@ def test_volume_that_is_still_to_be_made_counts_for_its_driver() -> None:
 def test_volume_that_cannot_be_read_is_refused() -> None:
     """The message names the field. A pod's volumes that cannot be read are none."""
     with pytest.raises(ContractError, match="nodeAffinity"):
-        VolumeTable(volume("v", nodeAffinity=7))
-    assert VolumeTable({**P, "spec": {"nodeName": "n1", "volumes": ["x", {"name": "y"}]}}).volumes_of(POD) == ()
+        indexed(volume("v", nodeAffinity=7))
+    assert indexed({**P, "spec": {"nodeName": "n1", "volumes": ["x", {"name": "y"}]}}).volumes_of(POD) == ()

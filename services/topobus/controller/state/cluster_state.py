@@ -22,10 +22,12 @@ from topobus.engine.alignment.planning.node_view import cores_of
 from topobus.engine.allocation.cpu_policy import reserved_cpus
 from topobus.engine.allocation.tolerations import TaintRule
 from topobus.engine.allocation.values import (
+    ALL_GATES,
     AllocationInput,
     ClaimToAllocate,
     CpuPolicy,
     DeviceId,
+    Gate,
     Mode,
     Node,
     Slice,
@@ -54,9 +56,10 @@ class ClusterState(NodeState):
     `class_epoch` grows with every change of the classes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gates: frozenset[Gate] = ALL_GATES) -> None:
         super().__init__()
-        self.stock = FreeDevices(self.described_with_cpus, self.shared)
+        self.gates = gates
+        self.stock = FreeDevices(self.described_with_cpus, self.shared, gates)
         self.taints = TaintIndex()
         self.class_epoch = 0
         self._classes: dict[str, DeviceClassSpec] = {}
@@ -122,6 +125,7 @@ class ClusterState(NodeState):
             usage=self.stock.usage_for(
                 node, owners, {**reserved_cpus(described), **(excluded or {})}, ignoring=ignoring
             ),
+            gates=self.gates,
             mode=mode,
         )
 

@@ -16,7 +16,9 @@ from topobus.controller.state.slice_index import Origin, SliceIndex
 from topobus.engine.allocation.node_table import NodeTable
 from topobus.engine.allocation.pools import DeviceViews
 from topobus.engine.allocation.values import (
+    ALL_GATES,
     DeviceId,
+    Gate,
     Node,
     Slice,
     Usage,
@@ -74,12 +76,17 @@ class FreeDevices:
     views — derives what searches need of a device.
     """
 
-    def __init__(self, describe: Callable[[str], Node] = node_of, views: DeviceViews | None = None) -> None:
+    def __init__(
+        self,
+        describe: Callable[[str], Node] = node_of,
+        views: DeviceViews | None = None,
+        gates: frozenset[Gate] = ALL_GATES,
+    ) -> None:
         self._describe = describe
         self.count = 0
         self.epoch = 0
         """Grows when everything may have changed."""
-        self._book = SliceIndex(views)
+        self._book = SliceIndex(views, gates)
         self._held = ClaimHoldings()
         self._ledgers: dict[str, Ledger] = {}
         self._cpus: dict[str, tuple[Device, ...]] = {}

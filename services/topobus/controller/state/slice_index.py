@@ -14,6 +14,7 @@ from topobus.engine.allocation.node_table import NodeTable, Numbers
 from topobus.engine.allocation.pools import DeviceViews, PoolState, gather_pools
 from topobus.engine.allocation.values import (
     ALL_GATES,
+    Gate,
     Node,
     PoolId,
     Slice,
@@ -29,8 +30,9 @@ order."""
 class SliceIndex:
     """Slices, and the tables made of them."""
 
-    def __init__(self, views: DeviceViews | None = None) -> None:
+    def __init__(self, views: DeviceViews | None = None, gates: frozenset[Gate] = ALL_GATES) -> None:
         self._views = views or DeviceViews()
+        self._gates = gates
         self._slices: dict[Origin, tuple[Slice, ...]] = {}
         self._by_node: dict[str, set[Origin]] = {}
         self._unbound: set[Origin] = set()
@@ -63,7 +65,7 @@ class SliceIndex:
         node_table = self._tables.get(node.name)
         if node_table is None:
             node_table = self._tables[node.name] = NodeTable(
-                node, gather_pools(self._relevant(node.name), node, ALL_GATES, self._views), self._numbers
+                node, gather_pools(self._relevant(node.name), node, self._gates, self._views), self._numbers
             )
         return node_table
 
@@ -135,7 +137,7 @@ class SliceIndex:
         slices = [
             resource_slice for origin in sorted(self._by_pool[pool], key=str) for resource_slice in self._slices[origin]
         ]
-        pools = gather_pools(slices, Node(""), ALL_GATES)
+        pools = gather_pools(slices, Node(""), self._gates)
         return all(other_pool.state is PoolState.READY for other_pool in pools if other_pool.id == pool)
 
     def _relevant(self, node: str) -> list[Slice]:

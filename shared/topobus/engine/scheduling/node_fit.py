@@ -39,6 +39,7 @@ __all__ = [
     "read_placing",
     "selector_matches",
     "selector_objection",
+    "untolerated",
     "why_not",
 ]
 
@@ -120,10 +121,9 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
         return (
             None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
         )
-    for taint in at.taints:
-        if not _bears(pod, taint):
-            shown = f"{taint.key}={taint.value}" if taint.value else taint.key
-            return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
+    for taint in untolerated(pod, at):
+        shown = f"{taint.key}={taint.value}" if taint.value else taint.key
+        return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
     for key, value in sorted(pod.node_selector.items()):
         if node.labels.get(key) != value:
             have = repr(node.labels[key]) if key in node.labels else "no such label"
@@ -149,9 +149,14 @@ def selector_matches(selector: NodeSelector, node: Node) -> bool:
     return any(_term_matches(term, node) for term in selector.node_selector_terms)
 
 
+def untolerated(pod: Placing, at: NodeFacts) -> tuple[Taint, ...]:
+    """List the taints of a node that keep a pod off it."""
+    return tuple(taint for taint in at.taints if not _bears(pod, taint))
+
+
 def is_tolerated(pod: Placing, at: NodeFacts) -> bool:
     """Say whether a pod tolerates all taints of a node that keep pods off."""
-    return all(_bears(pod, taint) for taint in at.taints)
+    return not untolerated(pod, at)
 
 
 def node_selector(pod: Pod) -> NodeSelector | None:

@@ -115,6 +115,10 @@ class NodeResources:
         if (before.node if before is not None else "") != (entry.node if entry is not None else ""):
             self.changes += 1
 
+    def offers(self, node: str, resource: str) -> bool:
+        """Say whether a node offers any of a resource."""
+        return self._capacity.get(node, {}).get(resource, _NOTHING).nano > 0
+
     def shortages(
         self, node: str, needs: PodNeeds, *, besides: Collection[Key] = (), by_claims: Collection[str] = ()
     ) -> tuple[Shortage, ...]:

@@ -66,20 +66,16 @@ class VolumeView(Protocol):
         """List the volumes of a class."""
         ...
 
-    def users_of(self, claim: Key, assumed: Collection[Key]) -> Collection[Key]:
-        """Name the pods on nodes that use a claim, and those of `assumed`, for which a node is
-        intended.
-        """
+    def users_of(self, claim: Key) -> Collection[Key]:
+        """Name the pods on nodes that use a claim."""
         ...
 
     def limits_of(self, node: str) -> Mapping[str, int]:
         """Return how many volumes each CSI driver may attach to a node."""
         ...
 
-    def attached_to(self, node: str, assumed: Collection[Key]) -> Collection[Attachment]:
-        """List the volumes of CSI drivers that pods on a node use, and those that pods of `assumed`
-        use.
-        """
+    def attached_to(self, node: str) -> Collection[Attachment]:
+        """List the volumes of CSI drivers that pods on a node use."""
         ...
 
 
@@ -131,11 +127,8 @@ class PodVolumes:
     delayed: tuple[tuple[VolumeClaim, _Candidates], ...] = ()
     """Claims that get their volume where the pod goes, the smallest first."""
 
-    def reasons(self, node: Node, assumed: Collection[Key]) -> Iterator[Reason]:
-        """Return all reasons by which volumes keep the pod off a node.
-
-        Shapes: assumed — pods for which this node is intended.
-        """
+    def reasons(self, node: Node) -> Iterator[Reason]:
+        """Return all reasons by which volumes keep the pod off a node."""
         for claim, volume in self.bound:
             if not _is_usable(volume, node):
                 where = f"PersistentVolume {volume.name} of {claim} can be used on other nodes only"
@@ -150,7 +143,7 @@ class PodVolumes:
             reason for _, volume in self.bound if volume.name in self.zoned for reason in _zone_reasons(volume, node)
         )
         yield from self._unavailable(node)
-        yield from self._over_limits(node, assumed)
+        yield from self._over_limits(node)
 
     def _unavailable(self, node: Node) -> Iterator[Reason]:
         """List the claims for which there is no volume here, and none can be made."""
@@ -187,14 +180,14 @@ class PodVolumes:
         )
         return "" if fits else f"StorageClass {storage.name} makes no volumes here (allowedTopologies)"
 
-    def _over_limits(self, node: Node, assumed: Collection[Key]) -> Iterator[Reason]:
+    def _over_limits(self, node: Node) -> Iterator[Reason]:
         """List the CSI drivers that may attach no more volumes here."""
         limits = self.view.limits_of(node.name)
         if not limits:
             return
         claims = [*(claim for claim, _ in self.bound), *(claim for claim, _ in self.delayed)]
         wanted = {attachment for claim in claims if (attachment := attachment_of(claim, self.view)) is not None}
-        attached = set(self.view.attached_to(node.name, assumed))
+        attached = set(self.view.attached_to(node.name))
         for driver in sorted({driver for driver, _ in wanted - attached} & limits.keys()):
             new, present = (sum(each == driver for each, _ in volumes) for volumes in (wanted - attached, attached))
             if new + present > limits[driver]:
@@ -215,12 +208,9 @@ class PodVolumes:
                 )
 
 
-def read_pod_volumes(
-    pod: Key, uid: str, volumes: Sequence[PodVolume], view: VolumeView, assumed: Collection[Key]
-) -> PodVolumes:
+def read_pod_volumes(pod: Key, uid: str, volumes: Sequence[PodVolume], view: VolumeView) -> PodVolumes:
     """Look up a pod's volumes.
 
-    Shapes: assumed — other pods for which any node is intended.
     Cost: for each claim that has no volume yet one look at each volume of its class.
     """
     blockers: list[Reason] = []
@@ -230,7 +220,7 @@ def read_pod_volumes(
     for wanted in volumes:
         key = (pod[0], wanted.claim)
         claim = view.claims.get(key)
-        blocker = _blocker(wanted, key, claim, pod, uid, view, assumed)
+        blocker = _blocker(wanted, key, claim, pod, uid, view)
         if blocker is not None or claim is None:
             blockers += [blocker] if blocker is not None else []
         elif claim.is_bound:
@@ -272,7 +262,6 @@ def _blocker(
     pod: Key,
     uid: str,
     view: VolumeView,
-    assumed: Collection[Key],
 ) -> Reason | None:
     """Explain why a pod cannot use a claim on any node. None when it can."""
     named = f"PersistentVolumeClaim {key[0]}/{key[1]}"
@@ -306,7 +295,7 @@ def _blocker(
             "volume-missing", wanted, f"{named} is bound to PersistentVolume {claim.volume}, which does not exist"
         )
     users = (
-        sorted(user for user in view.users_of(key, assumed) if user != pod)
+        sorted(user for user in view.users_of(key) if user != pod)
         if _ONE_POD in claim.access and not wanted.is_ephemeral
         else []
     )

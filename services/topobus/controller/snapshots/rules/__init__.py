@@ -1,0 +1,1 @@
+"""The pure part: a snapshot in, an answer out."""

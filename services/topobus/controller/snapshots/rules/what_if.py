@@ -1,0 +1,116 @@
+"""What would change for the pods of a snapshot with other objects: nodes, classes, slices or claims
+more, less, or different.
+
+The pods that wait are placed one after the other in the order in which kube-scheduler takes them, as
+the cluster is and as it would be. So are the pods of nodes that would be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of
+from topobus.controller.snapshots.rules.explain import explain_pod
+from topobus.controller.snapshots.rules.pod_trial import PodTrial
+from topobus.engine.cel.seam import SelectorCompiler
+from topobus.engine.claims.objects import Pod
+from topobus.values.cluster_answers import PodChange, PodState
+from topobus.values.errors import ContractError
+
+__all__ = ["edits_of", "what_if"]
+
+_WAITS = ("not-ready", "invalid", "no-nodes", "no-node-fits", "gated")
+
+
+def edits_of(view: ClusterView, put: Sequence[Plain], without: Sequence[tuple[str, Key]]) -> Edits:
+    """Return the edits that put objects and drop others. The slices of a node go with it.
+
+    Errors: raises ContractError for an object to be dropped that is not there.
+    """
+    edits: dict[tuple[str, Key], Plain | None] = {(str(each.get("kind")), key_of(each)): each for each in put}
+    for place in without:
+        if place not in view.objects:
+            kind, (namespace, name) = place
+            raise ContractError(
+                f"there is no {kind} {f'{namespace}/{name}' if namespace else name} to do without",
+                next_step="name one that is there: --without node/NAME",
+            )
+        edits[place] = None
+        if place[0] == "Node":
+            edits |= {
+                ("ResourceSlice", ("", name)): None
+                for name, each in view.slices.items()
+                if each.spec.node_name == place[1][1]
+            }
+    return edits
+
+
+def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tuple[PodChange, ...]:
+    """List the pods that would be otherwise after some edits, by namespace and name.
+
+    Cost: for each pod that waits a search on each node, twice.
+    """
+    gone = {key[1] for (kind, key), plain in edits.items() if kind == "Node" and plain is None}
+    homeless = {key for key, plain in view.of_kind("Pod") if _node_of(plain) in gone and not _has_ended(plain)}
+    waiting = {key for key, plain in view.of_kind("Pod") if not _node_of(plain) and not _has_ended(plain)}
+    before = dict(_states(view, waiting, compiler))
+    before |= {key: PodState(code="scheduled", node=_node_of(view.objects["Pod", key])) for key in homeless}
+    released: dict[tuple[str, Key], Plain | None] = {}
+    for key in homeless:
+        released |= _released(view, key)
+    with view.changed({**released, **edits}):
+        after = dict(_states(view, waiting | homeless, compiler))
+    return tuple(
+        PodChange(namespace=key[0], name=key[1], before=before[key], after=after[key])
+        for key in sorted(before)
+        if (before[key].code in _WAITS) != (after[key].code in _WAITS) or key in homeless
+    )
+
+
+def _states(view: ClusterView, keys: set[Key], compiler: SelectorCompiler) -> Iterator[tuple[Key, PodState]]:
+    """Place pods one after the other, and yield how each is then. Nothing stays placed."""
+    placed: dict[tuple[str, Key], Plain | None] = {}
+    for key in sorted(keys, key=lambda key: _turn(view.objects["Pod", key], key)):
+        with view.changed(placed):
+            verdict = explain_pod(view, key, compiler, is_brief=True)
+            edits = (
+                PodTrial(view, key, _pod(view, key), compiler).placed(verdict.node) if verdict.code == "fits" else None
+            )
+        placed |= edits or {}
+        yield key, PodState(code=verdict.code, node=verdict.node, message=verdict.message)
+
+
+def _pod(view: ClusterView, key: Key) -> Pod:
+    pod = view.pod(key)
+    assert pod is not None
+    return pod
+
+
+def _released(view: ClusterView, key: Key) -> dict[tuple[str, Key], Plain | None]:
+    """Take a pod off its node, with the allocations of the claims that only it has."""
+    plain = view.objects["Pod", key]
+    spec = {name: value for name, value in plain["spec"].items() if name != "nodeName"}
+    edits: dict[tuple[str, Key], Plain | None] = {("Pod", key): {**plain, "spec": spec}}
+    for use in _pod(view, key).uses:
+        claim = view.claim((key[0], use.claim))
+        if claim is not None and set(view.users_of(claim)) <= {key}:
+            place = ("ResourceClaim", (key[0], use.claim))
+            edits[place] = {**view.objects[place], "status": {}}
+    return edits
+
+
+def _turn(plain: Plain, key: Key) -> tuple[int, str, Key]:
+    """Order pods as kube-scheduler's queue does: by priority, then by age."""
+    spec: dict[str, Any] = plain.get("spec") or {}
+    priority = spec.get("priority")
+    created = str((plain.get("metadata") or {}).get("creationTimestamp") or "")
+    return -(priority if isinstance(priority, int) else 0), created, key
+
+
+def _node_of(plain: Plain) -> str:
+    return str((plain.get("spec") or {}).get("nodeName") or "")
+
+
+def _has_ended(plain: Plain) -> bool:
+    return (plain.get("status") or {}).get("phase") in ("Succeeded", "Failed")

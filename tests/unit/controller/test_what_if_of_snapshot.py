@@ -1,0 +1,112 @@
+"""What would change for the pods of a snapshot: those that wait are placed one after the other, with
+and without the change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Plain
+from topobus.controller.snapshots.rules.snapshot import Snapshot
+from topobus.controller.snapshots.rules.what_if import edits_of, what_if
+from topobus.values.cluster_answers import PodChange
+from topobus.values.errors import ContractError
+from unit.controller.allocation import COMPILER
+
+_DRA = "resource.k8s.io/v1"
+
+
+def _node(name: str, gpus: int) -> list[dict[str, Any]]:
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": f"gpu-{index}"} for index in range(gpus)]
+    spec = {"driver": "gpu.example.com", "nodeName": name, "pool": pool, "devices": devices}
+    return [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
+        {"apiVersion": _DRA, "kind": "ResourceSlice", "metadata": {"name": f"{name}-gpus"}, "spec": spec},
+    ]
+
+
+def _class(name: str) -> dict[str, Any]:
+    selector = {"cel": {"expression": 'device.driver == "gpu.example.com"'}}
+    return {"apiVersion": _DRA, "kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
+
+
+def _pod(name: str, gpus: int, *, node: str = "", priority: int = 0, device_class: str = "gpu") -> list[dict[str, Any]]:
+    """A pod and its claim; on a node it has the first devices there."""
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
+    exactly = {"deviceClassName": device_class, "count": gpus}
+    results = [
+        {"request": "r", "driver": "gpu.example.com", "pool": node, "device": f"gpu-{index}"} for index in range(gpus)
+    ]
+    user = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": [user]} if node else {}
+    spec = {
+        "priority": priority,
+        "containers": [{"name": "c"}],
+        "resourceClaims": [{"name": "g", "resourceClaimName": name}],
+        **({"nodeName": node} if node else {}),
+    }
+    claim = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
+    return [
+        {"apiVersion": _DRA, "kind": "ResourceClaim", "metadata": metadata, "spec": claim, "status": status},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec},
+    ]
+
+
+def _changes(items: list[dict[str, Any]], put: list[Plain], *without: tuple[str, tuple[str, str]]) -> list[PodChange]:
+    view = ClusterView(Snapshot(items=tuple(items)))
+    before = dict(view.objects)
+    changes = what_if(view, edits_of(view, put, without), COMPILER)
+    assert view.objects == before
+    return list(changes)
+
+
+def test_pods_of_a_node_that_goes_are_placed_elsewhere_as_far_as_there_is_room() -> None:
+    """Of two pods of two GPUs each one fits on the other node: the more important one."""
+    items = [_class("gpu"), *_node("n1", 4), *_node("n2", 3)]
+    items += [*_pod("low", 2, node="n1"), *_pod("high", 2, node="n1", priority=5), *_pod("other", 1, node="n2")]
+
+    changes = _changes(items, [], ("Node", ("", "n1")))
+
+    assert [(change.name, change.before.code, change.before.node, change.after.code) for change in changes] == [
+        ("high", "scheduled", "n1", "fits"),
+        ("low", "scheduled", "n1", "no-node-fits"),
+    ]
+    assert changes[0].after.node == "n2"
+
+
+def test_pods_that_wait_are_placed_on_a_node_more() -> None:
+    """The first that waits gets its place; the second lacks it then, as without the change."""
+    items = [_class("gpu"), *_node("n1", 1), *_pod("a", 2), *_pod("b", 2)]
+
+    changes = _changes(items, [*_node("n2", 3)])
+
+    assert [(change.name, change.before.code, change.after.code, change.after.node) for change in changes] == [
+        ("a", "no-node-fits", "fits", "n2")
+    ]
+
+
+def test_class_that_is_added_helps_the_pod_that_names_it() -> None:
+    """A claim of a class that does not exist is wrong on every node, until it does."""
+    items = [_class("gpu"), *_node("n1", 2), *_pod("a", 1, device_class="gpus"), *_pod("b", 1)]
+
+    (change,) = _changes(items, [_class("gpus")])
+
+    assert (change.name, change.before.code, change.after.code) == ("a", "invalid", "fits")
+
+
+def test_other_slices_of_a_driver_count_in_place_of_these() -> None:
+    """A release of the driver that shows one device less: the second pod loses its place."""
+    items = [_class("gpu"), *_node("n1", 2), *_pod("a", 1), *_pod("b", 1)]
+
+    (change,) = _changes(items, [_node("n1", 1)[1]])
+
+    assert (change.name, change.before.code, change.after.code) == ("b", "fits", "no-node-fits")
+
+
+def test_object_that_is_not_there_cannot_go() -> None:
+    """It is named, with the next step."""
+    with pytest.raises(ContractError, match="there is no Pod default/x to do without"):
+        _changes([_class("gpu")], [], ("Pod", ("default", "x")))
