@@ -23,7 +23,7 @@ _UNUSED = (
     "opentelemetry",
     "prometheus_client",
     "structlog",
-    "topobus.cli.dry_run_process",
+    "topobus.cli.engine_process",
     "topobus.formats.kubernetes.manifest",
     "wsgiref.simple_server",
     "yaml",

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from lab.bench import allocate, cluster, fleet, gateway, health, idle, leaves, merge, readings
+from lab.bench import allocate, cluster, fleet, gateway, health, idle, leaves, merge, readings, why
 
 __all__ = ["main"]
 
@@ -24,6 +24,7 @@ _GROUPS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "leaves": leaves.main,
     "merge": merge.main,
     "readings": readings.main,
+    "why": why.main,
 }
 _DEFAULT = "merge"
 _JOBS = """\
@@ -36,6 +37,7 @@ _JOBS = """\
   leaves    a hub with many nodes that have servers of their own
   merge     the alignment engine
   readings  what the readings of a node's devices cost
+  why       `topobus why` on a cluster of 5,000 nodes
 
 Each has options of its own: `python -m lab.bench GROUP --help`."""
 

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.bus.bus import Bus
-from topobus.cli.dry_run_process import ask_dry_run
+from topobus.cli.engine_process import ask_dry_run
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.listing.responding_services import why_silent

@@ -186,6 +186,26 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "topobus simulate --machine my-server --pods pods --policy single-numa-node",
         ),
     ),
+    "defrag": (
+        ("Which pods are in the way of this one?", "topobus defrag --for pod.yaml"),
+        ("Evict them, one after the other", "topobus defrag --for pod.yaml --evict"),
+    ),
+    "free": (
+        ("What is free, by driver and model", "topobus free"),
+        ("Node by node, drawn", "topobus free --by node --by model"),
+        ("How many more of this pod fit", "topobus free --for pod.yaml"),
+    ),
+    "snapshot": (("Of the cluster of the current kubeconfig context", "topobus snapshot cluster.json.gz"),),
+    "what-if": (
+        ("Where do the pods of a node go?", "topobus what-if --without node/big-1"),
+        ("With one more DGX", "topobus what-if -f node-and-slices.yaml"),
+    ),
+    "why": (
+        ("Why does this pod wait?", "topobus why pod/train"),
+        ("In another namespace, until it has a node", "topobus why pod/train -n team-a --watch"),
+        ("From a file, without any server", "topobus why pod/train --snapshot cluster.json.gz"),
+        ("Why is this claim not allocated, for a program", "topobus why claim/gpus -o json"),
+    ),
     "slices": (
         ("What a DGX will publish", "topobus slices --machine dgx"),
         ("Its GPUs for Karpenter", "topobus slices --machine dgx --class gpu --template"),

@@ -27,6 +27,25 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "Copy this machine's hardware tree, to read, test and break it elsewhere.",
         ),
     ),
+    "Any cluster": (
+        (
+            "why",
+            "commands.why:why",
+            "Explain why a pod of any cluster has no node, and the smallest change that helps.",
+        ),
+        ("free", "commands.free:free", "List the free devices of any cluster, and how many more of a pod fit."),
+        (
+            "defrag",
+            "commands.defrag:defrag",
+            "Show the fewest pods that would have to move so that one more pod fits.",
+        ),
+        (
+            "what-if",
+            "commands.what_if:what_if",
+            "Show which pods would have a node, or lose theirs, with other nodes, classes or slices.",
+        ),
+        ("snapshot", "commands.why:snapshot", "Save what these commands read of a cluster to a file."),
+    ),
     "Look": (
         (
             "machine",

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.cli.dry_run_process import ask_dry_run
+from topobus.cli.engine_process import ask_dry_run
 from topobus.cli.objects.manifests import request_of
 from topobus.cli.render.answers import with_parts
 from topobus.cli.simulation.node import Simulation

@@ -1,0 +1,60 @@
+"""`topobus free`: what is free in any cluster, of any DRA driver, and how many more of a pod fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from topobus.cli.commands.why import Kubeconfig, KubeContext, ask, source_of
+from topobus.cli.exits import ExitCode
+from topobus.cli.objects.manifests import read_wanted
+from topobus.cli.render.free_table import free_view
+from topobus.cli.render.output import Output
+from topobus.values.cluster_answers import FreeAnswer
+
+__all__ = ["free"]
+
+_BY = ("driver", "kind", "model")
+
+
+def free(
+    *,
+    by: Annotated[
+        tuple[Literal["driver", "kind", "model", "class", "node", "numa"], ...],
+        Parameter(negative="", help="Tell rows apart by this, one or several. Default: driver, kind and model."),
+    ] = (),
+    wanted: Annotated[
+        Path | None,
+        Parameter(
+            name="--for",
+            help="A manifest of a pod, a claim or a claim template: how many more of it fit, and where.",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str, Parameter(name=("--namespace", "-n"), help="Of that pod. Default: that of the kubeconfig's context.")
+    ] = "",
+    snapshot: Annotated[
+        Path | None, Parameter(help="A file that `topobus snapshot` wrote, instead of a cluster.")
+    ] = None,
+    kubeconfig: Kubeconfig = None,
+    kube_context: KubeContext = "",
+    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+) -> int:
+    """List the free devices of any cluster, how many of them lie together, and how many more of a pod
+    fit.
+
+    It reads and writes nothing, needs nothing in the cluster, and knows any DRA driver.
+    """
+    out = Output(is_json=output == "json")
+    objects = read_wanted("count", (wanted,), out.note) if wanted is not None else []
+    chosen = tuple(dict.fromkeys(by)) or _BY
+    arguments = ["free", *source_of(snapshot, kubeconfig, kube_context, namespace)]
+    arguments += [word for name in chosen for word in ("--by", name)] + (["--for"] if objects else [])
+    answer = msgspec.convert(ask(arguments, out, objects), FreeAnswer)
+    if out.is_json:
+        out.document(answer)
+    out.show(free_view(answer, chosen))
+    return ExitCode.OK if wanted is None or any(fit.count for fit in answer.fits) else ExitCode.NO

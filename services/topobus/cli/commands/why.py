@@ -1,0 +1,149 @@
+"""`topobus why`: why a pod of any cluster has no node, read-only, for any DRA driver and scheduler;
+and `topobus snapshot`, which saves what it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from topobus.cli.engine_process import ask_snapshot
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.kubeconfigs import find_kubeconfig, namespace_of
+from topobus.cli.render.output import Output
+from topobus.cli.render.picture import recording_console, save_picture
+from topobus.cli.render.verdict import verdict_view
+from topobus.values.cluster_answers import Verdict
+
+__all__ = ["KubeContext", "Kubeconfig", "ask", "snapshot", "source_of", "why"]
+
+_KINDS = {
+    "pod": "Pod",
+    "pods": "Pod",
+    "po": "Pod",
+    "claim": "ResourceClaim",
+    "claims": "ResourceClaim",
+    "resourceclaim": "ResourceClaim",
+    "resourceclaims": "ResourceClaim",
+}
+_PLACED = ("scheduled", "fits", "allocated")
+# A cluster is read as a whole each time.
+_PAUSE_S = 5.0
+
+Kubeconfig = Annotated[
+    Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")
+]
+KubeContext = Annotated[
+    str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")
+]
+
+
+def why(
+    subject: Annotated[str, Parameter(name="OBJECT", help="`pod/NAME`, or NAME for a pod, or `claim/NAME`.")],
+    /,
+    *,
+    namespace: Annotated[
+        str, Parameter(name=("--namespace", "-n"), help="Default: that of the kubeconfig's context.")
+    ] = "",
+    snapshot: Annotated[
+        Path | None, Parameter(help="A file that `topobus snapshot` wrote, instead of a cluster.")
+    ] = None,
+    kubeconfig: Kubeconfig = None,
+    kube_context: KubeContext = "",
+    watch: Annotated[bool, Parameter(negative="", help="Ask again every five seconds until it has a node.")] = False,
+    svg: Annotated[Path | None, Parameter(help="Also save the answer as a picture.")] = None,
+    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+) -> int:
+    """Explain why a pod of any cluster has no node, and the smallest change that helps.
+
+    It reads and writes nothing, needs nothing in the cluster, and knows any DRA driver.
+    """
+    kind, name = _subject(subject)
+    if watch and snapshot is not None:
+        raise UsageError(
+            "got --watch and --snapshot, wanted one of them", next_step="a file does not change: leave --watch out"
+        )
+    out = Output(is_json=output == "json")
+    source = source_of(snapshot, kubeconfig, kube_context, namespace)
+    arguments = ["explain", *source, "--kind", kind, "--name", name]
+    shown = None
+    while True:
+        verdict = msgspec.convert(ask(arguments, out), Verdict)
+        if verdict != shown:
+            if out.is_json and watch:
+                out.line(verdict)
+            elif out.is_json:
+                out.document(verdict)
+            out.show(verdict_view(verdict))
+            if svg is not None:
+                picture = recording_console()
+                picture.print(verdict_view(verdict))
+                save_picture(picture, svg, title=f"topobus why {subject}")
+            shown = verdict
+        if not watch or verdict.code in _PLACED or verdict.code in ("ended", "absent"):
+            return ExitCode.OK if verdict.code in _PLACED else ExitCode.NO
+        time.sleep(_PAUSE_S)
+
+
+def snapshot(
+    file: Annotated[Path, Parameter(name="FILE", help="Where to write; .gz at the end compresses it.")],
+    /,
+    *,
+    kubeconfig: Kubeconfig = None,
+    kube_context: KubeContext = "",
+) -> int:
+    """Save what `topobus why` reads of a cluster to a file: nodes, pods, claims, classes, slices.
+
+    Images, commands, environment and mounts of containers are left out.
+    """
+    out = Output()
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}", next_step="name a file in a folder that exists")
+    saved = ask(["save", *source_of(None, kubeconfig, kube_context), "--file", str(file)], out)
+    for unseen in saved["unseen"]:
+        out.note(f"left out: {unseen['kind']} objects ({unseen['why']})")
+    out.note(f"{file}: {saved['objects']} objects; `topobus why pod/NAME --snapshot {file}` reads it")
+    return ExitCode.OK
+
+
+def _subject(text: str) -> tuple[str, str]:
+    word, _, name = text.rpartition("/")
+    kind = _KINDS.get(word.lower() or "pod")
+    if kind is None or not name:
+        raise UsageError(f"got {text!r}, wanted pod/NAME or claim/NAME", next_step="topobus why pod/NAME -n NAMESPACE")
+    return kind, name
+
+
+def source_of(snapshot: Path | None, kubeconfig: Path | None, context: str, namespace: str = "") -> list[str]:
+    """Name what is read, and the namespace, by default that of the kubeconfig's context.
+
+    Errors: raises InputError for a kubeconfig that does not exist.
+    """
+    if snapshot is not None:
+        return ["--snapshot", str(snapshot), "--namespace", namespace or "default"]
+    file = find_kubeconfig(kubeconfig)
+    inside = namespace or namespace_of(file, context)
+    return ["--kubeconfig", str(file or ""), "--context", context, "--namespace", inside]
+
+
+def ask(arguments: list[str], out: Output, given: object = None) -> dict[str, Any]:
+    """Run the engine, and show meanwhile what it reads.
+
+    Errors: as `ask_snapshot`.
+    """
+    is_off = out.is_json or not out.errors.is_terminal
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), console=out.errors, transient=True, disable=is_off
+    ) as bar:
+        task = bar.add_task("reading the cluster")
+
+        def show(plural: str, count: int) -> None:
+            bar.update(task, description=f"reading {plural}: {count}")
+
+        return asyncio.run(ask_snapshot(arguments, show, given))

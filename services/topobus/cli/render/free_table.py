@@ -1,0 +1,80 @@
+"""Renders what is free in a cluster: a table of devices, how many lie together, and how many more of
+a pod fit. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from topobus.values.cluster_answers import FreeAnswer, FreeRow
+
+__all__ = ["free_view"]
+
+
+def free_view(answer: FreeAnswer, by: Sequence[str]) -> RenderableType:
+    """Show the devices by the groupings asked for, then how many pods fit."""
+    return Group(*_parts(answer, by))
+
+
+def _parts(answer: FreeAnswer, by: Sequence[str]) -> Iterator[RenderableType]:
+    if not answer.rows:
+        yield Text("no driver publishes a device: there is no ResourceSlice with one", "warn")
+    else:
+        yield _table(answer.rows, by)
+    if answer.fits:
+        total = sum(fit.count * fit.nodes for fit in answer.fits)
+        yield Text(f"{total} more fit", "ok" if total else "fail")
+        for fit in answer.fits:
+            more = f" and {fit.nodes - 1} more" if fit.nodes > 1 else ""
+            yield Text(f"  {fit.count} on {fit.such_as[0]}{more}")
+
+
+def _table(rows: Sequence[FreeRow], by: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    for name in by:
+        table.add_column(name, style="name", overflow="fold")
+    if "node" not in by:
+        table.add_column("nodes", justify="right")
+    for title in ("devices", "free"):
+        table.add_column(title, justify="right")
+    table.add_column("the others", overflow="fold")
+    table.add_column("free together", overflow="fold")
+    has_drawing = any(row.drawing for row in rows) and "node" in by
+    if has_drawing:
+        table.add_column("□ free ■ held ▨ tainted", overflow="fold")
+    for row in rows:
+        cells = [row.group[name] or "-" for name in by]
+        cells += [] if "node" in by else [str(row.nodes)]
+        cells += [str(row.devices), str(row.free), _others(row), _together(row)]
+        table.add_row(*cells, *([row.drawing] if has_drawing else []))
+    return table
+
+
+def _others(row: FreeRow) -> str:
+    counts = ((row.held, "held"), (row.tainted, "tainted"), (row.other, "used up or withheld"))
+    return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
+
+
+def _together(row: FreeRow) -> str:
+    """Say how many free devices lie together, and what is left of those that are shared.
+
+    >>> row = FreeRow(
+    ...     group={}, nodes=1, such_as=("n1",), devices=8, free=5, held=3, tainted=0, other=0,
+    ...     on_one_node=5, on_one_numa_node=3, under_one_root=1,
+    ... )
+    >>> _together(row)
+    '5 on a node, 3 on a NUMA node, no pair under a PCIe root'
+    """
+    words = [f"{row.on_one_node} on a node"] if row.free else []
+    for count, place in ((row.on_one_numa_node, "on a NUMA node"), (row.under_one_root, "under a PCIe root")):
+        if count == 1 and row.free > 1:
+            words.append(f"no pair {place}")
+        elif count:
+            words.append(f"{count} {place}")
+    words += [f"{name} {left} of {whole} left" for name, (left, whole) in row.capacity.items()]
+    return ", ".join(words) or "-"
