@@ -1,29 +1,15 @@
-"""Lists the objects of a cluster that a dry run needs, once.
-
-It only reads: slices, classes, templates, claims and nodes.
+"""Adds the objects of a cluster to a dry run: slices, classes, templates, claims, taint rules and
+nodes. It only reads.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from topobus.controller.config import ClusterSettings
 from topobus.controller.dry_run.rules.situation import Situation, place_of
+from topobus.controller.snapshots.listing import RIGHTS, open_client, take_snapshot
 from topobus.controller.state.cluster_objects import read_object
-from topobus.controller.store.api import (
-    CLAIMS,
-    CLASSES,
-    NAMESPACES,
-    NODES,
-    SLICES,
-    TAINT_RULES,
-    TEMPLATES,
-    HistoryLost,
-    Kind,
-)
-from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.controller.store.api import CLAIMS, CLASSES, NAMESPACES, NODES, SLICES, TAINT_RULES, TEMPLATES
 from topobus.engine.allocation.admission import asks_admin
 from topobus.formats.kubernetes.resource import ClaimSpec
 from topobus.formats.kubernetes.shape import read_as
@@ -35,7 +21,7 @@ __all__ = ["list_situation"]
 _KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, TAINT_RULES, NODES)
 
 
-async def list_situation(situation: Situation, kubeconfig: Path | None, context: str) -> Situation:
+async def list_situation(situation: Situation, kubeconfig: str, context: str) -> Situation:
     """Add the objects that the API server lists to a situation.
 
     An object of the situation takes precedence over a listed one of the same name.
@@ -43,16 +29,28 @@ async def list_situation(situation: Situation, kubeconfig: Path | None, context:
     Errors: raises ConfigError for a configuration that cannot be used, PeerUnavailable for a server
     that does not answer or forbids a list.
     """
-    api = KubernetesApi.open(ClusterSettings(kubeconfig=str(kubeconfig or ""), context=context))
+    # Namespaces matter for admin access alone. Without such a request the right to list them is not
+    # needed.
+    is_admin = any(map(_asks_admin, (*situation.wanted, *situation.objects)))
+    client = open_client(kubeconfig, context)
     try:
-        # Namespaces matter for admin access alone. Without such a request the right to list them is
-        # not needed.
-        kinds = (*_KINDS, NAMESPACES) if any(map(_asks_admin, (*situation.wanted, *situation.objects))) else _KINDS
-        listed = [api_object for kind in kinds for api_object in await _list(api, kind)]
+        snapshot = await take_snapshot(client, lambda *_: None, kinds=(*_KINDS, NAMESPACES) if is_admin else _KINDS)
     finally:
-        await api.close()
+        await client.close()
+    if snapshot.unseen:
+        kind, why = snapshot.unseen[0].kind, snapshot.unseen[0].why
+        raise PeerUnavailable(
+            f"API server {client.server}: {kind} objects: {why}", next_step=f"{RIGHTS} has the rights to read them"
+        )
     given = {(api_object.kind, place_of(api_object)) for api_object in situation.objects}
-    added = tuple(api_object for api_object in listed if (api_object.kind, place_of(api_object)) not in given)
+    listed = (
+        read_object(str(plain["kind"]), str(plain["apiVersion"]).rpartition("/")[2], plain) for plain in snapshot.items
+    )
+    added = tuple(
+        api_object
+        for api_object in listed
+        if api_object is not None and (api_object.kind, place_of(api_object)) not in given
+    )
     return msgspec.structs.replace(situation, objects=(*situation.objects, *added))
 
 
@@ -68,26 +66,3 @@ def _asks_admin(api_object: ApiObject) -> bool:
         )
     except ContractError:
         return False
-
-
-async def _list(api: KubernetesApi, kind: Kind) -> list[ApiObject]:
-    version = await api.version_of(kind)
-    if not version and kind.is_optional:
-        return []
-    if not version:
-        raise PeerUnavailable(
-            f"API server {api.server}: it serves no {kind.plural} in a version that we can read",
-            next_step="Dynamic Resource Allocation must be enabled there (Kubernetes 1.32 or newer)",
-        )
-    api_objects: list[ApiObject] = []
-    try:
-        async for page in api.pages(kind):
-            api_objects.extend(
-                api_object for plain in page.items if (api_object := read_object(kind.name, version, plain)) is not None
-            )
-    except HistoryLost as err:
-        raise PeerUnavailable(
-            f"API server {api.server}: the list of {kind.plural} became too old while it was read",
-            next_step="try again",
-        ) from err
-    return api_objects

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -53,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Imported here, as only this option needs a Kubernetes client.
             from topobus.controller.dry_run.cluster_listing import list_situation
 
-            situation = asyncio.run(
-                list_situation(situation, Path(asked.kubeconfig) if asked.kubeconfig else None, asked.context)
-            )
+            situation = asyncio.run(list_situation(situation, asked.kubeconfig, asked.context))
         run = DryRun(situation, CelCompiler())
         sys.stdout.buffer.write(encode(Answers(answers=run.answer_all(situation.wanted), faults=run.faults)))
     except TopobusError as err:

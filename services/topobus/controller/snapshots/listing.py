@@ -7,7 +7,7 @@ that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -85,28 +85,31 @@ def open_client(kubeconfig: str, context: str) -> KubernetesClient:
             kubeconfig=kubeconfig,
             context=context,
             call_s=_CALL_S,
-            setting="why",
+            setting="--kubeconfig",
             next_step="name a kubeconfig with --kubeconfig FILE or KUBECONFIG, and its context with --kube-context",
+            # A person's kubeconfig names a credential program on most clouds.
             runs_programs=True,
         )
     )
 
 
-async def take_snapshot(client: KubernetesClient, progress: Progress, *, pod: Key | None = None) -> Snapshot:
+async def take_snapshot(
+    client: KubernetesClient, progress: Progress, *, kinds: Sequence[Kind] = KINDS, pod: Key | None = None
+) -> Snapshot:
     """Read the objects of a cluster.
 
-    Shapes: pod — only what decides about this pod is read, and nothing else of one that has a node.
+    Shapes: kinds — those that are read; pod — only what decides about this pod is read, and nothing
+            else of one that has a node.
     Errors: raises PeerUnavailable for a server that does not answer or serves no DRA.
     """
     reader = ApiReader(client, _PAGE, RIGHTS)
-    kinds = KINDS
     if pod is not None:
         only = msgspec.structs.replace(PODS, fields=f"metadata.namespace={pod[0]},metadata.name={pod[1]}")
         listed = await _list(reader, only, "v1", progress)
         if listed and not is_waiting(listed[0]):
             return Snapshot(items=tuple(listed))
         if listed and not names_volumes(listed[0]):
-            kinds = tuple(kind for kind in KINDS if kind.name not in VOLUME_KINDS)
+            kinds = [kind for kind in kinds if kind.name not in VOLUME_KINDS]
     server = await _server(client)
     items: list[dict[str, Any]] = []
     unseen: list[Unseen] = []

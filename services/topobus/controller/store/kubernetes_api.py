@@ -38,9 +38,6 @@ class KubernetesApi(ApiReader):
             setting="controller: cluster.kubeconfig",
             next_step="set TOPOBUS_CONTROLLER__CLUSTER__KUBECONFIG to a kubeconfig file, or run in a pod with a "
             "service account",
-            # A person's dry run reads that person's kubeconfig, which names a credential program on
-            # most clouds.
-            runs_programs=True,
         )
         return cls(KubernetesClient.open(access), settings.page, "deploy/kubernetes/controller.yaml")
 
