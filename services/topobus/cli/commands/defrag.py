@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.commands.why import Kubeconfig, KubeContext, ask, source_of
+from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.objects.manifests import read_wanted
 from topobus.cli.render.output import Output
@@ -33,28 +33,21 @@ def defrag(
             help="Evict these pods one by one, by the eviction API. It stops when the cluster has changed.",
         ),
     ] = False,
-    namespace: Annotated[
-        str, Parameter(name=("--namespace", "-n"), help="Of that pod. Default: that of the kubeconfig's context.")
-    ] = "",
-    snapshot: Annotated[
-        Path | None, Parameter(help="A file that `topobus snapshot` wrote, instead of a cluster.")
-    ] = None,
-    kubeconfig: Kubeconfig = None,
-    kube_context: KubeContext = "",
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """Show the fewest pods that would have to move so that one more pod fits.
 
     Only pods that their owner replaces, that fit elsewhere, and whose disruption budget allows it
     are moved. Without --evict it writes nothing.
     """
-    if evict and snapshot is not None:
+    if evict and options.snapshot is not None:
         raise UsageError(
             "got --evict and --snapshot, wanted one of them", next_step="a file has no pods to evict: leave it out"
         )
     out = Output(is_json=output == "json")
     objects = read_wanted("make room for", (wanted,), out.note)
-    arguments = ["defrag", *source_of(snapshot, kubeconfig, kube_context, namespace), *(["--evict"] if evict else [])]
+    arguments = ["defrag", *options.arguments(), *(["--evict"] if evict else [])]
     answer = ask(arguments, out, objects)
     if out.is_json:
         out.document(answer)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from topobus.cli.commands.why import Kubeconfig, KubeContext, ask, source_of
+from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
 from topobus.cli.exits import ExitCode
 from topobus.cli.objects.manifests import read_wanted
 from topobus.cli.render.free_table import free_view
@@ -33,15 +33,8 @@ def free(
             help="A manifest of a pod, a claim or a claim template: how many more of it fit, and where.",
         ),
     ] = None,
-    namespace: Annotated[
-        str, Parameter(name=("--namespace", "-n"), help="Of that pod. Default: that of the kubeconfig's context.")
-    ] = "",
-    snapshot: Annotated[
-        Path | None, Parameter(help="A file that `topobus snapshot` wrote, instead of a cluster.")
-    ] = None,
-    kubeconfig: Kubeconfig = None,
-    kube_context: KubeContext = "",
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """List the free devices of any cluster, how many of them lie together, and how many more of a pod
     fit.
@@ -51,7 +44,7 @@ def free(
     out = Output(is_json=output == "json")
     objects = read_wanted("count", (wanted,), out.note) if wanted is not None else []
     chosen = tuple(dict.fromkeys(by)) or _BY
-    arguments = ["free", *source_of(snapshot, kubeconfig, kube_context, namespace)]
+    arguments = ["free", *options.arguments()]
     arguments += [word for name in chosen for word in ("--by", name)] + (["--for"] if objects else [])
     answer = msgspec.convert(ask(arguments, out, objects), FreeAnswer)
     if out.is_json:

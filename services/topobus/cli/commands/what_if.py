@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.commands.why import Kubeconfig, KubeContext, ask, source_of
+from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.objects.manifests import manifest_files, read_mixed
 from topobus.cli.render.output import Output
@@ -47,12 +47,8 @@ def what_if(
         tuple[str, ...],
         Parameter(negative="", help="An object that would be gone: node/NAME, class/NAME, pod/NAMESPACE/NAME."),
     ] = (),
-    snapshot: Annotated[
-        Path | None, Parameter(help="A file that `topobus snapshot` wrote, instead of a cluster.")
-    ] = None,
-    kubeconfig: Kubeconfig = None,
-    kube_context: KubeContext = "",
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """Show which pods of a cluster would have a node, or lose theirs, with other objects.
 
@@ -65,7 +61,7 @@ def what_if(
         )
     out = Output(is_json=output == "json")
     objects = read_mixed(manifest_files(put), out.note, has_nodes=True) if put else []
-    arguments = ["what-if", *source_of(snapshot, kubeconfig, kube_context)]
+    arguments = ["what-if", *options.arguments()]
     answer = ask([*arguments, *(word for each in without for word in ("--without", _place(each)))], out, objects)
     if out.is_json:
         out.document(answer)

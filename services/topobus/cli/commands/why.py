@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from topobus.cli.render.picture import recording_console, save_picture
 from topobus.cli.render.verdict import verdict_view
 from topobus.values.cluster_answers import Verdict
 
-__all__ = ["KubeContext", "Kubeconfig", "ask", "snapshot", "source_of", "why"]
+__all__ = ["SNAPSHOT_DEFAULTS", "SnapshotOptions", "ask", "snapshot", "why"]
 
 _KINDS = {
     "pod": "Pod",
@@ -36,42 +37,79 @@ _PLACED = ("scheduled", "fits", "allocated")
 # A cluster is read as a whole each time.
 _PAUSE_S = 5.0
 
-Kubeconfig = Annotated[
-    Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")
-]
-KubeContext = Annotated[
-    str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")
-]
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Which cluster a command reads."""
+
+    kubeconfig: Annotated[
+        Path | None,
+        Parameter(name="--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account."),
+    ] = None
+    kube_context: Annotated[
+        str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")
+    ] = ""
+
+    def arguments(self) -> list[str]:
+        """Name for the engine what it reads, and the namespace that counts by default.
+
+        Errors: raises InputError for a kubeconfig that does not exist.
+        """
+        file = find_kubeconfig(self.kubeconfig)
+        inside = namespace_of(file, self.kube_context)
+        return ["--kubeconfig", str(file or ""), "--context", self.kube_context, "--namespace", inside]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SnapshotOptions(ClusterOptions):
+    """Which cluster a command reads, or which file that holds one, and the namespace of what it is
+    about.
+    """
+
+    snapshot: Annotated[
+        Path | None,
+        Parameter(name="--snapshot", help="A file that `topobus snapshot` wrote, instead of a cluster."),
+    ] = None
+    namespace: Annotated[
+        str, Parameter(name=("--namespace", "-n"), help="Default: that of the kubeconfig's context.")
+    ] = ""
+
+    def arguments(self) -> list[str]:
+        """Name for the engine what it reads, and the namespace.
+
+        Errors: raises InputError for a kubeconfig that does not exist.
+        """
+        source = ["--snapshot", str(self.snapshot)] if self.snapshot is not None else super().arguments()
+        # The last one counts.
+        return [*source, *(["--namespace", self.namespace] if self.namespace else [])]
+
+
+CLUSTER_DEFAULTS = ClusterOptions()
+SNAPSHOT_DEFAULTS = SnapshotOptions()
 
 
 def why(
     subject: Annotated[str, Parameter(name="OBJECT", help="`pod/NAME`, or NAME for a pod, or `claim/NAME`.")],
     /,
     *,
-    namespace: Annotated[
-        str, Parameter(name=("--namespace", "-n"), help="Default: that of the kubeconfig's context.")
-    ] = "",
-    snapshot: Annotated[
-        Path | None, Parameter(help="A file that `topobus snapshot` wrote, instead of a cluster.")
-    ] = None,
-    kubeconfig: Kubeconfig = None,
-    kube_context: KubeContext = "",
     watch: Annotated[bool, Parameter(negative="", help="Ask again every five seconds until it has a node.")] = False,
     svg: Annotated[Path | None, Parameter(help="Also save the answer as a picture.")] = None,
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """Explain why a pod of any cluster has no node, and the smallest change that helps.
 
     It reads and writes nothing, needs nothing in the cluster, and knows any DRA driver.
     """
     kind, name = _subject(subject)
-    if watch and snapshot is not None:
+    if watch and options.snapshot is not None:
         raise UsageError(
             "got --watch and --snapshot, wanted one of them", next_step="a file does not change: leave --watch out"
         )
     out = Output(is_json=output == "json")
-    source = source_of(snapshot, kubeconfig, kube_context, namespace)
-    arguments = ["explain", *source, "--kind", kind, "--name", name]
+    arguments = ["explain", *options.arguments(), "--kind", kind, "--name", name]
     shown = None
     while True:
         verdict = msgspec.convert(ask(arguments, out), Verdict)
@@ -95,8 +133,7 @@ def snapshot(
     file: Annotated[Path, Parameter(name="FILE", help="Where to write; .gz at the end compresses it.")],
     /,
     *,
-    kubeconfig: Kubeconfig = None,
-    kube_context: KubeContext = "",
+    options: ClusterOptions = CLUSTER_DEFAULTS,
 ) -> int:
     """Save what `topobus why` reads of a cluster to a file: nodes, pods, claims, classes, slices.
 
@@ -105,7 +142,7 @@ def snapshot(
     out = Output()
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent}", next_step="name a file in a folder that exists")
-    saved = ask(["save", *source_of(None, kubeconfig, kube_context), "--file", str(file)], out)
+    saved = ask(["save", *options.arguments(), "--file", str(file)], out)
     for unseen in saved["unseen"]:
         out.note(f"left out: {unseen['kind']} objects ({unseen['why']})")
     out.note(f"{file}: {saved['objects']} objects; `topobus why pod/NAME --snapshot {file}` reads it")
@@ -118,18 +155,6 @@ def _subject(text: str) -> tuple[str, str]:
     if kind is None or not name:
         raise UsageError(f"got {text!r}, wanted pod/NAME or claim/NAME", next_step="topobus why pod/NAME -n NAMESPACE")
     return kind, name
-
-
-def source_of(snapshot: Path | None, kubeconfig: Path | None, context: str, namespace: str = "") -> list[str]:
-    """Name what is read, and the namespace, by default that of the kubeconfig's context.
-
-    Errors: raises InputError for a kubeconfig that does not exist.
-    """
-    if snapshot is not None:
-        return ["--snapshot", str(snapshot), "--namespace", namespace or "default"]
-    file = find_kubeconfig(kubeconfig)
-    inside = namespace or namespace_of(file, context)
-    return ["--kubeconfig", str(file or ""), "--context", context, "--namespace", inside]
 
 
 def ask(arguments: list[str], out: Output, given: object = None) -> dict[str, Any]:
