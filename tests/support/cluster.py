@@ -252,14 +252,21 @@ class Cluster:
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
         container: dict[str, Any] = {"name": "main", "image": _IMAGE, "securityContext": _CONTAINER_SECURITY}
         # By the node's name: the label kubernetes.io/hostname may have another value.
-        term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self.node, *also_on.split()]}]}
+        fields = [
+            {"key": "metadata.name", "operator": "In", "values": [node]} for node in (self.node, *also_on.split())
+        ]
         spec: dict[str, Any] = {
             "containers": [container],
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": ending_s + 1,
             "securityContext": _POD_SECURITY,
             "affinity": {
-                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        # A field has one value at most, so each node has a term.
+                        "nodeSelectorTerms": [{"matchFields": [field]} for field in fields]
+                    }
+                }
             },
             # The only node of a small cluster is its control plane, and a second one may not be ready.
             "tolerations": [
