@@ -138,6 +138,8 @@ class FreeAnswer(Struct, frozen=True, kw_only=True):
 
     rows: tuple[FreeRow, ...] = ()
     fits: tuple[FitCount, ...] = ()
+    verdict: Verdict | None = None
+    """Why none fits, where pods were counted and none does."""
 
 
 class Move(Struct, frozen=True, kw_only=True):
@@ -161,6 +163,8 @@ class MovePlan(Struct, frozen=True, kw_only=True):
     """Empty with a node: it fits there already."""
     kept: dict[str, int] = {}
     """Why pods may not move, to how many."""
+    why: str = ""
+    """Why the pod fits nowhere, where no moves help."""
     is_complete: bool = True
     """False: on some node there were more sets of pods than are tried, and a smaller one may exist."""
 

@@ -5,6 +5,7 @@ from a file without any server, with the packages of the extra `why` alone, and 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import subprocess
@@ -206,6 +207,7 @@ async def test_free_lists_devices_and_counts_pods_that_fit(tmp_path: Path) -> No
     assert [(row["devices"], row["free"], row["held"]) for row in answer["rows"]] == [(4, 1, 3)]
     assert answer["fits"] == [{"count": 1, "nodes": 1, "such_as": ["n1"]}]
     assert "0 more fit" in text
+    assert "request r wants 2 devices of class gpu, found 1 of 4 (3 in use)" in " ".join(text.split())
     assert "■■■□" in text
     assert "there is nothing to count: wanted a Pod" in complaint
 
@@ -299,7 +301,9 @@ async def _evicted(server: ApiServerSimulator, pod: str) -> None:
         (("pod/train",), None, 78, "cannot use"),
         (("pod/train", "--kubeconfig", "FILE"), "nonsense: [", 78, "cannot use"),
         (("pod/train", "--snapshot", "FILE"), '{"items": [', 65, "no snapshot of a cluster"),
-        (("pod/train", "--snapshot", "absent"), None, 65, "no snapshot of a cluster"),
+        (("pod/train", "--snapshot", "absent"), None, 66, "there is no file absent"),
+        (("pod/train", "--snapshot", "FILE", "--kubeconfig", "FILE"), "{}", 2, "got --snapshot and a kubeconfig"),
+        (("pod/train", "--snapshot", "FILE"), '{"items": [' + "[" * 5000, 65, "no snapshot of a cluster"),
         (("pod/train", "--snapshot", "FILE", "--watch"), "{}", 2, "got --watch and --snapshot"),
         (("node/n1",), None, 2, "got 'node/n1', wanted pod/NAME or claim/NAME"),
         (("pod/",), None, 2, "got 'pod/', wanted pod/NAME or claim/NAME"),
@@ -321,6 +325,34 @@ async def test_bad_input_ends_with_what_where_and_the_next_step(
     assert "Traceback" not in complaint
     assert ("next:" in complaint) is bool(message)
     assert message or output == "there is no Pod default/train\n"
+
+
+async def test_packed_snapshot_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    """Bytes in the middle are others: it is named, with the next step."""
+    file = tmp_path / "cluster.json.gz"
+    packed = bytearray(gzip.compress(json.dumps({"items": _cluster()}).encode()))
+    packed[60:80] = b"x" * 20
+    file.write_bytes(bytes(packed))
+
+    code, _, complaint = await _run("why", "pod/train", "--snapshot", str(file))
+
+    assert (code, "Traceback" in complaint) == (65, False)
+    assert "no snapshot of a cluster" in complaint
+
+
+async def test_what_if_wants_kind_and_name(tmp_path: Path) -> None:
+    """A name alone could be anything's."""
+    (tmp_path / "cluster.json").write_text(json.dumps({"items": _cluster()}), encoding="utf-8")
+    read = ("what-if", "--snapshot", str(tmp_path / "cluster.json"))
+
+    nameless = [await _run(*read, "--without", each) for each in ("n1", "", "node/", "pod/train")]
+    code, text, _ = await _run(*read, "--without", "pod/default/taker")
+
+    assert [code for code, _, _ in nameless] == [2, 2, 2, 2]
+    assert all("wanted node/NAME" in complaint for _, _, complaint in nameless)
+    assert code == 0
+    assert "default/train" in text
+    assert "placed, on n1 or another node" in text
 
 
 async def test_server_that_is_not_there_or_refuses_is_named(tmp_path: Path) -> None:

@@ -185,6 +185,30 @@ def test_shared_device_says_what_is_left_of_it() -> None:
     assert row.group == {"class": "gpu"}
 
 
+def test_device_of_no_class_has_a_row_by_class() -> None:
+    """No class selects it, or only one whose expression does not compile."""
+    broken = _class("broken")
+    broken["spec"]["selectors"][0]["cel"]["expression"] = "device.driver =="
+    for classes in ((), (broken,)):
+        view = ClusterView(Snapshot(items=(*classes, _node("n1"), *_slice("n1", [_device("n1", 0)]))))
+
+        (row,) = free_rows(list(device_states(view, COMPILER)), ("class",))
+
+        assert (row.group, row.devices, row.free) == ({"class": ""}, 1, 1)
+
+
+def test_slice_with_an_amount_that_is_none_counts_as_absent() -> None:
+    """The answer names the slice, the device and the amount, and the other slices are as they are."""
+    wrong = _device("n1", 0, capacity={"memory": {"value": "lots"}})
+    view = ClusterView(
+        Snapshot(items=(_class(), *_slice("n1", [wrong]), _node("n2"), *_slice("n2", [_device("n2", 0)])))
+    )
+
+    assert [(state.node, state.state) for state in device_states(view, COMPILER)] == [("n2", "free")]
+    (fault,) = view.faults.values()
+    assert fault.startswith("ResourceSlice n1-0: device gpu-0: capacity memory: not a quantity: 'lots'")
+
+
 def test_pods_that_fit_are_limited_by_their_room_as_well() -> None:
     """Four GPUs are free, and the node has CPUs for two pods of one GPU each."""
     items = (_class(), _node("n1", cpu="7"), *_slice("n1", [_device("n1", index) for index in range(4)]))

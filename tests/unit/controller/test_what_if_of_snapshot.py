@@ -106,6 +106,38 @@ def test_other_slices_of_a_driver_count_in_place_of_these() -> None:
     assert (change.name, change.before.code, change.after.code) == ("b", "fits", "no-node-fits")
 
 
+def test_pod_that_goes_leaves_its_devices_to_the_next() -> None:
+    """The claims that only it has are released. A pod that waits can go as well: the others are
+    compared.
+    """
+    items = [_class("gpu"), *_node("n1", 2), *_pod("holder", 2, node="n1"), *_pod("a", 2), *_pod("b", 2)]
+
+    (change,) = _changes(items, [], ("Pod", ("default", "holder")))
+
+    assert (change.name, change.before.code, change.after.code) == ("a", "no-node-fits", "fits")
+    assert _changes(items, [], ("Pod", ("default", "a"))) == []
+    (later,) = _changes(items, [], ("Pod", ("default", "holder")), ("Pod", ("default", "a")))
+    assert (later.name, later.after.code) == ("b", "fits")
+
+
+def test_pod_that_is_added_is_told_whether_it_fits_or_not() -> None:
+    """It was not there before."""
+    items = [_class("gpu"), *_node("n1", 2)]
+
+    changes = _changes(items, [*_pod("a", 2), *_pod("b", 1)])
+
+    assert [(change.name, change.before.code, change.after.code) for change in changes] == [
+        ("a", "absent", "fits"),
+        ("b", "absent", "no-node-fits"),
+    ]
+
+
+def test_object_without_a_name_is_refused() -> None:
+    """It would be none of those that are there."""
+    with pytest.raises(ContractError, match=r"a Node has no metadata\.name"):
+        _changes([_class("gpu")], [{"apiVersion": "v1", "kind": "Node", "metadata": {}}])
+
+
 def test_object_that_is_not_there_cannot_go() -> None:
     """It is named, with the next step."""
     with pytest.raises(ContractError, match="there is no Pod default/x to do without"):

@@ -11,9 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
+from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.objects.manifests import read_wanted
 from topobus.cli.render.output import Output
 from topobus.values.cluster_answers import Evictions, MovePlan
 from topobus.values.node_text import counted
@@ -46,7 +45,7 @@ def defrag(
             "got --evict and --snapshot, wanted one of them", next_step="a file has no pods to evict: leave it out"
         )
     out = Output(is_json=output == "json")
-    objects = read_wanted("make room for", (wanted,), out.note)
+    objects = read_one("make room for", wanted, out.note)
     arguments = ["defrag", *options.arguments(), *(["--evict"] if evict else [])]
     answer = ask(arguments, out, objects)
     if out.is_json:
@@ -65,7 +64,8 @@ def defrag(
 
 def _show_plan(out: Output, plan: MovePlan) -> None:
     if not plan.node:
-        out.show(Text("it fits on no node, whichever pods move", "fail"))
+        out.show(Text("no pods were found that could move so that it fits, and fit elsewhere themselves", "fail"))
+        out.show(Text(plan.why))
     elif not plan.moves:
         out.show(Text(f"it fits on node {plan.node}, and no pod has to move", "ok"))
     else:

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
+from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
 from topobus.cli.exits import ExitCode
-from topobus.cli.objects.manifests import read_wanted
 from topobus.cli.render.free_table import free_view
 from topobus.cli.render.output import Output
 from topobus.values.cluster_answers import FreeAnswer
@@ -42,7 +41,7 @@ def free(
     It reads and writes nothing, needs nothing in the cluster, and knows any DRA driver.
     """
     out = Output(is_json=output == "json")
-    objects = read_wanted("count", (wanted,), out.note) if wanted is not None else []
+    objects = read_one("count", wanted, out.note) if wanted is not None else []
     chosen = tuple(dict.fromkeys(by)) or _BY
     arguments = ["free", *options.arguments()]
     arguments += [word for name in chosen for word in ("--by", name)] + (["--for"] if objects else [])

@@ -45,7 +45,11 @@ def what_if(
     ] = (),
     without: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="An object that would be gone: node/NAME, class/NAME, pod/NAMESPACE/NAME."),
+        Parameter(
+            negative="",
+            help="An object that would be gone: node/NAME, class/NAME, slice/NAME, "
+            "pod/NAMESPACE/NAME, claim/NAMESPACE/NAME.",
+        ),
     ] = (),
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,
@@ -70,7 +74,7 @@ def what_if(
 
 
 def _place(text: str) -> str:
-    word, *namespace, name = text.split("/")
+    word, *namespace, name = text.split("/") if "/" in text else ("", "")
     kind = _KINDS.get(word.lower())
     if kind is None or not name or (len(namespace) == 1) is not (kind in _OF_NAMESPACE):
         raise UsageError(

@@ -15,14 +15,17 @@ from cyclopts import Parameter
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from topobus.cli.engine_process import ask_snapshot
-from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig, namespace_of
+from topobus.cli.objects.manifests import Note, read_wanted
 from topobus.cli.render.output import Output
 from topobus.cli.render.picture import recording_console, save_picture
 from topobus.cli.render.verdict import verdict_view
+from topobus.formats.kubernetes.objects import name_of
+from topobus.formats.messages.messages import ApiObject
 from topobus.values.cluster_answers import Verdict
 
-__all__ = ["SNAPSHOT_DEFAULTS", "SnapshotOptions", "ask", "snapshot", "why"]
+__all__ = ["SNAPSHOT_DEFAULTS", "SnapshotOptions", "ask", "read_one", "snapshot", "why"]
 
 _KINDS = {
     "pod": "Pod",
@@ -79,9 +82,19 @@ class SnapshotOptions(ClusterOptions):
     def arguments(self) -> list[str]:
         """Name for the engine what it reads, and the namespace.
 
-        Errors: raises InputError for a kubeconfig that does not exist.
+        Errors: raises InputError for a file that does not exist, UsageError for a file and a cluster.
         """
-        source = ["--snapshot", str(self.snapshot)] if self.snapshot is not None else super().arguments()
+        if self.snapshot is None:
+            source = super().arguments()
+        elif self.kubeconfig is not None or self.kube_context:
+            raise UsageError(
+                "got --snapshot and a kubeconfig or context, wanted one of them",
+                next_step="--snapshot reads a file, the others a cluster",
+            )
+        elif not self.snapshot.is_file():
+            raise InputError(f"there is no file {self.snapshot}", next_step="topobus snapshot FILE writes one")
+        else:
+            source = ["--snapshot", str(self.snapshot)]
         # The last one counts.
         return [*source, *(["--namespace", self.namespace] if self.namespace else [])]
 
@@ -155,6 +168,18 @@ def _subject(text: str) -> tuple[str, str]:
     if kind is None or not name:
         raise UsageError(f"got {text!r}, wanted pod/NAME or claim/NAME", next_step="topobus why pod/NAME -n NAMESPACE")
     return kind, name
+
+
+def read_one(verb: str, file: Path, note: Note) -> list[ApiObject]:
+    """Read the manifest of one pod, claim or template, with what it needs.
+
+    Errors: as `read_wanted`.
+    """
+    objects = read_wanted(verb, (file,), note, kinds=("Pod", "ResourceClaim", "ResourceClaimTemplate"))
+    pods = [each for each in objects if each.kind == "Pod"]
+    if len(pods) > 1:
+        note(f"the manifest has {len(pods)} pods: the answer is about the first, {name_of(pods[0])}")
+    return objects
 
 
 def ask(arguments: list[str], out: Output, given: object = None) -> dict[str, Any]:

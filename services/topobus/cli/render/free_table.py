@@ -11,7 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.render.verdict import verdict_view
 from topobus.values.cluster_answers import FreeAnswer, FreeRow
+from topobus.values.node_text import counted
 
 __all__ = ["free_view"]
 
@@ -23,15 +25,17 @@ def free_view(answer: FreeAnswer, by: Sequence[str]) -> RenderableType:
 
 def _parts(answer: FreeAnswer, by: Sequence[str]) -> Iterator[RenderableType]:
     if not answer.rows:
-        yield Text("no driver publishes a device: there is no ResourceSlice with one", "warn")
+        yield Text("no node has a device of any driver: there is no ResourceSlice with one, or no Node", "warn")
     else:
         yield _table(answer.rows, by)
     if answer.fits:
         total = sum(fit.count * fit.nodes for fit in answer.fits)
         yield Text(f"{total} more fit", "ok" if total else "fail")
         for fit in answer.fits:
-            more = f" and {fit.nodes - 1} more" if fit.nodes > 1 else ""
-            yield Text(f"  {fit.count} on {fit.such_as[0]}{more}")
+            others = f"each on {fit.such_as[0]} and {counted(fit.nodes - 1, 'other node')}"
+            yield Text(f"  {fit.count} {others if fit.nodes > 1 else f'on {fit.such_as[0]}'}")
+    if answer.verdict is not None:
+        yield verdict_view(answer.verdict)
 
 
 def _table(rows: Sequence[FreeRow], by: Sequence[str]) -> Table:

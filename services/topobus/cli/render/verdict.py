@@ -39,6 +39,8 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text("what helps, each tried by a search", "title")
         for number, change in enumerate(verdict.changes, start=1):
             yield _hanging(f"{number}.", change.message)
+    elif verdict.code in ("not-ready", "invalid", "no-node-fits"):
+        yield Text("no single change was found that helps", "faint")
     if verdict.remarks:
         yield Text("what this rests on", "title")
         for remark in verdict.remarks:

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gzip
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,8 +125,13 @@ def _plan(snapshot: Snapshot, wanted: Sequence[Plain], namespace: str) -> MovePl
 
 def _free(view: ClusterView, by: Sequence[str], wanted: Sequence[Plain], namespace: str) -> FreeAnswer:
     compiler = CelCompiler()
-    fits = count_fits(view, add_pod(view, wanted, namespace), compiler) if wanted else ()
-    return FreeAnswer(rows=free_rows(list(device_states(view, compiler)), by), fits=fits)
+    rows = free_rows(list(device_states(view, compiler)), by)
+    if not wanted:
+        return FreeAnswer(rows=rows)
+    key = add_pod(view, wanted, namespace)
+    fits = count_fits(view, key, compiler)
+    is_none = not any(fit.count for fit in fits)
+    return FreeAnswer(rows=rows, fits=fits, verdict=explain_pod(view, key, compiler) if is_none else None)
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -137,7 +143,7 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         content = path.read_bytes()
         return msgspec.json.decode(gzip.decompress(content) if content.startswith(_GZIP) else content, type=Snapshot)
-    except (OSError, EOFError, ValueError) as err:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as err:
         raise ContractError(f"{path}: no snapshot of a cluster: {err}", next_step=next_step) from err
 
 

@@ -181,6 +181,10 @@ class FreeDevices:
         """Say whether a claim holds nothing yet. All such claims see the same free devices."""
         return owner.key not in self._holding and not self._held.holds(key)
 
+    def holds(self, key: Hashable) -> bool:
+        """Say whether a claim holds devices by its own record, which can be read."""
+        return self._held.holds(key)
+
     def table_of(self, node: str) -> NodeTable:
         """Return a node's devices."""
         return self._book.table(self._describe(node))

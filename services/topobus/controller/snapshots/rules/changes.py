@@ -27,8 +27,8 @@ from topobus.values.outcome import Reason
 
 __all__ = ["find_changes"]
 
-# Changes that a person reads; groups of nodes that lack devices, and of others, that are looked at;
-# nodes on which a change is tried.
+# Changes that a person reads; groups of nodes that lack devices, and of others, that are looked at, and
+# nodes of each from which pods are taken away; nodes on which a change is tried.
 _MOST = 4
 _GROUPS = 3
 _NODES = 200
@@ -46,6 +46,8 @@ class _Way:
     code: str
     text: str
     edits: tuple[Edit, ...]
+    cost: float = 0
+    """Of ways of one code the cheapest is told."""
 
 
 def find_changes(
@@ -62,26 +64,23 @@ def find_changes(
     """
     search = _Changes(view, trial, compiler)
     everywhere = view.node_names[:_NODES]
-    changes = [
-        change
-        for way in search.spellings(reasons)
-        for change in search.tried(way, everywhere)
-    ]  # fmt: skip
+    changes = [change for way in search.spellings(reasons) for change in search.tried(way, everywhere)]
+    if any(reason.code == "claim-too-large" for reason in reasons):
+        changes += [change for way in search.relaxations() for change in search.tried(way, everywhere)]
     lacking = [group for group in groups if group.lacks_devices][:_GROUPS]
     excluded = [group for group in groups if not group.lacks_devices][:_GROUPS]
     for group in lacking:
-        near = group.nodes[:2]
-        changes += [change for way in search.relaxations() for change in search.tried(way, near)]
-    for group in excluded:
-        near = group.nodes[:1]
-        changes += [change for way in search.placements(near[0]) for change in search.tried(way, near)]
-    removals = [change for group in (*lacking, *excluded) for change in search.removals(group.nodes[0])]
-    changes += sorted(removals, key=lambda change: len(change.edits))[:1]
-    # The first of a kind is the smallest: on the nearest node, and with the most devices.
-    first: dict[str, Change] = {}
-    for change in changes:
-        first.setdefault(change.code, change)
-    return tuple(first.values())[:_MOST]
+        changes += [change for way in search.relaxations() for change in search.tried(way, group.nodes)]
+    for node in (node for group in excluded for node in group.nodes):
+        changes += [change for way in search.placements(node) for change in search.tried(way, (node,))]
+    for node in (node for group in (*lacking, *excluded) for node in group.nodes[:_GROUPS]):
+        changes += search.removals(node)
+    # Of a kind the smallest; of equals the first, on the nearest node.
+    smallest: dict[str, tuple[float, Change]] = {}
+    for cost, change in changes:
+        if change.code not in smallest or cost < smallest[change.code][0]:
+            smallest[change.code] = cost, change
+    return tuple(change for _, change in smallest.values())[:_MOST]
 
 
 class _Changes:
@@ -90,11 +89,12 @@ class _Changes:
     def __init__(self, view: ClusterView, trial: PodTrial, compiler: SelectorCompiler) -> None:
         self._view, self._trial, self._compiler = view, trial, compiler
 
-    def tried(self, way: _Way, nodes: Sequence[str]) -> Iterator[Change]:
-        """Yield the change, if the pod fits on one of the nodes with it."""
+    def tried(self, way: _Way, nodes: Sequence[str]) -> Iterator[tuple[float, Change]]:
+        """Yield the change with its cost, if the pod fits on one of the nodes with it."""
         node = self._fits(self._edited(way.edits), nodes)
         if node is not None:
-            yield Change(code=way.code, message=f"it fits on node {node} {way.text}", node=node, edits=way.edits)
+            message = f"it fits on node {node} {way.text}"
+            yield way.cost, Change(code=way.code, message=message, node=node, edits=way.edits)
 
     def _fits(self, edits: Edits, nodes: Sequence[str]) -> str | None:
         """Name the first node on which the pod fits after some edits."""
@@ -217,12 +217,12 @@ class _Changes:
             devices = _devices(claim)
             for number, place, option in _options_of(devices):
                 name = _shown_name(devices["requests"][number], option)
-                for count in range((option.get("count") or 1) - 1, 0, -1):
-                    yield self._relaxed(
+                for count in range(min((option.get("count") or 1) - 1, MAX_LIST), 0, -1):
+                    yield _Way(
                         "count",
                         f"with {counted(count, 'device')} instead of {option['count']} for request {name}",
-                        claim,
-                        _with_option(devices, number, place, {"count": count}),
+                        self._claim_edits(claim, _with_option(devices, number, place, {"count": count})),
+                        option["count"] - count,
                     )
                 selectors: list[dict[str, Any]] = option.get("selectors") or []
                 for index, selector in enumerate(selectors):
@@ -361,7 +361,8 @@ class _Changes:
         ]
         less = {each.resource: str(each.free) for each in short}
         text = ", ".join(f"{each.resource} {each.free} instead of {each.wanted}" for each in short)
-        yield from self._with_requests(less, f"if the pod asked for {text}")
+        less_by = sum(1 - each.free.nano / each.wanted.nano for each in short)
+        yield from self._with_requests(less, f"if the pod asked for {text}", less_by)
 
     def _fewer_served(self) -> Iterator[_Way]:
         """Yield fewer of one extended resource that device classes serve, the most first."""
@@ -371,9 +372,9 @@ class _Changes:
             # The claim that is made for them can have no more.
             for count in range(min(wanted.units - 1, MAX_LIST), 0, -1):
                 text = f"if the pod asked for {name} {count} instead of {wanted}"
-                yield from self._with_requests({name: str(count)}, text)
+                yield from self._with_requests({name: str(count)}, text, 1 - count / wanted.units)
 
-    def _with_requests(self, less: Mapping[str, str], text: str) -> Iterator[_Way]:
+    def _with_requests(self, less: Mapping[str, str], text: str, less_by: float) -> Iterator[_Way]:
         """Yield a pod of one container that asks for less."""
         containers = self._trial.pod.object.spec.get("containers") or []
         if not less or len(containers) != 1:
@@ -382,7 +383,7 @@ class _Changes:
         asked = {part: set(less) & set(resources.get(part) or ()) for part in ("requests", "limits")}
         patch = {part: {key: less[key] for key in sorted(keys)} for part, keys in asked.items() if keys}
         container = {"name": containers[0]["name"], "resources": patch}
-        yield _Way("requests", text, (self._pod_edit({"containers": [container]}),))
+        yield _Way("requests", text, (self._pod_edit({"containers": [container]}),), less_by)
 
     def _pod_edit(self, spec: dict[str, Any]) -> Edit:
         namespace, name = self._trial.key
@@ -390,10 +391,10 @@ class _Changes:
 
     # Who would have to go
 
-    def removals(self, node: str) -> Iterator[Change]:
+    def removals(self, node: str) -> Iterator[tuple[float, Change]]:
         """Yield the pods and claims that would have to go: all of them are taken away, and each that
         is not in the way is given back, the most important first, as kube-scheduler's preemption
-        does.
+        does. What costs least has the lowest priorities, then the fewest pods.
         """
         holders = self._holders(node)
         gone: Edits = {place: plain for edits in holders.values() for place, plain in edits.items()}
@@ -413,7 +414,10 @@ class _Changes:
         )
         names = ", ".join(needed)
         text = f"once {names} is gone" if len(needed) == 1 else f"once these are gone: {names}"
-        yield Change(code="remove-holders", message=f"it fits on node {node} {text}", node=node, edits=edits)
+        priorities = [_importance(self._view.objects[place])[0] for each in needed.values() for place in each]
+        # Priorities are whole numbers, and no node has a thousand pods.
+        cost = max(0, *(-priority for priority in priorities)) + len(needed) / 1000
+        yield cost, Change(code="remove-holders", message=f"it fits on node {node} {text}", node=node, edits=edits)
 
     def _holders(self, node: str) -> dict[str, dict[tuple[str, Key], Plain | None]]:
         """Map who could go from a node to what goes with it: pods with the claims that only they

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from topobus.controller.snapshots.rules.placed_pods import PlacedPods
@@ -28,6 +29,7 @@ from topobus.formats.kubernetes.resource import SliceSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
+from topobus.values.quantity import Quantity
 
 __all__ = ["ClusterView", "Edits", "Key", "Plain", "key_of", "merged", "names_of", "shown"]
 
@@ -199,11 +201,14 @@ class ClusterView(ClusterState):
             case "ResourceClaim":
                 stored = self.claims[key] = Stored(1, api_object)
                 self.stock.put_claim(ObjectKey("resourceclaim", *key), stored)
+                if api_object.status.get("allocation") and not self.stock.holds(ObjectKey("resourceclaim", *key)):
+                    # One that cannot be read stays, and is among the faults.
+                    stored.claim.check_status()
             case "DeviceClass":
                 self._put_class(key[1], read_class(api_object))
             case "ResourceSlice":
-                # An API server has checked its limits.
                 spec = read_as(api_object.spec, SliceSpec, where=shown(kind, key))
+                _check_amounts(spec, shown(kind, key))
                 self._slices[key[1]] = Slice(key[1], spec)
                 self._put_slices((1, key[1]), (self._slices[key[1]],))
             case "DeviceTaintRule" if self.server.gates.get(TAINT_RULES, True):
@@ -260,6 +265,29 @@ def key_of(plain: Plain) -> Key:
     """Name an object by namespace and name."""
     metadata = plain.get("metadata") or {}
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
+def _check_amounts(spec: SliceSpec, where: str) -> None:
+    """Make sure that the amounts of devices can be read. All other limits an API server has checked; a
+    file may be written by hand, and one wrong amount would end each search that reads it.
+
+    Errors: raises ContractError.
+    """
+    for device in spec.devices:
+        for name, capacity in device.capacity.items():
+            problem = _amount_problem(str(capacity.value))
+            if problem:
+                raise ContractError(f"{where}: device {device.name}: capacity {name}: {problem}")
+
+
+@lru_cache(maxsize=4096)
+def _amount_problem(text: str) -> str:
+    """Explain why a text is no amount. Empty when it is one. Devices have few amounts between them."""
+    try:
+        Quantity.parse(text)
+    except ValueError as err:
+        return str(err)
+    return ""
 
 
 def _shared_by(stored: Stored) -> list[DeviceId]:

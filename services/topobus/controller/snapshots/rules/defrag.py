@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain
+from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.engine.claims.templates import owner_pod_uid
@@ -66,7 +67,8 @@ def plan_moves(view: ClusterView, key: Key, compiler: SelectorCompiler) -> MoveP
                     break
         if best is not None:
             return MovePlan(node=best[1], moves=best[3], kept=dict(kept), is_complete=is_complete)
-    return MovePlan(kept=dict(sorted(kept.items())), is_complete=is_complete)
+    why = explain_pod(view, key, compiler, is_brief=True).message
+    return MovePlan(kept=dict(sorted(kept.items())), why=why, is_complete=is_complete)
 
 
 class _Planner:

@@ -239,9 +239,7 @@ def _grouped(view: ClusterView, misses: Sequence[tuple[str, tuple[Reason, ...]]]
     groups: dict[str, list[tuple[str, tuple[Reason, ...]]]] = {}
     for node, reasons in misses:
         groups.setdefault(_summary(node, reasons), []).append((node, reasons))
-    order = sorted(
-        groups.items(), key=lambda item: (not _is_of_devices(item[1][0][1]), lacking(item[1][0][1]), len(item[1][0][1]))
-    )
+    order = sorted(groups.items(), key=lambda item: _nearness(item[1][0][1]))
     return tuple(
         NodeGroup(
             message=text,
@@ -252,6 +250,14 @@ def _grouped(view: ClusterView, misses: Sequence[tuple[str, tuple[Reason, ...]]]
         )
         for text, members in order
     )
+
+
+def _nearness(reasons: Sequence[Reason]) -> tuple[bool, int, int, int]:
+    """Order misses: nodes that lack devices first, of these the fewest, then where most of the class
+    are; then nodes that the fewest rules exclude.
+    """
+    there = reasons[0].facts.get("devices")
+    return not _is_of_devices(reasons), lacking(reasons), -there if isinstance(there, int) else 0, len(reasons)
 
 
 def _is_of_devices(reasons: Sequence[Reason]) -> bool:
@@ -265,9 +271,11 @@ def _summary(node: str, reasons: Sequence[Reason]) -> str:
     counts: Counter[str] = Counter()
     others: list[str] = []
     for reason in reasons[1:]:
-        count = reason.facts.get("count")
+        count, detail = reason.facts.get("count"), str(reason.facts.get("detail", ""))
         if isinstance(count, int):
-            counts[f" {_WORDS[reason.code]}" if reason.code in _WORDS else f": {reason.facts.get('detail')}"] += count
+            # A device that another request of the same pod takes is held by no one yet.
+            is_word = reason.code in _WORDS and not detail.startswith("taken by")
+            counts[f" {_WORDS[reason.code]}" if is_word else f": {detail}"] += count
         else:
             others.append(reason.message)
     head = reasons[0].message.removeprefix(f"node {node}: ")
@@ -326,7 +334,8 @@ def _remarks(view: ClusterView, pod: Pod) -> Iterator[Reason]:
     if off:
         yield Reason(
             code="gates-off",
-            message=f"{view.server.version or 'the server'}: off are {', '.join(off)} (by {view.server.gates_from})",
+            message=f"{view.server.version or 'the server'}: feature gates that are off: {', '.join(off)}"
+            + (f" (by {view.server.gates_from})" if view.server.gates_from else ""),
             facts={"gates": tuple(off)},
         )
 

@@ -93,7 +93,7 @@ def free_rows(states: Sequence[DeviceState], by: Sequence[str]) -> tuple[FreeRow
     """
     groups: dict[tuple[str, ...], list[DeviceState]] = defaultdict(list)
     for state in states:
-        for device_class in state.classes if "class" in by else ("",):
+        for device_class in (state.classes or ("",)) if "class" in by else ("",):
             values = {
                 **{name: str(getattr(state, name)) for name in GROUPINGS if name != "class"},
                 "class": device_class,
@@ -193,8 +193,8 @@ def _state(
     # A request that any device answers: what keeps it off this one is the device's own state.
     request = PreparedRequest(0, "", "", "", "", "", DeviceClassSpec(), (), (), None, 1)
     blocker = checks.explain(request, candidate)
-    words = {"in-use": "held", "tainted": "tainted", "counters": "used-up", "capacity": "used-up"}
     consumed = given.usage.consumed.get(candidate.id, {})
+    words = {"in-use": "held", "tainted": "tainted", "counters": "used-up", "capacity": "used-up"}
     return DeviceState(
         node=node,
         driver=candidate.id.driver,

@@ -29,6 +29,9 @@ def edits_of(view: ClusterView, put: Sequence[Plain], without: Sequence[tuple[st
     Errors: raises ContractError for an object to be dropped that is not there.
     """
     edits: dict[tuple[str, Key], Plain | None] = {(str(each.get("kind")), key_of(each)): each for each in put}
+    nameless = next((kind for kind, key in edits if not key[1]), None)
+    if nameless is not None:
+        raise ContractError(f"a {nameless} has no metadata.name", next_step="give it one: it is known by its name")
     for place in without:
         if place not in view.objects:
             kind, (namespace, name) = place
@@ -36,6 +39,8 @@ def edits_of(view: ClusterView, put: Sequence[Plain], without: Sequence[tuple[st
                 f"there is no {kind} {f'{namespace}/{name}' if namespace else name} to do without",
                 next_step="name one that is there: --without node/NAME",
             )
+        if place[0] == "Pod":
+            edits |= _released(view, place[1])
         edits[place] = None
         if place[0] == "Node":
             edits |= {
@@ -54,17 +59,20 @@ def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tupl
     gone = {key[1] for (kind, key), plain in edits.items() if kind == "Node" and plain is None}
     homeless = {key for key, plain in view.of_kind("Pod") if _node_of(plain) in gone and not _has_ended(plain)}
     waiting = {key for key, plain in view.of_kind("Pod") if not _node_of(plain) and not _has_ended(plain)}
+    put = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is not None and not _node_of(plain)}
     before = dict(_states(view, waiting, compiler))
+    before |= {key: PodState(code="absent", message="not there") for key in put - waiting}
     before |= {key: PodState(code="scheduled", node=_node_of(view.objects["Pod", key])) for key in homeless}
+    dropped = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is None}
     released: dict[tuple[str, Key], Plain | None] = {}
     for key in homeless:
         released |= _released(view, key)
     with view.changed({**released, **edits}):
-        after = dict(_states(view, waiting | homeless, compiler))
+        after = dict(_states(view, (waiting | homeless | put) - dropped, compiler))
     return tuple(
         PodChange(namespace=key[0], name=key[1], before=before[key], after=after[key])
-        for key in sorted(before)
-        if (before[key].code in _WAITS) != (after[key].code in _WAITS) or key in homeless
+        for key in sorted(after)
+        if (before[key].code in _WAITS) != (after[key].code in _WAITS) or key in homeless | (put - waiting)
     )
 
 
