@@ -152,3 +152,13 @@ def test_claim_whose_allocation_cannot_be_read_is_told_of() -> None:
     verdict = _verdict(_node("a", 1), [broken, pod], _pod("job", 1))
 
     assert [remark.facts["name"] for remark in verdict.remarks if remark.code == "unreadable"] == ["other"]
+
+
+def test_nodes_that_cannot_be_read_are_not_called_absent() -> None:
+    """One is malformed, or the user may not list them: the remarks name it."""
+    nameless = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": {"zone": 7}}}
+
+    malformed, absent = _verdict([nameless], _pod("job", 1)), _verdict(_pod("job", 1))
+
+    assert (malformed.code, malformed.message) == ("no-nodes", "no node of the cluster can be read")
+    assert (absent.code, absent.message) == ("no-nodes", "the cluster has no node")

@@ -126,7 +126,11 @@ def _tried(view: ClusterView, trial: PodTrial, compiler: SelectorCompiler, *, is
     if objection is not None:
         return _invalid(trial, objection, helping((objection,)), remarks)
     if not view.node_facts:
-        return Verdict(subject=pod.shown, code="no-nodes", message="the cluster has no node", remarks=remarks)
+        is_unread = any(unseen.kind == "Node" for unseen in view.unseen) or any(
+            kind == "Node" for kind, _ in view.faults
+        )
+        message = "no node of the cluster can be read" if is_unread else "the cluster has no node"
+        return Verdict(subject=pod.shown, code="no-nodes", message=message, remarks=remarks)
     misses: list[tuple[str, tuple[Reason, ...]]] = []
     fits: list[str] = []
     for node in view.node_names:
