@@ -168,27 +168,38 @@ SECTIONS: tuple[ReasonSection, ...] = (
                 ("node",),
             ),
             ReasonGroup(
+                ("no-room",),
+                "(in a cluster) the node has too little left of what the pod requests, also without the pods "
+                "of lower priority",
+                ("node", "resources", "wanted", "free", "allocatable", "permanent"),
+            ),
+            ReasonGroup(
+                ("unschedulable",),
+                "(in a cluster) kube-scheduler could not place the pod on this node a moment ago",
+                ("node",),
+            ),
+            ReasonGroup(("gated",), "the pod waits behind scheduling gates"),
+        ),
+    ),
+    ReasonSection(
+        title="Pods of any cluster",
+        before="By `topobus why` and its kin, beside those of refused claims above; [what is checked](why.md).",
+        groups=(
+            ReasonGroup(
                 ("host-port-taken",),
-                "(in a cluster) pods on the node, or about to go there, have host ports that the pod wants",
+                "pods on the node have host ports that the pod wants",
                 ("node", "ports", "wanted"),
             ),
             ReasonGroup(
                 ("pod-affinity", "pod-anti-affinity", "anti-affinity-of-others"),
-                "(in a cluster) no pod is near that the pod has to be near to; or pods are near that it does "
+                "no pod is near that the pod has to be near to; or pods are near that it does "
                 "not bear, or that do not bear it",
                 ("node", "topology_key", "pods"),
             ),
             ReasonGroup(
                 ("topology-spread",),
-                "(in a cluster) the pod would make its kind lie more unevenly over the domains than its "
-                "constraint allows",
+                "the pod would make its kind lie more unevenly over the domains than its constraint allows",
                 ("node", "topology_key", "pods", "least", "skew", "max_skew", "domains"),
-            ),
-            ReasonGroup(
-                ("no-room",),
-                "(in a cluster) the node has too little left of what the pod requests, also without the pods "
-                "of lower priority",
-                ("node", "resources", "wanted", "free", "allocatable", "permanent"),
             ),
             ReasonGroup(
                 (
@@ -199,38 +210,49 @@ SECTIONS: tuple[ReasonSection, ...] = (
                     "volume-claim-unbound",
                     "volume-missing",
                 ),
-                "(in a cluster) a PersistentVolumeClaim of the pod is not there, on its way out, another's, "
+                "a PersistentVolumeClaim of the pod is not there, on its way out, another's, "
                 "or not bound; or its PersistentVolume is not there",
                 ("volume", "claim"),
             ),
             ReasonGroup(
                 ("volume-in-use",),
-                "(in a cluster) another pod has the pod's `ReadWriteOncePod` volume",
+                "another pod has the pod's `ReadWriteOncePod` volume",
                 ("volume", "claim"),
             ),
             ReasonGroup(
                 ("volume-elsewhere", "volume-zone"),
-                "(in a cluster) a PersistentVolume of the pod can be used on other nodes only, or is in "
-                "another zone or region",
+                "a PersistentVolume of the pod can be used on other nodes only, or is in another zone or region",
                 ("node", "volume", "claim", "label"),
             ),
             ReasonGroup(
                 ("volume-unavailable",),
-                "(in a cluster) a PersistentVolumeClaim that waits for the pod would get no volume here, "
+                "a PersistentVolumeClaim that waits for the pod would get no volume here, "
                 "neither a free one nor a new one",
                 ("node", "claim", "storage_class"),
             ),
             ReasonGroup(
                 ("volume-limit",),
-                "(in a cluster) the CSI driver may attach no more volumes to the node",
+                "the CSI driver may attach no more volumes to the node",
                 ("node", "driver", "wanted", "attached", "limit"),
             ),
             ReasonGroup(
-                ("unschedulable",),
-                "(in a cluster) kube-scheduler could not place the pod on this node a moment ago",
-                ("node",),
+                ("template-missing", "quota-exceeded"),
+                "a claim of the pod is not made: its ResourceClaimTemplate is not there, or a ResourceQuota allows "
+                "no more",
+                ("entry", "template", "quota", "resource", "hard", "used"),
             ),
-            ReasonGroup(("gated",), "the pod waits behind scheduling gates"),
+            ReasonGroup(
+                ("other-scheduler", "scheduler-says", "preempting"),
+                "what the answer rests on: which scheduler places the pod, what it says of it, and whether it is "
+                "evicting others for it",
+                ("scheduler", "node"),
+            ),
+            ReasonGroup(
+                ("unseen", "unreadable", "gates-off"),
+                "what was not checked: kinds that the user may not list, objects that cannot be read, feature gates "
+                "that are off",
+                ("kind", "name", "gates"),
+            ),
         ),
     ),
     ReasonSection(
