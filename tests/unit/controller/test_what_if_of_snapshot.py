@@ -132,6 +132,17 @@ def test_pod_that_is_added_is_told_whether_it_fits_or_not() -> None:
     ]
 
 
+def test_pod_of_a_manifest_without_a_namespace_is_in_the_one_asked_for() -> None:
+    """It uses a claim of the cluster there."""
+    items = [_class("gpu"), *_node("n1", 2), _pod("a", 2)[0]]
+    pod = _pod("a", 2)[1]
+    pod["metadata"] = {"name": "a", "uid": "uid-a"}
+
+    (change,) = _changes(items, [pod])
+
+    assert (change.namespace, change.name, change.after.code) == ("default", "a", "fits")
+
+
 def test_object_without_a_name_is_refused() -> None:
     """It would be none of those that are there."""
     with pytest.raises(ContractError, match=r"a Node has no metadata\.name"):

@@ -1,9 +1,10 @@
-"""`topobus why`, `topobus free` and `topobus snapshot` as a process: reads a cluster, or a file that
-holds one, and writes the answer to standard output.
+"""`topobus why`, `free`, `defrag`, `what-if` and `snapshot` as a process: reads a cluster, or a file
+that holds one, and writes the answer to standard output.
 
 It is the controller's program, since only the controller has the search and the CEL evaluator; the
-command line loads neither. It reads and never writes. What it is reading goes to standard error, one
-JSON object a line, and so does an error. The exit codes are those of sysexits.h.
+command line loads neither. In a cluster it writes nothing but the evictions that are asked for. What
+it is reading goes to standard error, one JSON object a line, and so does an error. The exit codes are
+those of sysexits.h.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 answer = {"objects": len(snapshot.items), "unseen": snapshot.unseen}
             case "what-if":
                 view = ClusterView(snapshot)
-                edits = edits_of(view, wanted, [_place_of(each) for each in asked.without])
+                without = [_place_of(each) for each in asked.without]
+                edits = edits_of(view, wanted, without, namespace=asked.namespace)
                 answer = {"pods": what_if(view, edits, CelCompiler())}
             case "defrag":
                 answer = _plan(snapshot, wanted, asked.namespace)

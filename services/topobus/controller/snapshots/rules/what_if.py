@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, merged
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.engine.claims.objects import Pod
+from topobus.formats.kubernetes.objects import is_of_cluster
 from topobus.values.cluster_answers import PodChange, PodState
 from topobus.values.errors import ContractError
 
@@ -23,12 +24,20 @@ __all__ = ["edits_of", "what_if"]
 _WAITS = ("not-ready", "invalid", "no-nodes", "no-node-fits", "gated")
 
 
-def edits_of(view: ClusterView, put: Sequence[Plain], without: Sequence[tuple[str, Key]]) -> Edits:
+def edits_of(
+    view: ClusterView, put: Sequence[Plain], without: Sequence[tuple[str, Key]], *, namespace: str = "default"
+) -> Edits:
     """Return the edits that put objects and drop others. The slices of a node go with it.
 
+    Shapes: namespace — of objects that name none.
     Errors: raises ContractError for an object to be dropped that is not there.
     """
-    edits: dict[tuple[str, Key], Plain | None] = {(str(each.get("kind")), key_of(each)): each for each in put}
+    edits: dict[tuple[str, Key], Plain | None] = {}
+    for each in put:
+        kind, (inside, name) = str(each.get("kind")), key_of(each)
+        if not inside and not is_of_cluster(kind):
+            each = merged(each, {"metadata": {"namespace": namespace}})
+        edits[kind, key_of(each)] = each
     nameless = next((kind for kind, key in edits if not key[1]), None)
     if nameless is not None:
         raise ContractError(f"a {nameless} has no metadata.name", next_step="give it one: it is known by its name")
@@ -61,8 +70,11 @@ def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tupl
     waiting = {key for key, plain in view.of_kind("Pod") if not _node_of(plain) and not _has_ended(plain)}
     put = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is not None and not _node_of(plain)}
     before = dict(_states(view, waiting, compiler))
-    before |= {key: PodState(code="absent", message="not there") for key in put - waiting}
-    before |= {key: PodState(code="scheduled", node=_node_of(view.objects["Pod", key])) for key in homeless}
+    before |= {key: PodState(code="absent", message="not there") for key in put if ("Pod", key) not in view.objects}
+    before |= {
+        key: PodState(code="scheduled", node=_node_of(view.objects["Pod", key]))
+        for key in (put | homeless) - before.keys()
+    }
     dropped = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is None}
     released: dict[tuple[str, Key], Plain | None] = {}
     for key in homeless:
