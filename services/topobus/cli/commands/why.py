@@ -107,7 +107,7 @@ def why(
     subject: Annotated[str, Parameter(name="OBJECT", help="`pod/NAME`, or NAME for a pod, or `claim/NAME`.")],
     /,
     *,
-    watch: Annotated[bool, Parameter(negative="", help="Ask again every five seconds until it has a node.")] = False,
+    watch: Annotated[bool, Parameter(negative="", help="Ask again every five seconds until it fits.")] = False,
     svg: Annotated[Path | None, Parameter(help="Also save the answer as a picture.")] = None,
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,

@@ -202,7 +202,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "why": (
         ("Why does this pod wait?", "topobus why pod/train"),
-        ("In another namespace, until it has a node", "topobus why pod/train -n team-a --watch"),
+        ("In another namespace, until it fits", "topobus why pod/train -n team-a --watch"),
         ("From a file, without any server", "topobus why pod/train --snapshot cluster.json.gz"),
         ("Why is this claim not allocated, for a program", "topobus why claim/gpus -o json"),
     ),
