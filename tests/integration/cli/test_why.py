@@ -340,6 +340,16 @@ async def test_packed_snapshot_that_is_damaged_is_refused(tmp_path: Path) -> Non
     assert "no snapshot of a cluster" in complaint
 
 
+def test_command_without_a_standard_output_ends_as_with_one(tmp_path: Path) -> None:
+    """A shell that closes it wants the exit code alone."""
+    (tmp_path / "cluster.json").write_text(json.dumps({"items": _cluster()}), encoding="utf-8")
+    command = f"{sys.executable} -m topobus.cli.main free --snapshot {tmp_path / 'cluster.json'} >&-"
+
+    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, timeout=_LIMIT_S, check=False)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 async def test_what_if_wants_kind_and_name(tmp_path: Path) -> None:
     """A name alone could be anything's."""
     (tmp_path / "cluster.json").write_text(json.dumps({"items": _cluster()}), encoding="utf-8")

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,7 +52,11 @@ codecs.register_error("topobus-ascii", _in_ascii)
 
 
 def adapt_streams() -> None:
-    """Make stdout and stderr write ASCII on a terminal that has only that, instead of failing."""
+    """Make stdout and stderr write ASCII on a terminal that has only that, instead of failing, and
+    nowhere where they are closed (`>&-`).
+    """
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the program
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _has_unicode(stream.encoding):
             stream.reconfigure(errors="topobus-ascii")
