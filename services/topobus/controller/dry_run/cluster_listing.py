@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from topobus.controller.dry_run.rules.situation import Situation, place_of
-from topobus.controller.snapshots.listing import RIGHTS, open_client, take_snapshot
+from topobus.controller.snapshots.listing import RIGHTS, list_objects, open_client
 from topobus.controller.state.cluster_objects import read_object
 from topobus.controller.store.api import CLAIMS, CLASSES, NAMESPACES, NODES, SLICES, TAINT_RULES, TEMPLATES
 from topobus.engine.allocation.admission import asks_admin
@@ -34,18 +34,17 @@ async def list_situation(situation: Situation, kubeconfig: str, context: str) ->
     is_admin = any(map(_asks_admin, (*situation.wanted, *situation.objects)))
     client = open_client(kubeconfig, context)
     try:
-        snapshot = await take_snapshot(client, lambda *_: None, kinds=(*_KINDS, NAMESPACES) if is_admin else _KINDS)
+        kinds = (*_KINDS, NAMESPACES) if is_admin else _KINDS
+        items, unseen = await list_objects(client, kinds, lambda *_: None)
     finally:
         await client.close()
-    if snapshot.unseen:
-        kind, why = snapshot.unseen[0].kind, snapshot.unseen[0].why
+    if unseen:
+        kind, why = unseen[0].kind, unseen[0].why
         raise PeerUnavailable(
             f"API server {client.server}: {kind} objects: {why}", next_step=f"{RIGHTS} has the rights to read them"
         )
     given = {(api_object.kind, place_of(api_object)) for api_object in situation.objects}
-    listed = (
-        read_object(str(plain["kind"]), str(plain["apiVersion"]).rpartition("/")[2], plain) for plain in snapshot.items
-    )
+    listed = (read_object(str(plain["kind"]), str(plain["apiVersion"]).rpartition("/")[2], plain) for plain in items)
     added = tuple(
         api_object
         for api_object in listed

@@ -44,7 +44,7 @@ from topobus.kubernetes.client import KubernetesClient
 from topobus.values.errors import PeerUnavailable
 from topobus.values.timestamps import rfc3339
 
-__all__ = ["KINDS", "RIGHTS", "open_client", "take_snapshot"]
+__all__ = ["KINDS", "RIGHTS", "list_objects", "open_client", "take_snapshot"]
 
 KINDS: tuple[Kind, ...] = (
     NODES,
@@ -93,31 +93,41 @@ def open_client(kubeconfig: str, context: str) -> KubernetesClient:
     )
 
 
-async def take_snapshot(
-    client: KubernetesClient, progress: Progress, *, kinds: Sequence[Kind] = KINDS, pod: Key | None = None
-) -> Snapshot:
-    """Read the objects of a cluster.
+async def take_snapshot(client: KubernetesClient, progress: Progress, *, pod: Key | None = None) -> Snapshot:
+    """Read the objects of a cluster, its release and its feature gates.
 
-    Shapes: kinds — those that are read; pod — only what decides about this pod is read, and nothing
-            else of one that has a node.
+    Shapes: pod — only what decides about this pod is read, and nothing else of one that has a node.
     Errors: raises PeerUnavailable for a server that does not answer or serves no DRA.
     """
-    reader = ApiReader(client, _PAGE, RIGHTS)
+    kinds = KINDS
     if pod is not None:
+        reader = ApiReader(client, _PAGE, RIGHTS)
         only = msgspec.structs.replace(PODS, fields=f"metadata.namespace={pod[0]},metadata.name={pod[1]}")
         listed = await _list(reader, only, "v1", progress)
         if listed and not is_waiting(listed[0]):
             return Snapshot(items=tuple(listed))
         if listed and not names_volumes(listed[0]):
-            kinds = [kind for kind in kinds if kind.name not in VOLUME_KINDS]
+            kinds = tuple(kind for kind in KINDS if kind.name not in VOLUME_KINDS)
     server = await _server(client)
+    items, unseen = await list_objects(client, kinds, progress)
+    return Snapshot(taken_at=rfc3339(datetime.now(UTC)), server=server, items=items, unseen=unseen)
+
+
+async def list_objects(
+    client: KubernetesClient, kinds: Sequence[Kind], progress: Progress
+) -> tuple[tuple[dict[str, Any], ...], tuple[Unseen, ...]]:
+    """List the objects of some kinds. Returns them, and the kinds that the user may not list.
+
+    Errors: raises PeerUnavailable for a server that does not answer or serves no DRA.
+    """
+    reader = ApiReader(client, _PAGE, RIGHTS)
     items: list[dict[str, Any]] = []
     unseen: list[Unseen] = []
     for kind in kinds:
         version = await reader.version_of(kind)
         if not version and kind in (SLICES, CLAIMS):
             raise PeerUnavailable(
-                f"API server {client.server} ({server.version}): it serves no {kind.plural} that we can read",
+                f"API server {client.server} ({await _release(client)}): it serves no {kind.plural} that we can read",
                 next_step="Dynamic Resource Allocation must be enabled there (Kubernetes 1.32 or newer)",
             )
         if version:
@@ -127,7 +137,7 @@ async def take_snapshot(
                 if err.facts.get("code") != _FORBIDDEN:
                     raise
                 unseen.append(Unseen(kind=kind.name, why="no right to list them"))
-    return Snapshot(taken_at=rfc3339(datetime.now(UTC)), server=server, items=tuple(items), unseen=tuple(unseen))
+    return tuple(items), tuple(unseen)
 
 
 async def _list(reader: ApiReader, kind: Kind, version: str, progress: Progress) -> list[dict[str, Any]]:
@@ -149,8 +159,7 @@ async def _list(reader: ApiReader, kind: Kind, version: str, progress: Progress)
 
 async def _server(client: KubernetesClient) -> Server:
     """Read the server's release, and its feature gates where the user may read its metrics."""
-    answer = await client.ask("GET", "/version")
-    version = str(answer.get("gitVersion") or "") if isinstance(answer, Mapping) else ""
+    version = await _release(client)
     defaults = gates_of_release(version)
     metrics = await client.fetch_bytes("/metrics", "text/plain")
     exported = (
@@ -165,3 +174,8 @@ async def _server(client: KubernetesClient) -> Server:
         gates=gates,
         gates_from="the metrics of the API server" if exported else f"the defaults of {version or 'its release'}",
     )
+
+
+async def _release(client: KubernetesClient) -> str:
+    answer = await client.ask("GET", "/version")
+    return str(answer.get("gitVersion") or "") if isinstance(answer, Mapping) else ""
