@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, merged, names_of
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
+from topobus.controller.snapshots.rules.snapshot import has_ended, node_of
 from topobus.engine.cel.seam import SelectorCompiler, SelectorError
 from topobus.engine.claims.objects import Claim
 from topobus.engine.claims.templates import owner_pod_uid
@@ -128,9 +130,7 @@ class _Changes:
         """Yield names that are near to those which do not exist."""
         for reason in reasons:
             if reason.code == "claim-missing":
-                yield from self._other_claim(
-                    str(reason.facts["entry"]), str(reason.facts["claim"]), "resourceClaimName"
-                )
+                yield from self._other_claim(str(reason.facts["entry"]), str(reason.facts["claim"]))
         for claim in self._pending():
             devices = _devices(claim)
             for number, place, option in _options_of(devices):
@@ -142,11 +142,11 @@ class _Changes:
                         yield _Way("class-name", text, self._claim_edits(claim, changed))
             yield from self._attributes(claim)
 
-    def _other_claim(self, entry: str, name: str, field: str) -> Iterator[_Way]:
+    def _other_claim(self, entry: str, name: str) -> Iterator[_Way]:
         namespace = self._trial.key[0]
         for near in get_close_matches(name, names_of(self._view, "ResourceClaim", namespace), n=1):
             entries = [
-                {**use, field: near} if use.get("name") == entry else use
+                {**use, "resourceClaimName": near} if use.get("name") == entry else use
                 for use in self._trial.pod.object.spec.get("resourceClaims") or ()
             ]
             yield _Way(
@@ -197,7 +197,7 @@ class _Changes:
             for near in get_close_matches(reads.domain, domains, n=1):
                 yield reads.domain, near
 
-    @property
+    @cached_property
     def _attribute_names(self) -> frozenset[tuple[str, str]]:
         """All attributes of all devices, by domain and name."""
         return frozenset(
@@ -424,7 +424,7 @@ class _Changes:
         have, and claims that no pod has. The most important first.
         """
         view = self._view
-        pods = {key for key, plain in view.of_kind("Pod") if _can_go(plain) and _node_of(plain) == node}
+        pods = {key for key, plain in view.of_kind("Pod") if _can_go(plain) and node_of(plain) == node}
         claims: dict[Key, Claim] = {}
         for holder in view.holders_on(node):
             namespace, _, name = holder.removeprefix("claim ").partition("/")
@@ -500,15 +500,12 @@ def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
     return both
 
 
-def _node_of(plain: Plain) -> str:
-    return str((plain.get("spec") or {}).get("nodeName") or "")
-
-
 def _can_go(plain: Plain) -> bool:
     """Say whether a pod takes something and is no part of its node, as those of DaemonSets are."""
     owners = (plain.get("metadata") or {}).get("ownerReferences") or ()
-    is_over = (plain.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return bool(plain) and not is_over and not any(owner.get("kind") in ("DaemonSet", "Node") for owner in owners)
+    return (
+        bool(plain) and not has_ended(plain) and not any(owner.get("kind") in ("DaemonSet", "Node") for owner in owners)
+    )
 
 
 def _importance(plain: Plain) -> tuple[int, str]:

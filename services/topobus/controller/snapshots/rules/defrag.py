@@ -4,7 +4,7 @@ and only such as fit elsewhere, are replaced by their owner, and may be disrupte
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -15,6 +15,7 @@ from msgspec import Struct
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
+from topobus.controller.snapshots.rules.snapshot import has_ended, node_of
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.engine.claims.templates import owner_pod_uid
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, selects
@@ -75,6 +76,10 @@ class _Planner:
     def __init__(self, view: ClusterView, key: Key, compiler: SelectorCompiler) -> None:
         self._view, self._key, self._compiler = view, key, compiler
         self._budgets = dict(view.of_kind("PodDisruptionBudget"))
+        self._pods_on: dict[str, list[tuple[Key, Plain]]] = defaultdict(list)
+        for place, plain in view.of_kind("Pod"):
+            if not has_ended(plain):
+                self._pods_on[node_of(plain)].append((place, plain))
         self._tries = 0
 
     def fits(self, key: Key, edits: Edits, node: str) -> bool:
@@ -85,9 +90,7 @@ class _Planner:
     def movable_on(self, node: str, kept: Counter[str]) -> tuple[_Movable, ...]:
         """List the pods of a node that may move, the least important first."""
         movable = []
-        for key, plain in self._view.of_kind("Pod"):
-            if (plain.get("spec") or {}).get("nodeName") != node or _has_ended(plain):
-                continue
+        for key, plain in self._pods_on.get(node, ()):
             owner = next((each for each in _owners(plain) if each.get("controller")), {})
             budgets = tuple(each for each, budget in self._budgets.items() if _protects(each, budget, key, plain))
             if owner.get("kind") not in _MAKERS:
@@ -195,10 +198,6 @@ def _cheapest_first(pods: Sequence[_Movable], count: int) -> Iterator[tuple[_Mov
 
 def _owners(plain: Plain) -> list[dict[str, Any]]:
     return list((plain.get("metadata") or {}).get("ownerReferences") or ())
-
-
-def _has_ended(plain: Plain) -> bool:
-    return (plain.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _protects(budget_key: Key, budget: Plain, key: Key, plain: Plain) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Plain
 from topobus.controller.snapshots.rules.volume_index import VOLUME_KINDS
 from topobus.engine.allocation.search import allocate
-from topobus.engine.allocation.values import Allocated, AllocationInput, Fault, GaveUp, Mode, NoFit, Outcome
+from topobus.engine.allocation.values import Allocated, Fault, GaveUp, Mode, NoFit, Outcome
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.engine.claims.claim_admission import Wanted, objection_to_claims
 from topobus.engine.claims.extended_resources import claim_of_pod, extended_claim, extended_claim_name
@@ -93,7 +93,7 @@ class PodTrial:
             yield from self._volumes.reasons(at.node)
         yield from (each for each in rules if each.code != "host-port-taken")
 
-    def search(self, node: str, *, is_brief: bool = False, steps: int = _STEPS) -> Outcome:
+    def search(self, node: str, *, is_brief: bool = False) -> Outcome:
         """Find devices for the pod's claims on a node, or why there are none."""
         plan = self.plan
         if isinstance(plan, PodPlan):
@@ -102,11 +102,8 @@ class PodTrial:
                 return missed.outcome
         if not self.wanted(node):
             return Allocated((), 0)
-        return allocate(self.given(node), self._compiler, step_budget=steps, is_brief=is_brief)
-
-    def given(self, node: str) -> AllocationInput:
-        """Return the input of the search on a node."""
-        return self.view.input_for(node, self.wanted(node), mode=Mode.COMPATIBLE)
+        given = self.view.input_for(node, self.wanted(node), mode=Mode.COMPATIBLE)
+        return allocate(given, self._compiler, step_budget=_STEPS, is_brief=is_brief)
 
     def fits(self, node: str) -> bool:
         """Say whether kube-scheduler would bind the pod to a node."""

@@ -21,8 +21,10 @@ __all__ = [
     "Unseen",
     "gates_of_release",
     "gates_on",
+    "has_ended",
     "is_waiting",
     "names_volumes",
+    "node_of",
     "reduced",
 ]
 
@@ -142,8 +144,17 @@ def reduced(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_waiting(pod: Mapping[str, Any]) -> bool:
     """Say whether a pod has no node yet and has not ended."""
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return not ended and not (pod.get("spec") or {}).get("nodeName")
+    return not has_ended(pod) and not node_of(pod)
+
+
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Say whether all containers of a pod have ended for good: it takes nothing any more."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def node_of(pod: Mapping[str, Any]) -> str:
+    """Name the node that a pod is bound to. Empty when it waits."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
 def names_volumes(pod: Mapping[str, Any]) -> bool:

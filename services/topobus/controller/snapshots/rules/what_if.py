@@ -13,6 +13,7 @@ from typing import Any
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, merged
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
+from topobus.controller.snapshots.rules.snapshot import has_ended, is_waiting, node_of
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.engine.claims.objects import Pod
 from topobus.formats.kubernetes.objects import is_of_cluster
@@ -66,13 +67,13 @@ def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tupl
     Cost: for each pod that waits a search on each node, twice.
     """
     gone = {key[1] for (kind, key), plain in edits.items() if kind == "Node" and plain is None}
-    homeless = {key for key, plain in view.of_kind("Pod") if _node_of(plain) in gone and not _has_ended(plain)}
-    waiting = {key for key, plain in view.of_kind("Pod") if not _node_of(plain) and not _has_ended(plain)}
-    put = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is not None and not _node_of(plain)}
+    homeless = {key for key, plain in view.of_kind("Pod") if node_of(plain) in gone and not has_ended(plain)}
+    waiting = {key for key, plain in view.of_kind("Pod") if is_waiting(plain)}
+    put = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is not None and not node_of(plain)}
     before = dict(_states(view, waiting, compiler))
     before |= {key: PodState(code="absent", message="not there") for key in put if ("Pod", key) not in view.objects}
     before |= {
-        key: PodState(code="scheduled", node=_node_of(view.objects["Pod", key]))
+        key: PodState(code="scheduled", node=node_of(view.objects["Pod", key]))
         for key in (put | homeless) - before.keys()
     }
     dropped = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is None}
@@ -126,11 +127,3 @@ def _turn(plain: Plain, key: Key) -> tuple[int, str, Key]:
     priority = spec.get("priority")
     created = str((plain.get("metadata") or {}).get("creationTimestamp") or "")
     return -(priority if isinstance(priority, int) else 0), created, key
-
-
-def _node_of(plain: Plain) -> str:
-    return str((plain.get("spec") or {}).get("nodeName") or "")
-
-
-def _has_ended(plain: Plain) -> bool:
-    return (plain.get("status") or {}).get("phase") in ("Succeeded", "Failed")
