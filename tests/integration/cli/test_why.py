@@ -365,6 +365,46 @@ async def test_what_if_wants_kind_and_name(tmp_path: Path) -> None:
     assert "placed, on n1 or another node" in text
 
 
+@pytest.mark.parametrize(
+    ("parts", "is_placed"),
+    [
+        ({}, True),
+        ({"spec": {"unschedulable": True}}, False),
+        ({"spec": {"taints": [{"key": "team", "effect": "NoSchedule"}]}}, False),
+        ({"status": {"allocatable": {"pods": "0", "cpu": "1"}}}, False),
+    ],
+    ids=["plain", "cordoned", "tainted", "full"],
+)
+async def test_what_if_takes_a_node_with_its_taints_and_its_room(
+    parts: dict[str, Any], is_placed: bool, tmp_path: Path
+) -> None:
+    """The pod has devices on the node once the other one is gone, if the node takes it."""
+    (tmp_path / "cluster.json").write_text(json.dumps({"items": _cluster()}), encoding="utf-8")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, **parts}
+    (tmp_path / "node.json").write_text(json.dumps(node), encoding="utf-8")
+    files = ("--snapshot", str(tmp_path / "cluster.json"), "-f", str(tmp_path / "node.json"))
+
+    code, text, _ = await _run("what-if", *files, "--without", "pod/default/taker")
+
+    assert code == 0
+    assert ("placed, on n1 or another node" in text) is is_placed
+
+
+@pytest.mark.parametrize("parts", [{"spec": [1]}, {"spec": {"taints": "none"}}], ids=["spec", "taints"])
+async def test_what_if_refuses_a_node_that_cannot_be_read(parts: dict[str, Any], tmp_path: Path) -> None:
+    """As an API server does; else the answer would be about another cluster."""
+    (tmp_path / "cluster.json").write_text(json.dumps({"items": _cluster()}), encoding="utf-8")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, **parts}
+    (tmp_path / "node.json").write_text(json.dumps(node), encoding="utf-8")
+    files = ("--snapshot", str(tmp_path / "cluster.json"), "-f", str(tmp_path / "node.json"))
+
+    code, text, complaint = await _run("what-if", *files)
+
+    assert (code, text) == (65, "")
+    assert "got " in complaint
+    assert "Traceback" not in complaint
+
+
 async def test_server_that_is_not_there_or_refuses_is_named(tmp_path: Path) -> None:
     """A server without an answer, and one that knows the user no longer."""
     async with ApiServerSimulator(token="right") as server:

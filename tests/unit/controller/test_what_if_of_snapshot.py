@@ -153,3 +153,21 @@ def test_object_that_is_not_there_cannot_go() -> None:
     """It is named, with the next step."""
     with pytest.raises(ContractError, match="there is no Pod default/x to do without"):
         _changes([_class("gpu")], [], ("Pod", ("default", "x")))
+
+
+@pytest.mark.parametrize(
+    ("number", "wrong"),
+    [(0, {"spec": {"taints": "none"}}), (1, {"spec": {"driver": "gpu.example.com", "devices": 8}})],
+    ids=["node", "slice"],
+)
+def test_an_object_that_cannot_be_read_is_refused_and_changes_nothing(number: int, wrong: Plain) -> None:
+    """Its old reading would stay, and the answer would be about a cluster that nobody asked about."""
+    view = ClusterView(Snapshot(items=(_class("gpu"), *_node("n1", 4))))
+    before = dict(view.objects)
+    named = _node("n1", 4)[number]
+
+    with pytest.raises(ContractError, match=rf"{named['kind']} {named['metadata']['name']} cannot be read: "):
+        edits_of(view, [{**named, **wrong}], [])
+
+    assert view.objects == before
+    assert not view.faults

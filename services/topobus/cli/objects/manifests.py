@@ -60,7 +60,7 @@ def read_objects(path: Path) -> tuple[ApiObject, ...]:
 def read_mixed(files: Iterable[Path], note: Note, *, has_nodes: bool = False) -> list[ApiObject]:
     """Read our objects of manifests, and print one note on the others.
 
-    Shapes: has_nodes — take Nodes for their names and labels.
+    Shapes: has_nodes — take Nodes too.
     Errors: as `read_objects`; InputError when nothing in them is of use.
     """
     files = list(files)

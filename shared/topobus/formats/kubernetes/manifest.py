@@ -57,7 +57,7 @@ _SPECS: dict[str, Any] = {
     "ResourceSlice": resource.SliceSpec,
     "DeviceTaintRule": resource.TaintRuleSpec,
     "Namespace": dict[str, Any],  # only its labels matter
-    "Node": dict[str, Any],  # as above
+    "Node": dict[str, Any],  # who reads one checks what it uses
 }
 _CLASSIC_SPECS: dict[str, type] = {
     "ResourceClass": classic.ResourceClassSpec,
@@ -69,6 +69,7 @@ _PARAMETER_SPECS: dict[str, type] = {
     CLASS_PARAMETERS: classic_parameters.DeviceClassParameters,
     CLAIM_PARAMETERS: classic_parameters.ClaimParameters,
 }
+_PARTS = ("metadata", "spec", "status")
 _PARAMETERS_VERSION = "v1alpha1"
 # Parameters of another vendor's classic driver: only that driver can check them. A group of
 # Kubernetes' or of ours is none of these.
@@ -103,8 +104,8 @@ def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[A
     """Read all objects of a manifest: YAML with any number of documents, JSON, or a `List` of
     objects.
 
-    Shapes: where — the file's name, for messages; has_nodes — accept v1 Nodes, for their names and
-            labels. Order: as written.
+    Shapes: where — the file's name, for messages; has_nodes — accept v1 Nodes, whose
+            parts are not checked. Order: as written.
     Errors: raises ContractError that lists what is wrong, each with document, line and path. Also
             when there is no object at all.
 
@@ -173,6 +174,7 @@ def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads
                     f"{workload.kind} {workload.name}: {workload.pods} pod{'s' if workload.pods != 1 else ''}"
                 )
         elif has_nodes and isinstance(value, dict) and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node"):
+            document.tell(path, _wrong_parts(value), "", problems)
             objects.append(_node(value))
         elif isinstance(value, dict) and _is_left_out(value):
             left_out.append(value["kind"])
@@ -410,9 +412,18 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
 
 
 def _node(value: Mapping[str, Any]) -> ApiObject:
-    """Return a node unchecked: only its name and labels are used."""
-    metadata = value.get("metadata")
-    return ApiObject(api_version="v1", kind="Node", metadata=dict(metadata) if isinstance(metadata, Mapping) else {})
+    """Return a node with its parts unchecked. One that is no object counts as absent."""
+    wrong = {problem.path for problem in _wrong_parts(value)}
+    parts = {part: dict(value.get(part) or {}) for part in _PARTS if part not in wrong}
+    return ApiObject(api_version="v1", kind="Node", **parts)
+
+
+def _wrong_parts(value: Mapping[str, Any]) -> list[Problem]:
+    return [
+        Problem(part, f"wanted object, got {type(value[part]).__name__}")
+        for part in _PARTS
+        if not isinstance(value.get(part) or {}, Mapping)
+    ]
 
 
 def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> object | None:

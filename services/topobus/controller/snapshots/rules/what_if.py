@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, merged
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, merged, shown
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.controller.snapshots.rules.snapshot import has_ended, is_waiting, node_of
@@ -31,7 +31,8 @@ def edits_of(
     """Return the edits that put objects and drop others. The slices of a node go with it.
 
     Shapes: namespace — of objects that name none.
-    Errors: raises ContractError for an object to be dropped that is not there.
+    Errors: raises ContractError for an object that cannot be read, and for one to be dropped that is
+    not there.
     """
     edits: dict[tuple[str, Key], Plain | None] = {}
     for each in put:
@@ -42,6 +43,13 @@ def edits_of(
     nameless = next((kind for kind, key in edits if not key[1]), None)
     if nameless is not None:
         raise ContractError(f"a {nameless} has no metadata.name", next_step="give it one: it is known by its name")
+    with view.changed(edits):
+        unread = next((place for place in edits if place in view.faults), None)
+        if unread is not None:
+            raise ContractError(
+                f"{shown(*unread)} cannot be read: {view.faults[unread]}",
+                next_step="mend it: an API server would not take it, so nothing follows from it",
+            )
     for place in without:
         if place not in view.objects:
             kind, (namespace, name) = place
