@@ -54,6 +54,22 @@ async def test_next_server_starts_when_all_accounts_were_lent(nats_binary: Path)
         assert not first.log.exists()
 
 
+async def test_next_server_leaves_the_last_one_running_while_an_account_of_it_is_lent(nats_binary: Path) -> None:
+    """A test that borrows two accounts may get the last one of a server and the first of the next."""
+    with NatsAccounts(binary=nats_binary, size=1) as accounts:
+        async with (
+            accounts.borrow() as first,
+            accounts.borrow() as second,
+            Bus.session(NatsSettings(url=first.url), name="topobus-cli") as bus,
+            Bus.session(NatsSettings(url=second.url), name="topobus-cli") as other,
+        ):
+            await bus.provision()
+            await other.provision()
+
+        async with accounts.borrow():
+            assert not first.log.exists()
+
+
 async def test_streams_are_deleted_when_an_account_is_given_back(nats_accounts: NatsAccounts) -> None:
     """What a test stored takes no disk and no memory from the next ones."""
     async with nats_accounts.borrow() as lent, Bus.session(NatsSettings(url=lent.url), name="topobus-cli") as bus:

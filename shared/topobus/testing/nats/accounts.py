@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -133,6 +132,38 @@ class BorrowedServer(NatsServer):
         raise RuntimeError(f"{what}: this nats-server is shared with other tests: take the fixture own_nats_server")
 
 
+class _SharedServer:
+    """A running server, with those of its accounts that were not lent yet."""
+
+    def __init__(self, binary: Path | None, names: list[str], environment: Mapping[str, str]) -> None:
+        self.files = NatsServer(
+            binary=binary, config=_configuration(names), parent=cheap_folder(), store_limit=_STORE_LIMIT
+        )
+        with self.files.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self.files.binary), "-c", str(self.files.write_config())], stdout=log, stderr=log, env=environment
+            )
+        deadline = time.monotonic() + _START_LIMIT_S
+        while not _is_listening(self.files.port):
+            if not self.is_running() or time.monotonic() > deadline:
+                raise RuntimeError(f"nats-server did not start:\n{self.files.read_log()}")
+            time.sleep(0.01)
+        self.unused = list(reversed(names))
+        self.lent = 0
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.files.folder, ignore_errors=True)
+
+
 class NatsAccounts:
     """Lends accounts of one running server, and starts the next server when they are used up.
 
@@ -150,23 +181,24 @@ class NatsAccounts:
         self._binary = binary
         self._names = [f"test{number}" for number in range(size)]
         self._environment = {**os.environ, **environment}
-        self._server: NatsServer | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unused: list[str] = []
+        # The last one lends. Each earlier one ends when its last account is given back.
+        self._servers: list[_SharedServer] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        for server in self._servers:
+            server.end()
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[BorrowedServer]:
         """Lend an account that was never lent before. Its streams are deleted afterwards."""
-        if not self._unused or self._process is None or self._process.poll() is not None:
+        if not self._servers or not self._servers[-1].unused or not self._servers[-1].is_running():
             await asyncio.to_thread(self._begin)
-        assert self._server is not None
-        lent = BorrowedServer(self._server, self._unused.pop())
+        server = self._servers[-1]
+        server.lent += 1
+        lent = BorrowedServer(server.files, server.unused.pop())
         try:
             yield lent
         except BaseException:
@@ -174,36 +206,13 @@ class NatsAccounts:
             raise
         finally:
             await _delete_streams(lent.url)
+            server.lent -= 1
 
     def _begin(self) -> None:
-        self._end()
-        server = NatsServer(
-            binary=self._binary, config=_configuration(self._names), parent=cheap_folder(), store_limit=_STORE_LIMIT
-        )
-        self._server = server
-        with server.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(server.binary), "-c", str(server.write_config())], stdout=log, stderr=log, env=self._environment
-            )
-        deadline = time.monotonic() + _START_LIMIT_S
-        while not _is_listening(server.port):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"nats-server did not start:\n{server.read_log()}")
-            time.sleep(0.01)
-        self._unused = list(reversed(self._names))
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self._server is not None:
-            shutil.rmtree(self._server.folder, ignore_errors=True)
-            self._server = None
+        for server in [server for server in self._servers if not server.lent]:
+            server.end()
+            self._servers.remove(server)
+        self._servers.append(_SharedServer(self._binary, self._names, self._environment))
 
 
 def _configuration(names: list[str]) -> str:
