@@ -27,7 +27,7 @@ __all__ = ["application", "run"]
 
 # An option as written. A value that begins with a dash is not one.
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=.*)?|-[A-Za-z]", re.DOTALL)
-_READ_MANIFESTS = (["allocate"], ["apply"], ["claim"], ["delete"], ["diff"], ["place"], ["simulate"])
+_READ_MANIFESTS = (["allocate"], ["apply"], ["delete"], ["diff"], ["place"], ["simulate"])
 
 
 def application() -> App:

@@ -139,8 +139,6 @@ def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> Non
         (["place", _EXAMPLES / "pods/trainer.yaml", "--node", "elsewhere"], 1, "demo-node"),
         (["explain", "d-nowhere"], 1, "topobus decisions"),
         (["release", "pod", "nobody"], 1, "default/nobody"),
-        (["claim", "get", "nothing"], 1, "default/nothing"),
-        (["claim", "delete", "nothing"], 1, "default/nothing"),
         (["health", "--class", "gpus"], 1, "gpu"),
     ],
     ids=lambda value: " ".join(map(str, value[:2])) if isinstance(value, list) else "",
@@ -284,25 +282,19 @@ def test_explain_replays_a_decision_when_given_its_id_or_its_file(system: Runnin
 
 
 def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -> None:
-    """`claim apply` makes class and claim, the controller allocates it, `claim delete` lets go of
-    it.
-    """
-    system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml")
-    system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
+    """`apply` makes class and claim, the controller allocates it, `delete` releases it."""
+    system.topobus("apply", "-f", _EXAMPLES / "claims/classes.yaml")
+    system.topobus("apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
 
     claim = wait_until(
-        lambda: system.json("claim", "get", "gpu-nic-pair"), lambda shown: bool(shown["status"].get("allocation"))
+        lambda: system.json("get", "claim", "gpu-nic-pair"), lambda shown: bool(shown["status"].get("allocation"))
     )
     assert [result["request"] for result in claim["status"]["allocation"]["devices"]["results"]] == ["gpu", "nic"]
-    assert "allocated" in system.topobus("claim", "get").stdout
-    assert "unchanged" in system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
+    assert "allocated" in system.topobus("get", "claims").stdout
+    assert "unchanged" in system.topobus("apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
 
-    system.topobus("claim", "delete", "gpu-nic-pair")
-    left = wait_until(
-        lambda: system.json("claim", "get"),
-        lambda listed: all(item["kind"] != "ResourceClaim" for item in listed["items"]),
-    )
-    assert left["items"]
+    system.topobus("delete", "claim", "gpu-nic-pair")
+    wait_until(lambda: system.json("get", "claims"), lambda listed: not listed["items"])
 
 
 _WRONG_CLASS = """
@@ -328,7 +320,7 @@ spec:
     [(_WRONG_CLASS, "DeviceClass wrong.example.com"), (_WRONG_CLAIM, "default/wrong")],
     ids=["class", "claim"],
 )
-def test_claim_apply_answers_no_when_an_expression_does_not_compile(
+def test_apply_answers_no_when_an_expression_does_not_compile(
     system: Running, tmp_path: Path, manifest: str, name: str
 ) -> None:
     """The controller's word on a wrong expression comes at once, with the place in it; --no-wait
@@ -339,11 +331,11 @@ def test_claim_apply_answers_no_when_an_expression_does_not_compile(
     file = tmp_path / "wrong.yaml"
     file.write_text(manifest)
     try:
-        first = system.topobus("claim", "apply", "-f", file, code=1)
-        again = system.json("claim", "apply", "-f", file, code=1)["applied"]
-        unwaited = system.topobus("claim", "apply", "-f", file, "--no-wait")
+        first = system.topobus("apply", "-f", file, code=1)
+        again = system.json("apply", "-f", file, code=1)["applied"]
+        unwaited = system.topobus("apply", "-f", file, "--no-wait")
     finally:
-        system.topobus("claim", "delete", "-f", file)
+        system.topobus("delete", "-f", file)
 
     assert f"{name} cannot be used" in first.stderr
     assert "column" in " ".join(first.stderr.split())
@@ -354,14 +346,14 @@ def test_claim_apply_answers_no_when_an_expression_does_not_compile(
     assert "unchanged" in unwaited.stdout
 
 
-def test_claim_apply_says_why_a_claim_waits_when_it_does_not_fit_now(system: Running, tmp_path: Path) -> None:
+def test_apply_says_why_a_claim_waits_when_it_does_not_fit_now(system: Running, tmp_path: Path) -> None:
     """What may fit later is stored and waits: the reason is shown, and the answer is yes."""
     file = tmp_path / "large.yaml"
     file.write_text(_WRONG_CLAIM.replace("selectors: [{cel: {expression: 'device.driver.size('}}]", "count: 9"))
     try:
-        done = system.topobus("claim", "apply", "-f", file)
+        done = system.topobus("apply", "-f", file)
     finally:
-        system.topobus("claim", "delete", "-f", file)
+        system.topobus("delete", "-f", file)
 
     assert "DoesNotFit: " in done.stdout
 

@@ -120,7 +120,6 @@ async def test_command_refuses_a_name_when_nothing_here_has_it(
         ),
         (("get", "pods,claims", "-A"), "no pod or resourceclaim matches foo=bar: none has a label foo; there are team"),
         (("get", "deviceclasses"), "no deviceclass matches foo=bar"),
-        (("claim", "get"), "no claim matches foo=bar: none has a label foo; there are team"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

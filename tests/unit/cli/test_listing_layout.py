@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from topobus.cli.commands.claim import claims_listing
 from topobus.cli.commands.decisions import decision_listing
 from topobus.cli.commands.device import withheld_listing
 from topobus.cli.commands.nodeallocationstates import states_listing
@@ -75,7 +74,6 @@ def _listings() -> dict[str, Listing]:
         "decisions": decision_listing([from_builtins(value, DecisionEvent) for value in recorded["decisions"]], {}),
         "pods": pods_listing(gpus.node, PodsReply(containers=(container,))),
         "device list": withheld_listing([withheld], ledgers),
-        "claim get": claims_listing(objects),
         "nodeallocationstates": states_listing([node_allocation_state(ledger.node, inventories, ledger)]),
     }
     listings |= {f"inventory {inventory.device_class}": device_listing(inventory, holders) for inventory in inventories}

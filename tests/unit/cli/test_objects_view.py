@@ -109,11 +109,8 @@ def test_kind_is_found_when_the_group_is_written_out() -> None:
 def test_state_tells_reservation_and_reason_when_there_is_one() -> None:
     """An allocated claim says whether it is reserved, a waiting one why."""
     assert state_of(ALLOCATED).plain == "allocated,reserved"
-    assert (
-        state_of(_claim(conditions=[_condition("False", "DoesNotFit", "no")]), is_wide=False).plain
-        == "pending (DoesNotFit)"
-    )
-    assert state_of(_claim(conditions=[_condition("False", "Malformed", "bad")])).plain == "Malformed: bad"
+    assert state_of(_claim(conditions=[_condition("False", "DoesNotFit", "no")])).plain == "pending (DoesNotFit)"
+    assert state_of(_claim(conditions=[_condition("False", "Malformed", "bad")])).plain == "Malformed"
 
 
 def test_table_has_node_devices_and_users_when_claims_are_listed() -> None:

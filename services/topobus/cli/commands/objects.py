@@ -41,7 +41,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ConfigError, ContractError
 from topobus.values.vendor_profiles import VendorProfile
 
-__all__ = ["apply", "apply_and_show", "delete", "delete_places"]
+__all__ = ["apply", "delete"]
 
 # The controller answers within milliseconds. Five seconds mean a busy machine, or no controller.
 _CONDITION_S = 5.0
@@ -69,7 +69,7 @@ def apply(
     """
     objects = read_sources("apply", file, kustomize, options.output().note, is_recursive=is_recursive)
     return asyncio.run(
-        apply_and_show(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run, profiles=profiles)
+        _apply(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run, profiles=profiles)
     )
 
 
@@ -110,10 +110,10 @@ def delete(
                 next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`",
             )
         places = [parts_of(kinds[0], namespace, name) for name in names]
-    return asyncio.run(delete_places(places, options, is_forced=force, is_dry_run=is_dry_run))
+    return asyncio.run(_delete(places, options, is_forced=force, is_dry_run=is_dry_run))
 
 
-async def apply_and_show(
+async def _apply(
     objects: Sequence[ApiObject],
     options: BusOptions,
     *,
@@ -176,7 +176,7 @@ async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> li
         return []
 
 
-async def delete_places(
+async def _delete(
     places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False, is_dry_run: bool = False
 ) -> int:
     """Delete objects by their keys.

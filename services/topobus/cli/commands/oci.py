@@ -427,7 +427,7 @@ async def _claim_devices(
         if not held:
             raise NotFoundError(
                 f"claim {namespace}/{name} has no devices on node {node}",
-                next_step="`topobus claim get` shows why it waits",
+                next_step="`topobus describe claim` shows why it waits",
             )
         return owner, held, claim
     ledger = await bus.get(LEDGER, node=node)
@@ -445,8 +445,8 @@ async def _claim_devices(
     raise NotFoundError(
         f"there is no claim {namespace}/{name} in the stand-alone store, and node {node} holds nothing for "
         "one of a cluster",
-        next_step="`topobus claim get` lists the store's; a cluster's claim is known here when kubelet has asked to "
-        "prepare it",
+        next_step="`topobus get claims -A` lists the store's; a cluster's claim is known here when kubelet has asked "
+        "to prepare it",
     )
 
 

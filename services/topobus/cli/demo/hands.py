@@ -45,7 +45,7 @@ from topobus.values.idset import CpuSet
 __all__ = ["show_hands"]
 
 _TITLE = "Hands: an interface moves into a pod, a CPU becomes its own, and both come back"
-_COMMAND = "topobus claim apply -f examples/claims/nic-and-cpu.yaml"
+_COMMAND = "topobus apply -f examples/claims/nic-and-cpu.yaml"
 _NODE = "this-machine"
 _CLASSES, _CLAIM = "claims/classes.yaml", "claims/nic-and-cpu.yaml"
 _READY_S, _WAIT_S = 40.0, 15.0

@@ -120,7 +120,7 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
     """
     stage = scene.stage
     title = "A ResourceClaim: CEL selectors, matchAttribute pcieRoot, prepared over the DRA socket"
-    with stage.step(title, "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"):
+    with stage.step(title, "topobus apply -f examples/claims/gpu-nic-pair.yaml"):
         stage.show(coloured(_spec_of(CLAIM), "yaml"), indent=2)
         for api_object in (*read_objects(manifest(CLASSES)), *read_objects(manifest(CLAIM))):
             await apply_object(scene.bus, api_object)

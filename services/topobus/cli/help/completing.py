@@ -130,8 +130,6 @@ def _of_argument(path: str, positions: Sequence[str], commands: Mapping[str, Com
         return Completion(names="devices")
     if path.startswith("context ") and path != "context add":
         return Completion(names="contexts")
-    if path in ("claim get", "claim delete"):
-        return Completion(names="objects claims")
     if path == "release pod":
         return Completion(names="holders")
     if path == "explain":

@@ -21,11 +21,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Several files; do not wait for the controller", "topobus apply -f classes.yaml -f claims.yaml --no-wait"),
         ("A kustomization, built by kustomize or kubectl", "topobus apply -k claims/test"),
     ),
-    "claim apply": (
-        ("Store a claim and print the outcome", "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"),
-    ),
-    "claim delete": (("Delete one claim; its devices are released first", "topobus claim delete default/pair"),),
-    "claim get": (("All claims", "topobus claim get"), ("One claim as JSON", "topobus claim get default/pair --json")),
     "completion": (
         ("For this bash", "source <(topobus completion bash)"),
         ("For every zsh", "topobus completion zsh > ~/.zfunc/_topobus"),

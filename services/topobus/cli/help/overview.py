@@ -112,7 +112,6 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "commands.allocate:allocate",
             "Say where claims would be allocated, or why not, without writing anything.",
         ),
-        ("claim", "commands.claim:claim_app", "Short for apply, get and delete of claims."),
         (
             "oci",
             "commands.oci:oci_app",

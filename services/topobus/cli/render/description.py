@@ -172,7 +172,7 @@ def _facts(api_object: ApiObject) -> Table:
     metadata = metadata_of(api_object)
     owners = [f"{owner.get('kind')} {owner.get('name')}" for owner in metadata.owner_references]
     facts: dict[str, str | Text] = {
-        "state": state_of(api_object, is_wide=False),
+        "state": state_of(api_object),
         "uid": metadata.uid,
         "created": short_time(metadata.creation_timestamp),
         "made for": ", ".join(owners),

@@ -19,7 +19,7 @@ from topobus.formats.kubernetes.objects import is_of_cluster, metadata_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.dra_names import DRIVER, node_of_pool
 
-__all__ = ["age", "claim_names", "node_of", "nodes_of", "object_listing", "state_of"]
+__all__ = ["age", "claim_names", "node_of", "object_listing", "state_of"]
 
 Cells = Callable[[ApiObject], tuple[Cell, ...]]
 
@@ -57,7 +57,7 @@ def _object_row(api_object: ApiObject, cells: tuple[Cell, ...], now: datetime, *
         cells=(
             *([metadata.namespace or "default"] if has_namespace else []),
             Text(metadata.name, "name"),
-            state_of(api_object, is_wide=False),
+            state_of(api_object),
             *cells,
             age(metadata.creation_timestamp, now),
             str(condition.get("message") or "-"),
@@ -70,25 +70,22 @@ def _object_row(api_object: ApiObject, cells: tuple[Cell, ...], now: datetime, *
     )
 
 
-def state_of(api_object: ApiObject, *, is_wide: bool = True) -> Text:
-    """Describe an object's state in a few words. The reason why it waits is added only where there
-    is room.
-    """
+def state_of(api_object: ApiObject) -> Text:
+    """Describe an object's state in a few words."""
     if metadata_of(api_object).deletion_timestamp:
         return Text("going", "warn")
     condition = condition_of(api_object)
     reason = str(condition.get("reason") or "") if condition is not None else ""
-    why = f": {condition.get('message')}" if condition is not None and is_wide and condition.get("message") else ""
     if reason in WRONG:
-        return Text(f"{reason}{why}", "fail")
+        return Text(reason, "fail")
     if api_object.kind == "ResourceClaim":
         if is_allocated(api_object):
             return Text("allocated,reserved" if api_object.status.get("reservedFor") else "allocated", "ok")
-        return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
+        return Text(f"pending{f' ({reason})' if reason else ''}", "warn")
     if api_object.kind == "Pod":
         if condition is not None and condition.get("status") == "True":
             return Text("scheduled", "ok")
-        return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
+        return Text(f"pending{f' ({reason})' if reason else ''}", "warn")
     if reason == BUILT_IN:
         return Text("built-in", "faint")
     return Text(reason.lower() if reason else "stored", "ok" if reason else "")
@@ -115,15 +112,15 @@ def age(created: str, now: datetime) -> str:
 def _claim(api_object: ApiObject) -> tuple[Cell, ...]:
     results = _results(api_object)
     users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
-    nodes = nodes_of(results)
+    nodes = _nodes_of(results)
     devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
     return ", ".join(nodes) or "-", devices or "-", "\n".join(users) or "-"
 
 
-def nodes_of(results: Iterable[Mapping[str, Any]]) -> list[str]:
+def _nodes_of(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the nodes of granted devices. Another driver's pool counts as a node.
 
-    >>> nodes_of([{"driver": "topobus.dev", "pool": pool} for pool in ("node-a", "node-a/cpu")])
+    >>> _nodes_of([{"driver": "topobus.dev", "pool": pool} for pool in ("node-a", "node-a/cpu")])
     ['node-a']
     """
     return sorted({node_of(str(result.get("driver", "")), str(result.get("pool", ""))) for result in results})

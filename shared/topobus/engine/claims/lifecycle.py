@@ -87,7 +87,7 @@ def read_claim(claim: ApiObject) -> ClaimSpec:
         # Operations are named after the uid: two claims without one would share their answers.
         raise ContractError(
             f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API "
-            "(`topobus claim apply`)"
+            "(`topobus apply`)"
         )
     spec = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
     problems = limits.check_claim(spec)
