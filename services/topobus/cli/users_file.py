@@ -17,7 +17,7 @@ from msgspec import Struct
 from topobus.bus.login.user_keys import write_whole
 from topobus.bus.server_config.nats_accounts import Shape, accounts
 from topobus.bus.server_config.nats_permissions import PRINCIPALS
-from topobus.bus.server_config.server_users import accounts_configuration, has_accounts_in, server_configuration
+from topobus.bus.server_config.server_users import accounts_configuration, server_configuration
 from topobus.cli.exits import InputError, UsageError
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.values.errors import ContractError
@@ -107,15 +107,12 @@ def write_users(file: Path, form: UsersForm, passwords: Mapping[str, str]) -> No
 
 def _read_form(file: Path) -> UsersForm:
     try:
-        text = file.read_text(encoding="utf-8")
-        first = text.partition("\n")[0]
-        if first.startswith(_FORM):
-            return msgspec.json.decode(first.removeprefix(_FORM), type=UsersForm)
+        first = file.read_text(encoding="utf-8").partition("\n")[0]
+        return msgspec.json.decode(first.removeprefix(_FORM), type=UsersForm)
     except FileNotFoundError:
         return UsersForm()
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as err:
         raise InputError(
-            f"cannot read {file}: {err}", next_step="remove it: it is written again with the same passwords"
+            f"cannot read what {file} is for, from its first line: {err}",
+            next_step="remove it: it is written again with the same passwords",
         ) from err
-    # Written before files recorded their form: for one server.
-    return UsersForm(has_accounts=has_accounts_in(text))

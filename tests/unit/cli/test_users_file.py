@@ -12,6 +12,7 @@ import pytest
 from topobus.bus.server_config.nats_accounts import Shape
 from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.cli.application import run
+from topobus.cli.exits import InputError
 from topobus.cli.users_file import UsersForm, changed_form, user_names
 from topobus.simulation.nats_server import find_nats_server
 
@@ -83,11 +84,12 @@ def test_form_of_the_users_stays_when_a_password_is_made_anew(tmp_path: Path, fo
     assert ("accounts {" in after) is (form == "--accounts")
 
 
-def test_file_of_an_earlier_release_is_for_one_server_when_it_does_not_say(tmp_path: Path) -> None:
-    """It had one account, and keeps it."""
+def test_file_that_another_program_wrote_is_refused(tmp_path: Path) -> None:
+    """Its form is not known, so it is not written over. A file that does not exist is a new one."""
     (tmp_path / "users.conf").write_text("authorization {\n}\n")
 
-    assert changed_form(tmp_path / "users.conf") == UsersForm(has_accounts=False)
+    with pytest.raises(InputError, match=r"users\.conf is for"):
+        changed_form(tmp_path / "users.conf")
     assert changed_form(tmp_path / "none.conf") == changed_form(None) == UsersForm()
     assert user_names(UsersForm(has_accounts=False)) == user_names(UsersForm()) == tuple(sorted(PRINCIPALS))
 

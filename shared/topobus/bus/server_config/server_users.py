@@ -18,7 +18,6 @@ from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_permis
 
 __all__ = [
     "accounts_configuration",
-    "has_accounts_in",
     "is_password",
     "logins_of",
     "server_configuration",
@@ -114,13 +113,3 @@ def _logins(user: str, passwords: Mapping[str, str]) -> tuple[str, ...]:
                 "letter first"
             )
     return logins
-
-
-def has_accounts_in(configuration: str) -> bool:
-    """Say whether a configuration that `server_configuration` or `accounts_configuration` gave has
-    accounts.
-
-    >>> has_accounts_in("accounts {"), has_accounts_in("authorization {")
-    (True, False)
-    """
-    return any(line.startswith("accounts {") for line in configuration.splitlines())
