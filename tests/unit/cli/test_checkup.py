@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from topobus.cli.commands.doctor import check_folders
 from topobus.cli.rules.checkup import (
     MISSING,
     Finding,
@@ -268,56 +265,6 @@ def test_check_server_fails_when_it_is_too_old() -> None:
     """A server older than what watches need is refused."""
     assert check_server((2, 8, 4)).level is Level.FAIL
     assert check_server((2, 9, 10)).level is Level.OK
-
-
-def test_check_folders_fails_when_nobody_listens_at_a_plugin_s_socket(tmp_path: Path) -> None:
-    """A socket file that outlived its process is found out by connecting."""
-    plugins = tmp_path / "device-plugins"
-    plugins.mkdir()
-    with socket.socket(socket.AF_UNIX) as kubelet:
-        kubelet.bind(str(plugins / "kubelet.sock"))
-        kubelet.listen()
-        by_path = sockets_found(tmp_path, plugins)
-
-    assert by_path == {str(plugins / "topobus-gpu.sock"): Level.FAIL, str(plugins / "topobus-nic.sock"): Level.OK}
-
-
-def sockets_found(root: Path, plugins: Path) -> dict[str, Level]:
-    """Leave one dead and one living device plugin socket and judge the folder."""
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(plugins / "topobus-gpu.sock"))
-    with socket.socket(socket.AF_UNIX) as alive:
-        alive.bind(str(plugins / "topobus-nic.sock"))
-        alive.listen()
-        findings = check_folders(root, root / "cdi")
-    return {finding.found.split(":")[0]: finding.level for finding in findings if finding.what == "device plugin"}
-
-
-@pytest.mark.parametrize(("has_devices", "level"), [(True, Level.FAIL), (False, Level.OK)], ids=["devices", "none"])
-def test_check_folders_misses_sockets_where_the_node_has_devices_alone(
-    tmp_path: Path, has_devices: bool, level: Level
-) -> None:
-    """A node without devices has nothing to register with kubelet, as most nodes of a DaemonSet:
-    that is no failure.
-    """
-    plugins = tmp_path / "device-plugins"
-    plugins.mkdir()
-    with socket.socket(socket.AF_UNIX) as kubelet:
-        kubelet.bind(str(plugins / "kubelet.sock"))
-        kubelet.listen()
-        findings = check_folders(tmp_path, tmp_path / "cdi", has_devices=has_devices)
-
-    assert {finding.what: finding.level for finding in findings if finding.what.endswith("sockets")} == {
-        "device plugin sockets": level,
-        "DRA driver sockets": level,
-    }
-
-
-def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
-    """A machine without kubelet is no failure: doctor may run anywhere."""
-    findings = check_folders(tmp_path / "absent", tmp_path)
-
-    assert [finding.level for finding in findings] == [Level.WARN]
 
 
 _HALF = KubeletRegistrations(

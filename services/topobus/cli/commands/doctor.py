@@ -5,13 +5,10 @@ for each finding.
 from __future__ import annotations
 
 import asyncio
-import socket
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
@@ -73,16 +70,13 @@ from topobus.formats.messages.nouns import CLUSTER, State
 from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.formats.messages.relay_messages import NodeRelay
 from topobus.local_system.local_logins import is_local
-from topobus.local_system.system import Layout
 from topobus.values.device import Inventory
-from topobus.values.dra_names import DRIVER
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
-from topobus.values.node_text import counted
 from topobus.values.request import Owner, OwnerKind, PodRequest
 
-__all__ = ["check_folders", "doctor"]
+__all__ = ["doctor"]
 
 T = TypeVar("T")
 _Template = Mapping[str, Mapping[str, Any]]
@@ -98,14 +92,6 @@ _SELDOM_OFFERED = frozenset({"cpu"})
 def doctor(
     *,
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
-    directory: Annotated[
-        Path | None,
-        Parameter(
-            name="--dir",
-            help="State folder of a `topobus up --dir`: its sockets are looked at, instead of asking each gateway "
-            "what kubelet knows of it.",
-        ),
-    ] = None,
     machine: Annotated[
         str | None,
         Parameter(
@@ -126,10 +112,7 @@ def doctor(
     if machine is not None:
         with open_machine(machine) as opened:
             foretold = devices_of_type(opened.snapshot.inventories)
-    findings = asyncio.run(_check_bus(node, options, nodes, foretold, asks_gateways=directory is None))
-    if directory is not None:
-        layout = Layout(state=directory)
-        findings += check_folders(layout.kubelet, layout.cdi)
+    findings = asyncio.run(_check_bus(node, options, nodes, foretold))
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     if problems:
         findings = [finding for finding in findings if finding.level is not Level.OK]
@@ -149,7 +132,7 @@ def doctor(
 
 
 async def _check_bus(
-    node: str | None, options: BusOptions, checked: list[str], foretold: _Template | None, *, asks_gateways: bool
+    node: str | None, options: BusOptions, checked: list[str], foretold: _Template | None
 ) -> list[Finding]:
     """Check the server, its streams and the services. `checked` gets the names of the nodes."""
     try:
@@ -174,8 +157,7 @@ async def _check_bus(
                 findings += check_streams(differences)
                 if MISSING in differences.values():
                     return findings
-                check = partial(_check_services, bus, node, checked, foretold)
-                return findings + await check(asks_gateways=asks_gateways)
+                return findings + await _check_services(bus, node, checked, foretold)
             except PeerUnavailable as err:
                 return [
                     *findings,
@@ -228,9 +210,7 @@ async def _read_fleet(bus: Bus) -> _Fleet:
     return _Fleet(machines, entries_of, ledgers, relays, objects, rejected, unread)
 
 
-async def _check_services(
-    bus: Bus, node: str | None, checked: list[str], foretold: _Template | None, *, asks_gateways: bool
-) -> list[Finding]:
+async def _check_services(bus: Bus, node: str | None, checked: list[str], foretold: _Template | None) -> list[Finding]:
     fleet = await _read_fleet(bus)
     inventories = [entry.value for entries in fleet.inventories.values() for entry in entries]
     nodes = sorted({*fleet.machines, *fleet.ledgers, *(inventory.node for inventory in inventories)})
@@ -261,8 +241,8 @@ async def _check_services(
                 next_step="start the node's services: `topobus up`, or `kubectl apply -k deploy/kubernetes`",
             )
         )
-    check = partial(_check_stored_node, bus, fleet, asks_gateways=asks_gateways)
-    findings += [finding for of_node in await side_by_side(nodes, check) for finding in of_node]
+    of_each = await side_by_side(nodes, partial(_check_stored_node, bus, fleet))
+    findings += [finding for of_node in of_each for finding in of_node]
     if foretold is not None:
         of_nodes = {name: [entry.value for entry in fleet.inventories.get(name, ())] for name in nodes}
         findings += [
@@ -274,7 +254,7 @@ async def _check_services(
     ]
 
 
-async def _check_stored_node(bus: Bus, fleet: _Fleet, node: str, *, asks_gateways: bool) -> list[Finding]:
+async def _check_stored_node(bus: Bus, fleet: _Fleet, node: str) -> list[Finding]:
     entries = fleet.inventories.get(node, ())
     machine, ledger, relay = fleet.machines.get(node), fleet.ledgers.get(node), fleet.relays.get(node)
     own = [entry.value for entry in entries]
@@ -305,14 +285,12 @@ async def _check_stored_node(bus: Bus, fleet: _Fleet, node: str, *, asks_gateway
     else:
         stored = (machine, ledger, relay, *entries)
         of_node += check_stored_clock(node, [entry.origin for entry in stored if entry is not None])
-    if asks_gateways:
-        has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
-        is_missed = ledger is not None and any(
-            allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM)
-            for allocation in ledger.value.allocations.values()
-        )
-        of_node += await _check_gateway(bus, node, has_devices=has_devices, is_missed=is_missed)
-    return of_node
+    has_devices = any(inventory.devices for inventory in own if inventory.device_class not in _SELDOM_OFFERED)
+    is_missed = ledger is not None and any(
+        allocation.owner.kind in (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM)
+        for allocation in ledger.value.allocations.values()
+    )
+    return of_node + await _check_gateway(bus, node, has_devices=has_devices, is_missed=is_missed)
 
 
 async def _signs_of_life(bus: Bus, node: str, classes: list[str]) -> Mapping[str, Answered | Silent]:
@@ -382,83 +360,3 @@ async def _check_gateway(bus: Bus, node: str, *, has_devices: bool, is_missed: b
         *check_rivals(node, pods.resource_rivals),
         *check_plugin_failures(node, pods.plugin_failures),
     ]
-
-
-def check_folders(kubelet: Path, cdi: Path, *, has_devices: bool = True) -> list[Finding]:
-    """Check kubelet's sockets and the CDI folder of this machine.
-
-    Shapes: has_devices — the node has something to offer, so that sockets must be there.
-    """
-    if not kubelet.is_dir():
-        return [
-            Finding(
-                level=Level.WARN,
-                what="kubelet",
-                found=f"{kubelet} does not exist: no kubelet on this machine",
-                next_step="run this on a node, or give --dir of a `topobus up`",
-            )
-        ]
-    return _check_sockets(kubelet / "device-plugins", kubelet / "plugins", cdi, has_devices=has_devices)
-
-
-def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path, *, has_devices: bool) -> list[Finding]:
-    registration = _socket_finding(
-        "kubelet",
-        device_plugins / "kubelet.sock",
-        Level.WARN,
-        "start kubelet: the gateway registers as soon as it is there",
-    )
-    findings = [registration]
-    if registration.level is Level.OK:
-        findings += _plugin_findings(device_plugins, plugins, has_devices=has_devices)
-    if cdi.is_dir():
-        specs = len(list(cdi.glob("*.json")))
-        findings.append(Finding(level=Level.OK, what="CDI folder", found=f"{cdi}, {counted(specs, 'file')}"))
-    else:
-        findings.append(
-            Finding(
-                level=Level.WARN,
-                what="CDI folder",
-                found=f"{cdi} does not exist",
-                next_step="it is made with the first claim that is prepared",
-            )
-        )
-    return findings
-
-
-def _plugin_findings(device_plugins: Path, plugins: Path, *, has_devices: bool) -> list[Finding]:
-    findings: list[Finding] = []
-    places = (("device plugin", device_plugins, "topobus*.sock"), ("DRA driver", plugins, f"{DRIVER}/dra*.sock"))
-    for what, folder, pattern in places:
-        sockets = sorted(folder.glob(pattern))
-        if not sockets and not has_devices:
-            # The gateway registers a class with kubelet when it has a device to offer.
-            findings.append(
-                Finding(
-                    level=Level.OK,
-                    what=f"{what} sockets",
-                    found=f"none below {folder}: this node has no devices to offer",
-                )
-            )
-        elif not sockets:
-            step = "is topobus-gateway running on this machine, with this kubelet folder?"
-            findings.append(
-                Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {folder}", next_step=step)
-            )
-        findings += [
-            _socket_finding(what, path, Level.FAIL, "restart topobus-gateway: no process listens on the socket")
-            for path in sockets
-        ]
-    return findings
-
-
-def _socket_finding(what: str, path: Path, level: Level, step: str) -> Finding:
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            return Finding(level=Level.FAIL, what=what, found=f"{path} is no socket", next_step="remove it")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(_ALIVE_S)
-            probe.connect(str(path))
-    except OSError as err:
-        return Finding(level=level, what=what, found=f"{path}: {err.strerror or err}", next_step=step)
-    return Finding(level=Level.OK, what=what, found=str(path))
