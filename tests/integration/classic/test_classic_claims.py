@@ -228,7 +228,7 @@ async def test_node_allocation_state_shows_what_is_allocated_and_prepared(
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="now", uid=done.metadata["uid"])
     await served.nodes["n1"].set_prepared(owner, is_prepared=True)
 
-    code = await asyncio.to_thread(run, ["nodeallocationstates", "n1", "--nats", served.url, "--json"])
+    code = await asyncio.to_thread(run, ["get", "nodeallocationstates", "n1", "--nats", served.url, "--json"])
     printed = json.loads(capsys.readouterr().out)
     assert code == 0
     assert (printed["kind"], printed["metadata"]["name"], printed["status"]) == (
@@ -245,7 +245,7 @@ async def test_node_allocation_state_shows_what_is_allocated_and_prepared(
     held = {"namespace": "default", "name": "now", "devices": {"gpu": ["gpu-0"]}}
     assert printed["spec"]["allocatedClaims"] == printed["spec"]["preparedClaims"] == {owner.uid: held}
 
-    assert await asyncio.to_thread(run, ["nodeallocationstates", "--nats", served.url]) == 0
+    assert await asyncio.to_thread(run, ["get", "nodeallocationstates", "--nats", served.url]) == 0
     assert "default/now: gpu-0" in capsys.readouterr().out
     assert await asyncio.to_thread(run, ["get", "nodeallocationstate/n1", "--nats", served.url, "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == printed

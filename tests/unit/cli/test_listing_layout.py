@@ -74,7 +74,7 @@ def _listings() -> dict[str, Listing]:
         "decisions": decision_listing([from_builtins(value, DecisionEvent) for value in recorded["decisions"]], {}),
         "pods": pods_listing(gpus.node, PodsReply(containers=(container,))),
         "device list": withheld_listing([withheld], ledgers),
-        "nodeallocationstates": states_listing([node_allocation_state(ledger.node, inventories, ledger)]),
+        "get nodeallocationstates": states_listing([node_allocation_state(ledger.node, inventories, ledger)]),
     }
     listings |= {f"inventory {inventory.device_class}": device_listing(inventory, holders) for inventory in inventories}
     for kind in sorted({api_object.kind for api_object in objects}):

@@ -1,44 +1,29 @@
-"""`topobus nodeallocationstates`: allocatable, allocated and prepared devices of each node, in the
+"""`topobus get nodeallocationstates`: allocatable, allocated and prepared devices of each node, in the
 form that classic DRA drivers kept.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.fleet_inventories import list_inventories
-from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.listing.list_options import Lister
+from topobus.cli.options import BusOptions, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.engine.ledger.classic_state import node_allocation_state
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.values.errors import PeerUnavailable
 
-__all__ = ["nodeallocationstates", "show_states", "states_listing"]
-
-
-def nodeallocationstates(
-    node: Annotated[str | None, Parameter(name="NODE", help="One node. Without it: all.")] = None,
-    /,
-    *,
-    listing: ListOptions = LIST_DEFAULTS,
-    options: BusOptions = BUS_DEFAULTS,
-) -> int:
-    """Show the node allocation state: what each node has, what claims hold of it, and what is
-    prepared.
-    """
-    return asyncio.run(show_states((node,) if node is not None else (), listing.lister(is_json=options.json), options))
+__all__ = ["show_states", "states_listing"]
 
 
 async def show_states(names: tuple[str, ...], lister: Lister, options: BusOptions) -> int:
-    """Show the states of these nodes, or of all, as `topobus get` does."""
+    """Show what each of these nodes, or of all, has, what claims hold of it, and what is prepared."""
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:

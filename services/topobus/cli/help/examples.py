@@ -91,6 +91,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("All claims of all namespaces", "topobus get claims -A"),
         ("One pod as YAML", "topobus get pod trainer -o yaml"),
         ("Names alone, for a script", "topobus get claims,pods -o name"),
+        ("What classic DRA drivers kept of a node", "topobus get nodeallocationstates n1"),
     ),
     "health": (("Devices that are not well", "topobus health"), ("All NICs", "topobus health --class nic --all")),
     "health watch": (("Each change from now on, as one JSON object per line", "topobus health watch --json"),),
@@ -147,7 +148,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "move-ledger": (
         ("To the node's own NATS server, its services stopped", "topobus move-ledger n1 --to nats://n1:4222"),
     ),
-    "nodeallocationstates": (("Of one node", "topobus nodeallocationstates n1"),),
     "oci": (
         ("What a pod's container would get", "topobus oci --pod default/trainer"),
         ("The same merged into a spec of your own", "topobus oci --pod default/trainer --spec config.json"),

@@ -118,11 +118,6 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "Print a container's OCI spec with its devices, as kubelet and a runtime would make it.",
         ),
         ("migrate", "commands.migrate:migrate", "Turn classic DRA manifests into structured ones."),
-        (
-            "nodeallocationstates",
-            "commands.nodeallocationstates:nodeallocationstates",
-            "Allocatable, allocated and prepared devices, as classic DRA has it.",
-        ),
     ),
     "Operate": (
         ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
