@@ -16,7 +16,7 @@ from topobus.sysfs.nodes import device_node, node_groups
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device, DeviceRole
 from topobus.values.edits import ContainerEdits, DeviceNode
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.request import Owner, OwnerKind
 
@@ -44,9 +44,7 @@ def parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> dict[st
     for device in devices:
         if device.pci is not None and function_role(tree, device.pci)[0] is not DeviceRole.PARTITION_PARENT:
             text = f"{device.name}: it was offered with virtual functions on, and has none now"
-            return Refusal(
-                reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),)
-            )
+            return refuse("device-not-offered", text, devices=(device.name,))
     return node_edits(tree, devices, owner)
 
 

@@ -26,7 +26,7 @@ from topobus.gpu.processes import GpuProcess, end_process, own_processes
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import OwnerKind
 
 __all__ = ["ChecksLeftovers", "GpuUse", "Leftovers"]
@@ -109,11 +109,7 @@ class Leftovers:
             "pods": ",".join(sorted({process.pod_name or process.pod_uid for process in left if process.pod_uid})),
             "used_bytes": "" if use.used_bytes is None else str(use.used_bytes),
         }
-        return Refusal(
-            reasons=(
-                Reason(code="leftovers", message=why, facts={key: value for key, value in facts.items() if value}),
-            )
-        )
+        return refuse("leftovers", why, **{key: value for key, value in facts.items() if value})
 
     def _wait(
         self, tree: Tree, device: str, look: Callable[[], GpuUse], limit_s: float

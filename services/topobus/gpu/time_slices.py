@@ -26,7 +26,7 @@ from topobus.gpu.driver_root.host_files import HostFiles
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["STEP", "TimeSlicePlan", "TimeSlices", "slice_of"]
 
@@ -96,7 +96,7 @@ class TimeSlices:
                 f"a time slice of {interval} is a setting of a whole GPU: {', '.join(partitions)} are parts, or "
                 "are cut into parts"
             )
-            return _refuse("time-slice-unsupported", text, interval=interval)
+            return refuse("time-slice-unsupported", text, interval=interval)
         for device in devices:
             for other in context.others.get(device.name, ()):
                 present = next(
@@ -107,7 +107,7 @@ class TimeSlices:
                         f"{device.name} has a time slice of {present} for {other.owner}, and a GPU has one: ask "
                         f"for {present}, or for Default, which takes what is there"
                     )
-                    return _refuse("time-slice-differs", text, device=device.name, interval=interval, present=present)
+                    return refuse("time-slice-differs", text, device=device.name, interval=interval, present=present)
         program = _find_program(settings, version)
         if isinstance(program, Refusal):
             return program
@@ -147,7 +147,7 @@ class TimeSlices:
                     if step is None:
                         # The program failed and set nothing, so there is nothing to undo.
                         record.undone(STEP)
-                    return _refuse(
+                    return refuse(
                         "time-slice-failed", f"{device.name}: {failure}", device=device.name, interval=plan.interval
                     )
             self._set.add(device.name)
@@ -265,8 +265,4 @@ def _find_program(settings: DriverFilesSettings, version: str) -> _Program | Ref
         f"{_PROGRAM} sets time slices, and is not below {', '.join(roots)}: install the driver's programs on the "
         "node, or name their folder in hardware.driver_files.root"
     )
-    return _refuse("time-slice-unsupported", text, missing=_PROGRAM)
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+    return refuse("time-slice-unsupported", text, missing=_PROGRAM)

@@ -12,7 +12,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
 
 __all__ = ["gone", "is_offered", "own_variable", "unreadable", "unusable"]
@@ -85,7 +85,7 @@ def unusable(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
     if not causes:
         return None
     text = "; ".join(f"{name}: {why}" for name, why in sorted(causes.items()))
-    return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(causes))}),))
+    return refuse("device-not-offered", text, devices=tuple(sorted(causes)))
 
 
 def own_variable(device: Device) -> str:

@@ -9,7 +9,9 @@ from msgspec import Struct
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet
 
-__all__ = ["ContainerPlacement", "HintList", "MemoryBlock", "Placement", "Reason", "Refusal"]
+__all__ = ["ContainerPlacement", "Fact", "HintList", "MemoryBlock", "Placement", "Reason", "Refusal", "refuse"]
+
+Fact = str | int | float | bool | tuple[str, ...]
 
 # Reasons of a container whose policy or resources do not decide on which nodes it is.
 _UNALIGNED = ("no-alignment", "no-affinity")
@@ -24,7 +26,7 @@ class Reason(Struct, frozen=True, kw_only=True):
 
     code: str
     message: str
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {}
+    facts: dict[str, Fact] = {}
 
 
 class Refusal(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="outcome"):
@@ -121,3 +123,12 @@ class Placement(Struct, frozen=True, kw_only=True, tag="placement", tag_field="o
     """A positive answer: one entry for each container, in the order of the request."""
 
     containers: tuple[ContainerPlacement, ...]
+
+
+def refuse(code: str, message: str, **facts: Fact) -> Refusal:
+    """Refuse with one reason.
+
+    >>> refuse("count-zero", "count is 0, wanted 1 or more", count=0).reasons[0].facts
+    {'count': 0}
+    """
+    return Refusal(reasons=(Reason(code=code, message=message, facts=facts),))

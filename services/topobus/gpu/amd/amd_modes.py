@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from topobus.devicekit.partitioning.card_cuts import SETTLE_S, refuse
+from topobus.devicekit.partitioning.card_cuts import SETTLE_S
 from topobus.devicekit.pauses import Pauses, look_until
 from topobus.devicekit.pci import pci_folder
 from topobus.gpu.amd.amd_cards import COUNTS, WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
@@ -28,7 +28,7 @@ from topobus.gpu.processes import GpuProcess, holders_of, own_processes, process
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
 __all__ = ["card_users", "part_counts", "settle_mode", "write_mode"]

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord, Json, Step
-from topobus.devicekit.partitioning.card_cuts import PART, UNDO_S, CardCuts, refuse
+from topobus.devicekit.partitioning.card_cuts import PART, UNDO_S, CardCuts
 from topobus.devicekit.prepare_context import PrepareContext
 from topobus.gpu.amd.amd_cards import WHOLE, AmdCard, read_amd_cards
 from topobus.gpu.amd.amd_modes import card_users, settle_mode, write_mode
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
 __all__ = ["AmdOnDemand", "ModeWish", "group_wishes"]

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.sysfs.tree import Tree
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["ACCESS_KIND", "ACCESS_VERSION", "Access", "access_nodes", "read_access"]
 
@@ -56,7 +56,7 @@ def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access
     accesses: list[Access] = []
     for entry in wanted:
         if entry.get("apiVersion") != ACCESS_VERSION:
-            return _refuse(
+            return refuse(
                 "access-malformed",
                 f"{ACCESS_KIND}.apiVersion is {entry.get('apiVersion')!r}, wanted {ACCESS_VERSION!r}",
             )
@@ -65,7 +65,7 @@ def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access
                 {key: value for key, value in entry.items() if key not in ("apiVersion", "kind")}, Access
             )
         except msgspec.ValidationError as err:
-            return _refuse("access-malformed", f"{ACCESS_KIND}: {err}")
+            return refuse("access-malformed", f"{ACCESS_KIND}: {err}")
         if len(access.imex_channels) > _CHANNELS_LIMIT or not all(
             0 <= channel <= _LARGEST_CHANNEL for channel in access.imex_channels
         ):
@@ -73,7 +73,7 @@ def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access
                 f"{ACCESS_KIND}.imexChannels is {list(access.imex_channels[:8])}, wanted at most "
                 f"{_CHANNELS_LIMIT} numbers from 0 to {_LARGEST_CHANNEL}"
             )
-            return _refuse("access-malformed", text)
+            return refuse("access-malformed", text)
         accesses.append(access)
     return Access(
         gpu_direct_storage=any(access.gpu_direct_storage for access in accesses),
@@ -103,9 +103,5 @@ def access_nodes(tree: Tree, access: Access) -> tuple[str, ...] | Refusal:
             f"the host has no {', '.join(missing)}: load nvidia-fs for GPUDirect Storage, gdrdrv for GDRCopy; "
             "IMEX channels are made by nvidia-modprobe"
         )
-        return _refuse("access-unavailable", text, missing=missing)
+        return refuse("access-unavailable", text, missing=missing)
     return tuple(names)
-
-
-def _refuse(code: str, message: str, **facts: str | tuple[str, ...]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -17,7 +17,7 @@ from topobus.gpu.driver_root.selection import LIBRARY_FOLDERS
 from topobus.sysfs.driver_files import HOOK_PROGRAM
 from topobus.sysfs.tree import Tree
 from topobus.values.edits import ContainerEdits
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["DriverFileSource"]
@@ -74,7 +74,7 @@ class DriverFileSource:
         settings = tree.settings.driver_files
         answer = self.find(tree, version)
         if answer is None and settings.bring == "always":
-            return _refuse(
+            return refuse(
                 "driver-files-incomplete",
                 "no NVIDIA kernel module is loaded: /proc/driver/nvidia/version names no version",
             )
@@ -108,7 +108,7 @@ def _way(tree: Tree, owner: Owner) -> Way | Refusal:
     if _hook_program(tree):
         return "hook"
     if settings.loader == "hook":
-        return _refuse(
+        return refuse(
             "loader-hook-missing",
             f"hardware.driver_files.loader is hook, and {HOOK_PROGRAM} is not beside {sys.executable}: name "
             "its path on the host in hardware.driver_files.hook",
@@ -123,7 +123,3 @@ def _hook_program(tree: Tree) -> str:
         return settings.hook
     own = Path(sys.executable).parent / HOOK_PROGRAM
     return str(own) if tree.is_live and settings.host_root == "/" and own.exists() else ""
-
-
-def _refuse(code: str, message: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message),))

@@ -11,7 +11,7 @@ Source: MIG User Guide, "Device Nodes and Capabilities":
 from __future__ import annotations
 
 from topobus.sysfs.tree import Tree
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["capability_nodes"]
 
@@ -70,4 +70,4 @@ def _read_list(tree: Tree) -> dict[str, str]:
 
 
 def _refuse(message: str, what: str) -> Refusal:
-    return Refusal(reasons=(Reason(code="mig-capability-missing", message=message, facts={"capability": what}),))
+    return refuse("mig-capability-missing", message, capability=what)

@@ -33,7 +33,7 @@ from topobus.values.counters import CounterSet
 from topobus.values.device import Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.health import Dimension, HealthState, Observation
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
 __all__ = ["MigOffer", "instance_edits", "is_mig"]
@@ -304,4 +304,4 @@ def instance_edits(
 
 
 def _refuse(code: str, message: str, devices: tuple[str, ...]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts={"devices": devices}),))
+    return refuse(code, message, devices=devices)

@@ -19,7 +19,7 @@ from topobus.gpu.processes import process_of
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["boot_of", "destroy", "is_ours", "make", "own_instance", "ready_instance"]
 
@@ -173,4 +173,4 @@ def _occupied(device: Device, what: str) -> Refusal:
 
 
 def _refuse(code: str, message: str, device: Device) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts={"devices": (device.name,)}),))
+    return refuse(code, message, devices=(device.name,))

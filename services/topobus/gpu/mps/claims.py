@@ -23,7 +23,7 @@ from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits, Mount
 from topobus.values.health import Observation
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.quantity import Quantity
 from topobus.values.request import OwnerKind
 from topobus.values.shares import MEMORY, SHARES
@@ -97,7 +97,7 @@ class MpsSharing:
                 f"MPS on parts of GPUs is not served: {', '.join(partitions)}; compute mode and daemon are those "
                 "of a whole GPU"
             )
-            return _refuse("mps-partition", text)
+            return refuse("mps-partition", text)
         ordered = sorted(devices, key=lambda device: (str(device.pci or ""), device.name))
         is_part = any(_is_part(device, context) for device in devices)
         if is_part and len(devices) > 1:
@@ -105,9 +105,9 @@ class MpsSharing:
                 "a part of a GPU under MPS comes with no other GPU, for a process has one daemon: "
                 f"{', '.join(device.name for device in ordered)}"
             )
-            return _refuse("mps-several-daemons", text)
+            return refuse("mps-several-daemons", text)
         if nameless := [device.name for device in ordered if not device.uuid]:
-            return _refuse(
+            return refuse(
                 "mps-uuid-unknown",
                 f"MPS needs each GPU's UUID, but neither NVML nor /proc/driver/nvidia reports that of "
                 f"{', '.join(nameless)}",
@@ -236,9 +236,5 @@ def _refuse_mixed(devices: Sequence[Device], context: PrepareContext, *, is_mps:
                     f"device {device.name}: {other.owner} has a part of it {how}: ask for the same strategy, or "
                     "for another device"
                 )
-                return _refuse("mps-mixed", text, device=device.name)
+                return refuse("mps-mixed", text, device=device.name)
     return None
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -27,7 +27,7 @@ from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["MpsDaemons"]
 
@@ -366,9 +366,7 @@ class MpsDaemons:
         message = f"the MPS control daemon of {wanted.name} does not start: {text}" + (
             f"; its log {log} ends with: {tail}" if log else ""
         )
-        return Refusal(
-            reasons=(Reason(code="mps-start-failed", message=message, facts={"device": wanted.name, "log": log}),)
-        )
+        return refuse("mps-start-failed", message, device=wanted.name, log=log)
 
     def _state(self, daemon: _Daemon) -> DaemonState:
         if daemon.state is None:

@@ -11,7 +11,7 @@ from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, fi
 from topobus.gpu.driver_root.host_files import HostFiles
 from topobus.gpu.mps.daemon_state import Programs
 from topobus.sysfs.driver_files import DriverFilesSettings
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["find_programs"]
 
@@ -52,9 +52,7 @@ def find_programs(settings: DriverFilesSettings, version: str, *, wants_smi: boo
         f"{', '.join(missing)} of NVIDIA's driver: not below {', '.join(roots)}; install the driver's package "
         "with MPS on the node, or name its folder in hardware.driver_files.root"
     )
-    return Refusal(
-        reasons=(Reason(code="mps-program-missing", message=text, facts={"missing": missing, "roots": tuple(roots)}),)
-    )
+    return refuse("mps-program-missing", text, missing=missing, roots=tuple(roots))
 
 
 def _find(view: HostFiles, name: str) -> str:

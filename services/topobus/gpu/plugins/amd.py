@@ -60,7 +60,7 @@ from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, Observation
 from topobus.values.machine import Machine, PciDevice
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.readings import Reading
 from topobus.values.request import Owner
@@ -247,7 +247,7 @@ class AmdDriver(ChecksLeftovers):
                 f"the card's partitions have changed, it no longer has {', '.join(missing)}; ask again when the "
                 "inventory lists what it has"
             )
-            return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": missing}),))
+            return refuse("device-not-offered", text, devices=missing)
         edits: dict[str, ContainerEdits] = {}
         for device in devices:
             card, partition = now[device.name]
@@ -428,11 +428,7 @@ def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, Containe
     }
     if not cut:
         return {}
-    return Refusal(
-        reasons=(
-            Reason(code="device-not-offered", message="; ".join(cut.values()), facts={"devices": tuple(sorted(cut))}),
-        )
-    )
+    return refuse("device-not-offered", "; ".join(cut.values()), devices=tuple(sorted(cut)))
 
 
 def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mapping[str, ContainerEdits] | Refusal:
@@ -449,9 +445,7 @@ def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mappin
         card = cards[device.pci] if device.pci is not None else None
         if card is None or not card.partitions:
             text = f"{device.name}: it was offered with all of its partitions, and has none now"
-            return Refusal(
-                reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),)
-            )
+            return refuse("device-not-offered", text, devices=(device.name,))
         nodes = tuple(node for partition in card.partitions for node in partition_drm_nodes(tree, card, partition))
         edits[device.name] = ContainerEdits(
             env={own_variable(device): str(card.address)},

@@ -67,7 +67,7 @@ from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.machine import Machine, PciDevice
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.readings import Reading
 from topobus.values.request import Owner
@@ -475,7 +475,7 @@ def _refuse_cut(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
         sorted(device.name for device in devices if device.pci is not None and _is_partitioned(tree, device.pci, None))
     )
     text = f"in MIG mode by now, which CUDA cannot use as a whole: {', '.join(cut)}"
-    return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": cut}),)) if cut else None
+    return refuse("device-not-offered", text, devices=cut) if cut else None
 
 
 def _visible(uuids: Sequence[str], count: int) -> str:

@@ -19,7 +19,7 @@ from topobus.gpu.mps.claims import MpsSharing
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device, DeviceRole
 from topobus.values.edits import ContainerEdits, Mount
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.quantity import Quantity
 
 __all__ = ["STRATEGIES", "ReadsWholeGpus", "sharing_edits"]
@@ -66,7 +66,7 @@ def sharing_edits(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | 
 def _mps(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
     pipes = _find_daemon(tree)
     if pipes is None:
-        return _refuse(
+        return refuse(
             "mps-not-running",
             "no MPS control daemon runs on this node: run nvidia-cuda-mps-control -d there, or let the gpu "
             "service own it (mps.owned)",
@@ -101,7 +101,3 @@ def _find_daemon(tree: Tree) -> str | None:
         }
         return variables.get(_PIPES_VARIABLE) or _PIPES
     return None
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

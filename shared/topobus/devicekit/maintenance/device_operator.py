@@ -27,7 +27,7 @@ from topobus.values.device import Device
 from topobus.values.errors import PeerUnavailable
 from topobus.values.health import DeviceHealth, HealthState
 from topobus.values.maintenance import DeviceVerb
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["DeviceOperator"]
 
@@ -66,11 +66,11 @@ class DeviceOperator:
         result: Operated | Refusal
         if device is None and operation.device not in self._store.value.devices:
             text = f"class {self._class} has no device {operation.device!r} on this node"
-            result = _refuse("device-unknown", text, device=operation.device)
+            result = refuse("device-unknown", text, device=operation.device)
         elif operation.verb.is_lasting or operation.verb is DeviceVerb.RETURN:
             result = await self._keep_back(request, device)
         elif device is None:
-            result = _refuse("device-unknown", f"device {operation.device} is not there now", device=operation.device)
+            result = refuse("device-unknown", f"device {operation.device} is not there now", device=operation.device)
         elif operation.verb is DeviceVerb.FORGIVE:
             result = await self._forgive(request, device)
         else:
@@ -137,7 +137,7 @@ class DeviceOperator:
             isolated = self._hands.drivers.get(device.driver)
             if isolated is None:
                 text = f"device {device.name} belongs to driver {device.driver!r}, which is not loaded"
-                return _refuse("driver-not-loaded", text, device=device.name)
+                return refuse("driver-not-loaded", text, device=device.name)
             reset = partial(
                 reset_device, self._hands.journal, isolated.driver, self._hands.tree, device, op_id=request.op_id
             )
@@ -169,10 +169,10 @@ class DeviceOperator:
                 users.setdefault(owner_entry.owner.key, f"{owner_entry.owner} has {name} prepared")
         if users:
             text = f"{device.name} cannot be reset while it is held: {'; '.join(users.values())}"
-            return _refuse("device-held", text, device=device.name, owners=tuple(users))
+            return refuse("device-held", text, device=device.name, owners=tuple(users))
         unclean = self._hands.cleaner.obstacle(names)
         if isinstance(unclean, Accepted):
-            return _refuse("device-busy", f"{device.name} cannot be reset yet: {unclean.what}", device=device.name)
+            return refuse("device-busy", f"{device.name} cannot be reset yet: {unclean.what}", device=device.name)
         return unclean
 
     def _done(self, request: PerformRequest) -> Operated | Refusal | None:
@@ -183,7 +183,7 @@ class DeviceOperator:
             f"operation {request.op_id} was {earlier.operation.verb} {earlier.operation.device} before: choose "
             "another op_id"
         )
-        return _refuse("operation-reused", text, op_id=request.op_id)
+        return refuse("operation-reused", text, op_id=request.op_id)
 
     async def _keep(self, request: PerformRequest, result: Operated) -> Operated:
         async with self._writing:
@@ -193,7 +193,3 @@ class DeviceOperator:
 
 def _is_sticky(device: Device) -> bool:
     return any(condition.is_sticky for condition in device.health.conditions)
-
-
-def _refuse(code: str, message: str, **facts: str | tuple[str, ...]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -22,10 +22,10 @@ from topobus.devicekit.prepare_context import LongWork, PrepareContext
 from topobus.sysfs.tree import Tree
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
-__all__ = ["PART", "SETTLE_S", "UNDO_S", "CardCuts", "CardLocks", "CardWish", "Edits", "refuse", "write_text"]
+__all__ = ["PART", "SETTLE_S", "UNDO_S", "CardCuts", "CardLocks", "CardWish", "Edits", "write_text"]
 
 Edits = Mapping[str, ContainerEdits] | Refusal
 
@@ -174,11 +174,6 @@ def write_text(path: Path, text: str) -> None:
     It returns when the driver has done it, or raises its refusal as an OSError.
     """
     path.write_text(f"{text}\n", encoding="ascii")
-
-
-def refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Refusal:
-    """Refuse with one reason."""
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
 
 
 def _note(wishes: Collection[CardWish], context: PrepareContext) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.partitioning.card_cuts import PART, SETTLE_S, CardCuts, refuse
+from topobus.devicekit.partitioning.card_cuts import PART, SETTLE_S, CardCuts
 from topobus.devicekit.pauses import Pauses, look_until
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.prepare_context import PrepareContext
@@ -27,7 +27,7 @@ from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.machine import Machine, PciDevice
-from topobus.values.outcome import Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
 __all__ = ["CUT_LIMIT_S", "FunctionCuts", "FunctionWish", "planned_functions"]

@@ -21,7 +21,7 @@ from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.machine import Machine, PciDevice
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
 __all__ = ["OnDemandFunctions"]
@@ -203,4 +203,4 @@ class OnDemandFunctions:
 
 def _refuse(message: str, devices: Sequence[Device]) -> Refusal:
     names = tuple(sorted(device.name for device in devices))
-    return Refusal(reasons=(Reason(code="device-not-offered", message=message, facts={"devices": names}),))
+    return refuse("device-not-offered", message, devices=names)

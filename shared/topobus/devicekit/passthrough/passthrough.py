@@ -34,7 +34,7 @@ from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Observation
 from topobus.values.machine import Machine
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.request import OwnerKind
 
@@ -89,7 +89,7 @@ class PassthroughDriver(DeviceDriver):
         if isinstance(passthrough, Refusal):
             return passthrough
         if context.owner.kind is not OwnerKind.CLAIM:
-            return _refuse("passthrough-malformed", "devices go to virtual machines by claims alone")
+            return refuse("passthrough-malformed", "devices go to virtual machines by claims alone")
         there = [device for device in devices if not self._is_cut_on_demand(device)]
         refusal = gone(tree, there)
         for device in devices:
@@ -97,7 +97,7 @@ class PassthroughDriver(DeviceDriver):
         if refusal is not None:
             return refusal
         if passthrough.backend == "iommufd" and not tree.exists("dev/iommu"):
-            return _refuse(
+            return refuse(
                 "passthrough-unsupported",
                 "the node has no /dev/iommu: its kernel has no iommufd, or has not loaded it",
                 what="iommufd",
@@ -158,7 +158,7 @@ class PassthroughDriver(DeviceDriver):
             or device.allows_multiple
             or any(whole.endswith(_name_part(address)) for whole in (device.parent, device.partition_of))
         ):
-            return _refuse(
+            return refuse(
                 "passthrough-unsupported",
                 f"{device.name} is no PCI function as a whole, so no machine can have it",
                 device=device.name,
@@ -171,17 +171,17 @@ class PassthroughDriver(DeviceDriver):
             return None
         if role is not DeviceRole.COMPUTE or role is not device.role:
             text = f"{device.name}: {why or f'it was offered for {device.role}, and is for {role} now'}"
-            return _refuse("device-not-offered", text, device=device.name)
+            return refuse("device-not-offered", text, device=device.name)
         rule = self._rule(device)
         if rule is None:
             text = f"{device.name} may not be given to a virtual machine: no rule of passthrough.allow is true of it"
-            return _refuse("passthrough-forbidden", text, device=device.name)
+            return refuse("passthrough-forbidden", text, device=device.name)
         if not self._switch(tree).has_driver(rule.kernel_driver):
             text = (
                 f"kernel driver {rule.kernel_driver} is not loaded on the node, so {device.name} cannot be given "
                 "to a virtual machine"
             )
-            return _refuse("passthrough-unsupported", text, device=device.name, what=rule.kernel_driver)
+            return refuse("passthrough-unsupported", text, device=device.name, what=rule.kernel_driver)
         return None
 
     def _refuse_group(self, tree: Tree, devices: Sequence[Device]) -> Refusal | None:
@@ -190,7 +190,7 @@ class PassthroughDriver(DeviceDriver):
             group = iommu_groups.read_group(tree, _address(device))
             if group is None:
                 text = f"{device.name} has no IOMMU group: the node's IOMMU is off, or the kernel does not use it"
-                return _refuse("passthrough-unsupported", text, device=device.name, what="iommu")
+                return refuse("passthrough-unsupported", text, device=device.name, what="iommu")
             others = iommu_groups.others(tree, group, own)
             if others:
                 named = ", ".join(f"{address} ({driver or 'no driver'})" for address, driver in others.items())
@@ -198,7 +198,7 @@ class PassthroughDriver(DeviceDriver):
                     f"{device.name} is in IOMMU group {group.number} with {named}, which the claim does not pass "
                     "through: a machine gets a group whole"
                 )
-                return _refuse(
+                return refuse(
                     "passthrough-group", text, device=device.name, group=group.number, others=tuple(map(str, others))
                 )
         return None
@@ -243,7 +243,7 @@ class PassthroughDriver(DeviceDriver):
                     self._take(switch, device)
                 switch.until(lambda: not missing_nodes(tree, devices, passthrough), "VFIO having made its nodes")
         except HardwareError as err:
-            refusal = _refuse(
+            refusal = refuse(
                 "passthrough-failed", f"{', '.join(device.name for device in devices)}: {err}", error=err.message
             )
         if refusal is not None:
@@ -311,12 +311,12 @@ class PassthroughDriver(DeviceDriver):
             self._pauses.sleep(_LOOK_S)
         if uses:
             text = f"still in use after {self._settings.idle_s:g} s: {'; '.join(uses)}"
-            return _refuse("passthrough-busy", text, devices=tuple(device.name for device in devices))
+            return refuse("passthrough-busy", text, devices=tuple(device.name for device in devices))
         text = (
             f"the open files of {unseen} processes cannot be seen, so the device may be in use: "
             "give the service CAP_SYS_PTRACE"
         )
-        return _refuse("passthrough-blind", text, processes=unseen)
+        return refuse("passthrough-blind", text, processes=unseen)
 
     def _uses(self, tree: Tree, devices: Sequence[Device]) -> tuple[list[str], int]:
         uses: list[str] = []
@@ -346,7 +346,7 @@ def _read_alike(devices: Sequence[Device], context: PrepareContext) -> Passthrou
     backends = {name: wish.backend for name, wish in wishes.items() if not isinstance(wish, Refusal)}
     if len(set(backends.values())) > 1:
         named = ", ".join(f"{name}: {backend}" for name, backend in sorted(backends.items()))
-        return _refuse(
+        return refuse(
             "passthrough-malformed", f"devices of one claim go to virtual machines in different ways: {named}"
         )
     return next(wish for wish in wishes.values() if not isinstance(wish, Refusal))
@@ -363,7 +363,3 @@ def _name_part(address: PciAddress) -> str:
     that device as its parent.
     """
     return "-" + str(address).replace(":", "-").replace(".", "-")
-
-
-def _refuse(code: str, message: str, **facts: str | int | tuple[str, ...]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

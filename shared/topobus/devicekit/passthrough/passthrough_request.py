@@ -13,7 +13,7 @@ from topobus.formats.kubernetes.classic.classic_parameters import SHARING_KIND
 from topobus.formats.kubernetes.resource import Wire
 from topobus.formats.kubernetes.shape import check_names, read_as
 from topobus.values.errors import ContractError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["PASSTHROUGH_KIND", "PASSTHROUGH_VERSION", "Passthrough", "asks_for_passthrough", "read_passthrough"]
 
@@ -74,4 +74,4 @@ def read_passthrough(config: Sequence[Mapping[str, Any]]) -> Passthrough | Refus
 
 
 def _refuse(message: str) -> Refusal:
-    return Refusal(reasons=(Reason(code="passthrough-malformed", message=message, facts={}),))
+    return refuse("passthrough-malformed", message)

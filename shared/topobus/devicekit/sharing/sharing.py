@@ -23,7 +23,7 @@ from topobus.formats.kubernetes.classic.classic_parameters import (
 from topobus.formats.kubernetes.shape import check_names, read_as
 from topobus.values.device import Device
 from topobus.values.errors import ContractError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["read_sharing", "refuse_sharing", "sharing_of", "with_operators_sharing"]
 
@@ -42,7 +42,7 @@ def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | Non
         return None
     parameters = {key: value for key, value in entries[-1].items() if key not in ("apiVersion", "kind")}
     if entries[-1].get("apiVersion") != SHARING_VERSION:
-        return _refuse(
+        return refuse(
             "sharing-malformed",
             f"{SHARING_KIND}.apiVersion is {entries[-1].get('apiVersion')!r}, wanted {SHARING_VERSION!r}",
         )
@@ -51,9 +51,9 @@ def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | Non
     try:
         sharing = read_as(parameters, Sharing, where=SHARING_KIND)
     except ContractError as err:
-        return _refuse("sharing-malformed", err.message)
+        return refuse("sharing-malformed", err.message)
     problems.extend(check_sharing(sharing, SHARING_KIND))
-    return _refuse("sharing-malformed", "; ".join(str(problem) for problem in problems)) if problems else sharing
+    return refuse("sharing-malformed", "; ".join(str(problem) for problem in problems)) if problems else sharing
 
 
 def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | Refusal:
@@ -72,7 +72,7 @@ def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | 
     different = sorted({str(each_sharing) for each_sharing in sharings.values()})
     if len(different) > 1:
         named = ", ".join(f"{name}: {each_sharing.strategy}" for name, each_sharing in sorted(sharings.items()))
-        return _refuse("sharing-differs", f"devices of one claim are to be shared in different ways: {named}")
+        return refuse("sharing-differs", f"devices of one claim are to be shared in different ways: {named}")
     return next(iter(sharings.values()), Sharing())
 
 
@@ -114,8 +114,4 @@ def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: Pre
         return None
     able = ", ".join((EXCLUSIVE, *sorted(driver.sharing_strategies)))
     message = f"driver {driver.name} cannot share devices by {sharing.strategy}: it knows {able}"
-    return _refuse("sharing-unsupported", message, driver=driver.name, strategy=sharing.strategy)
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+    return refuse("sharing-unsupported", message, driver=driver.name, strategy=sharing.strategy)

@@ -13,7 +13,7 @@ from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
 from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
 from topobus.process.logging import get_logger
 from topobus.values.edits import ContainerEdits
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["Adjuster"]
 
@@ -71,4 +71,4 @@ class Adjuster:
 
 
 def _refuse(code: str, message: str, device: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts={"device": device} if device else {}),))
+    return refuse(code, message, **({"device": device} if device else {}))

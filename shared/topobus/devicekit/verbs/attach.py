@@ -25,7 +25,7 @@ from topobus.formats.messages.sandbox_messages import (
 )
 from topobus.process.logging import get_logger
 from topobus.values.device import Device
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["Attacher"]
@@ -90,7 +90,7 @@ class Attacher:
             isolated = self._hands.drivers[device.driver]
             driver = isolated.driver
             if not driver.capabilities.attaches:
-                return _refuse(
+                return refuse(
                     "attach-unsupported",
                     f"driver {driver.name} attaches no device",
                     driver=driver.name,
@@ -119,7 +119,7 @@ class Attacher:
             isolated = self._hands.drivers.get(device.driver)
             driver = isolated.driver if isolated is not None else None
             if isolated is None or driver is None or not driver.capabilities.attaches:
-                return _refuse(
+                return refuse(
                     "driver-not-loaded",
                     f"device {name} belongs to driver {device.driver!r}, which is not loaded",
                     device=name,
@@ -144,18 +144,12 @@ class Attacher:
         for name in sorted(set(names)):
             device = self._hands.find(name)
             if device is None:
-                return _refuse(
-                    "device-unknown", f"class {self._class} has no device {name!r} on this node", device=name
-                )
+                return refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
             if device.driver not in self._hands.drivers:
-                return _refuse(
+                return refuse(
                     "driver-not-loaded",
                     f"device {name} belongs to driver {device.driver!r}, which is not loaded",
                     device=name,
                 )
             devices.append(device)
-        return devices or _refuse("no-devices", "the request names no device")
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+        return devices or refuse("no-devices", "the request names no device")

@@ -25,7 +25,7 @@ from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.health import Observation
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import Owner
 
 __all__ = ["DeviceCleaner"]
@@ -140,9 +140,7 @@ class DeviceCleaner:
             job = self._jobs.get(name)
             if job is not None and job.why:
                 text = f"device {name} is dirty: {job.owner} left it so, and cleaning fails: {job.why}"
-                return Refusal(
-                    reasons=(Reason(code="device-dirty", message=text, facts={"device": name, "owner": job.owner.key}),)
-                )
+                return refuse("device-dirty", text, device=name, owner=job.owner.key)
             if job is not None:
                 return Accepted(
                     retry_after_s=_ASK_AGAIN_S,

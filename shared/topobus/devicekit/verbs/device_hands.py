@@ -36,7 +36,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
 from topobus.values.health import Observation
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.request import Owner
 
@@ -155,7 +155,7 @@ class DeviceHands:
             for other in entry.owners if entry is not None else ():
                 if other.owner.key != owner.key and (other.is_passed_through or name in asked):
                     where = "with a virtual machine of " if other.is_passed_through else "in use by "
-                    return _refuse(
+                    return refuse(
                         "device-passed-through",
                         f"device {name} is {where}{other.owner}",
                         device=name,
@@ -238,15 +238,15 @@ class DeviceHands:
                 async with self._clock.timeout(self._wait_s):
                     await stack.enter_async_context(lock)
             except TimeoutError:
-                return _refuse("device-busy", f"device {name} is still at work for another request", device=name)
+                return refuse("device-busy", f"device {name} is still at work for another request", device=name)
         for name in names:
             if name in self.journal.unreadable:
                 text = f"the journal of device {name} cannot be read: {self.journal.unreadable[name]}"
-                return _refuse("journal-unreadable", text, device=name)
+                return refuse("journal-unreadable", text, device=name)
             unmended = await self._mend(name)
             if unmended is not None:
                 text = f"device {name}: what was half done cannot be undone: {unmended.why}"
-                return _refuse("undo-failed", text, device=name)
+                return refuse("undo-failed", text, device=name)
         return None
 
     def _half_done(self, name: str) -> list[OwnerEntry]:
@@ -329,10 +329,6 @@ class DeviceHands:
             steps=[step.name for step in (*entry.prepare.steps, *entry.attach.steps)],
         )
         return None
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
 
 
 def driver_reason(name: str, err: DriverFailed | DriverHung) -> Reason:

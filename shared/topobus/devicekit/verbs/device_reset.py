@@ -16,7 +16,7 @@ from topobus.devicekit.pci import pci_folder
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["forget_interrupted", "reset_device"]
 
@@ -67,11 +67,7 @@ def _reset_file(tree: Tree, device: Device) -> Path | Refusal:
         text = f"the kernel has no way to reset PCI function {device.pci} of {device.name}"
     else:
         return tree.path(f"{pci_folder(device.pci)}/reset")
-    return Refusal(
-        reasons=(
-            Reason(code="reset-unsupported", message=text, facts={"device": device.name, "driver": device.driver}),
-        )
-    )
+    return refuse("reset-unsupported", text, device=device.name, driver=device.driver)
 
 
 def _write_reset(path: Path, device: Device) -> Refusal | None:
@@ -81,7 +77,5 @@ def _write_reset(path: Path, device: Device) -> Refusal | None:
         text = f"{path}: {err.strerror or err}"
         if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text += ": give this service the right to write there (docs/reference/rights.md)"
-        return Refusal(
-            reasons=(Reason(code="reset-failed", message=text, facts={"device": device.name, "error": err.errno or 0}),)
-        )
+        return refuse("reset-failed", text, device=device.name, error=err.errno or 0)
     return None

@@ -19,7 +19,7 @@ from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import Owner
 
 __all__ = ["LongJobs"]
@@ -128,4 +128,4 @@ class LongJobs:
 
 
 def _refuse(code: str, message: str, job: _Job) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts={"driver": job.isolated.name}),))
+    return refuse(code, message, driver=job.isolated.name)

@@ -25,7 +25,7 @@ from topobus.process.logging import get_logger
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits, DeviceNode
 from topobus.values.health import HealthState
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["Preparer", "merge_edits", "place_nodes"]
@@ -58,7 +58,7 @@ class Preparer:
                 if kept[0] == request:
                     return kept[1]
                 return PrepareReply(
-                    result=_refuse(
+                    result=refuse(
                         "operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id
                     )
                 )
@@ -114,28 +114,26 @@ class Preparer:
     def _check(self, request: PrepareRequest, devices: Sequence[Device | None]) -> Refusal | Accepted | None:
         may_be_sick = {*request.looked_at, *request.tolerated}
         if not request.devices:
-            return _refuse("no-devices", "the request names no device")
+            return refuse("no-devices", "the request names no device")
         unclean = self._hands.cleaner.obstacle(name for name in request.devices if name not in request.looked_at)
         if unclean is not None:
             return unclean
         for name, device in zip(request.devices, devices, strict=True):
             if device is None:
-                return _refuse(
-                    "device-unknown", f"class {self._class} has no device {name!r} on this node", device=name
-                )
+                return refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
             if device.health.state is HealthState.UNHEALTHY and name not in may_be_sick:
                 worst = device.health.worst
                 why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
-                return _refuse(
+                return refuse(
                     "device-unhealthy",
                     f"device {name} is unhealthy: {why}",
                     device=name,
                     reason=worst.reason if worst else "",
                 )
             if device.maintenance is not None and not request.is_again and name not in request.looked_at:
-                return _refuse("device-kept-back", f"device {name} is {device.why_not}", device=name)
+                return refuse("device-kept-back", f"device {name} is {device.why_not}", device=name)
             if device.driver not in self._hands.drivers:
-                return _refuse(
+                return refuse(
                     "driver-not-loaded",
                     f"device {name} belongs to driver {device.driver!r}, which is not loaded",
                     device=name,
@@ -148,7 +146,7 @@ class Preparer:
         ]
         for name in asked:
             if name in request.looked_at:
-                return _refuse(
+                return refuse(
                     "passthrough-malformed",
                     f"device {name} is had with admin access, so no virtual machine can have it",
                     device=name,
@@ -205,19 +203,13 @@ class Preparer:
             missing = sorted(device.name for device in own_devices if device.name not in answer)
             if missing:
                 text = f"driver {name} prepared no edits for {', '.join(missing)}"
-                return Refusal(
-                    reasons=(
-                        Reason(
-                            code="driver-incomplete", message=text, facts={"driver": name, "devices": tuple(missing)}
-                        ),
-                    )
-                )
+                return refuse("driver-incomplete", text, driver=name, devices=tuple(missing))
             edits.update({device.name: answer[device.name] for device in own_devices})
             to_attach += attached
             merged = merge_edits(common, answer.get("", ContainerEdits()))
             if isinstance(merged, str):
                 text = f"two drivers of class {self._class} set {merged} to different values"
-                return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": merged}),))
+                return refuse("edits-conflict", text, variable=merged)
             common = merged
         self._hands.jobs.forget(request.owner, names)
         seen = self._hands.tree.settings.runtime_dev
@@ -296,7 +288,7 @@ class Preparer:
             is_plugin = context.owner.kind is OwnerKind.DEVICE_PLUGIN
             if is_ahead and not (is_plugin and _only_reads(driver, devices)):
                 text = f"preparing {', '.join(names)} changes something, so it waits until they are somebody's"
-                return _refuse("not-ahead", text, devices=",".join(names)), ()
+                return refuse("not-ahead", text, devices=",".join(names)), ()
             shared = {device.name for device in devices if device.sharing is not None}
             used = [name for name in names if name not in looked_at and (not is_plugin or name in shared)]
             kept = [name for name in used if driver.capabilities.cleans or name in to_attach or name in shared]
@@ -415,7 +407,3 @@ def _place_node(node: DeviceNode, folder: str) -> DeviceNode:
     if not where.startswith(f"{_DEV}/"):
         return node
     return msgspec.structs.replace(node, host_path=folder + where.removeprefix(_DEV))
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
