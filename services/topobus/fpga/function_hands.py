@@ -23,7 +23,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["FunctionHands", "LoadsFunctions"]
 
@@ -119,9 +119,7 @@ class FunctionHands:
         try:
             return self.loader.clean(self._looker(tree, device), record)
         except HardwareError as err:
-            return Refusal(
-                reasons=(Reason(code="region-unreadable", message=err.message, facts={"device": device.name}),)
-            )
+            return refuse("region-unreadable", err.message, device=device.name)
 
     def _looker(self, tree: Tree, device: Device) -> Callable[[], Region]:
         return lambda: self._region_of(tree.for_scan(), device)

@@ -22,7 +22,7 @@ from topobus.fpga.region import Region
 from topobus.process.logging import get_logger
 from topobus.values.device import AttributeValue
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["FunctionLoader"]
 
@@ -120,34 +120,35 @@ class FunctionLoader:
         if not entries:
             if wanted == self.loaded(region) and not region.fault:
                 return None
-            return _refuse(
+            return refuse(
                 "function-unknown",
                 f"{region.device} has not function {wanted}, and the node's bitstream store has none of that "
                 "name or id",
-                facts,
+                **facts,
             )
         namespace = context.owner.namespace
         allowed = [entry for entry in entries if entry.is_for(namespace)]
         if not allowed:
-            return _refuse(
+            return refuse(
                 "function-forbidden",
                 f"function {wanted} is not for claims of namespace {namespace!r}",
-                {**facts, "namespace": namespace},
+                **facts,
+                namespace=namespace,
             )
         misfits = {entry.digest: region.fits(entry.bitstream) for entry in allowed}
         fitting = [entry for entry in allowed if not misfits[entry.digest]]
         if not fitting:
             text = "; ".join(sorted(set(misfits.values())))
-            return _refuse("function-misfit", f"function {wanted} does not fit {region.device}: {text}", facts)
+            return refuse("function-misfit", f"function {wanted} does not fit {region.device}: {text}", **facts)
         record = context.records.get(region.device)
         if any(self._has(region, entry, fitting, record) for entry in fitting):
             return None
         if len(fitting) > 1:
             text = ", ".join(f"{entry.name} (sha256:{entry.digest})" for entry in fitting)
-            return _refuse(
+            return refuse(
                 "function-ambiguous",
                 f"several bitstreams for {region.device} are function {wanted}: {text}; name one",
-                facts,
+                **facts,
             )
         return self._refuse_programming(region, context, facts) or fitting[0]
 
@@ -164,18 +165,18 @@ class FunctionLoader:
             self._write(region, image)
         except RegionUntouched as err:
             record.undone(_PROGRAM)
-            return _refuse(
+            return refuse(
                 "region-not-programmable",
                 f"{region.device} cannot be programmed: {err.filename}: {err.strerror}",
-                facts,
+                **facts,
             )
         except OSError as err:
             text = f"programming {region.device} with {entry.name} failed: {err.filename}: {err.strerror or err}"
-            return _refuse("programming-failed", text, facts)
+            return refuse("programming-failed", text, **facts)
         after = look()
         why = self._why_not_loaded(after, entry, region.shown)
         if why:
-            return _refuse("programming-failed", f"{region.device} was programmed with {entry.name}, but {why}", facts)
+            return refuse("programming-failed", f"{region.device} was programmed with {entry.name}, but {why}", **facts)
         self._programmed[region.device] = _Programmed(entry.digest, entry.bitstream.function, after.shown)
         record.done(_PROGRAM, {"digest": entry.digest})
         get_logger().info("region.programmed", device=region.device, function=entry.name, digest=entry.digest)
@@ -207,7 +208,7 @@ class FunctionLoader:
                 self._while_under_way(region.device, region.reset)
             except OSError as err:
                 text = f"the port of {region.device} cannot be reset: {err.filename}: {err.strerror or err}"
-                return _refuse("port-reset-failed", text, {**facts, "error": str(err.errno)})
+                return refuse("port-reset-failed", text, **facts, error=str(err.errno))
         blank = self._blank(region)
         if blank is not None and self.loaded(region) != blank.bitstream.function:
             refusal = self._blanked(look, blank, record)
@@ -220,7 +221,7 @@ class FunctionLoader:
     def _blanked(self, look: Look, blank: StoreEntry, record: DeviceRecord) -> Refusal | None:
         record.intend(_BLANK, {"digest": blank.digest})
         why = self._program(look, blank)
-        return _refuse("blanking-failed", why, {"digest": blank.digest}) if why else None
+        return refuse("blanking-failed", why, digest=blank.digest) if why else None
 
     def _mend(self, look: Look, step: Step) -> None:
         region = look()
@@ -270,15 +271,17 @@ class FunctionLoader:
     def _refuse_programming(self, region: Region, context: PrepareContext, facts: dict[str, str]) -> Refusal | None:
         if region.device in context.looked_at or context.others.get(region.device):
             text = f"{region.device} has another function, and somebody else uses it: it is not programmed under them"
-            return _refuse("region-in-use", text, facts)
+            return refuse("region-in-use", text, **facts)
         if region.obstacle:
-            return _refuse("region-not-programmable", f"{region.device} cannot be programmed: {region.obstacle}", facts)
+            return refuse(
+                "region-not-programmable", f"{region.device} cannot be programmed: {region.obstacle}", **facts
+            )
         if not self.can_program:
             text = (
                 f"{region.device} has another function, and nothing is programmed on this node (functions.program "
                 "of the fpga service)"
             )
-            return _refuse("programming-off", text, facts)
+            return refuse("programming-off", text, **facts)
         return None
 
     def _has(self, region: Region, entry: StoreEntry, fitting: list[StoreEntry], record: DeviceRecord | None) -> bool:
@@ -322,7 +325,3 @@ class FunctionLoader:
 
 def _is_meant(entry: StoreEntry, wanted: str) -> bool:
     return wanted in (entry.name, entry.bitstream.function, f"sha256:{entry.digest}")
-
-
-def _refuse(code: str, message: str, facts: Mapping[str, str]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -31,7 +31,7 @@ from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespa
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import TakenBack, take_back
 from topobus.values.errors import ContractError, HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["FOLDER", "ContainerState", "attach", "detach", "main", "read_state"]
@@ -113,11 +113,11 @@ def attach(
     """
     places = places or Places()
     if not is_interface_name(interface):
-        return _refuse(
+        return refuse(
             "interface-gone", f"--interface is {interface!r}, wanted the name of an interface", interface=interface
         )
     if state.pid == 0:
-        return _refuse(
+        return refuse(
             "namespace-gone",
             "state on standard input: pid is missing, which a runtime gives at createRuntime",
             container=state.id,
@@ -196,10 +196,6 @@ def _namespace_file(state: ContainerState, interface: str, folder: Path) -> Path
 
 def _stem(state: ContainerState, interface: str) -> str:
     return f"{state.id}@{interface}"
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
 
 
 if __name__ == "__main__":

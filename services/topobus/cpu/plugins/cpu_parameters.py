@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from topobus.formats.kubernetes.classic.classic_parameters import SHARING_KIND
 from topobus.formats.kubernetes.shape import did_you_mean
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["CpuParameters", "read_cpu_parameters"]
 
@@ -63,12 +63,4 @@ def read_cpu_parameters(config: Sequence[Mapping[str, Any]]) -> CpuParameters | 
 
 def _refuse(field: str, got: object, wanted: str) -> Refusal:
     message = f"{_KIND}.{field} is {got!r}, wanted {wanted}"
-    return Refusal(
-        reasons=(
-            Reason(
-                code="cpu-parameters-invalid",
-                message=message,
-                facts={"field": f"{_KIND}.{field}", "got": repr(got)[:64], "wanted": wanted},
-            ),
-        )
-    )
+    return refuse("cpu-parameters-invalid", message, field=f"{_KIND}.{field}", got=repr(got)[:64], wanted=wanted)

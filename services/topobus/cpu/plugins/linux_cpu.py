@@ -31,7 +31,7 @@ from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.values.idset import CpuSet, IdSet, NodeSet
 from topobus.values.machine import Cpu, Machine
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 
 __all__ = ["LinuxCpuDriver"]
 
@@ -129,9 +129,7 @@ class LinuxCpuDriver(DeviceDriver):
                 f"which CPUs of {', '.join(unchosen)} the claim has was not decided: only claims have shares of "
                 "groups, and the gateway must be as new as this service"
             )
-            return Refusal(
-                reasons=(Reason(code="cpus-not-chosen", message=message, facts={"devices": tuple(unchosen)}),)
-            )
+            return refuse("cpus-not-chosen", message, devices=tuple(unchosen))
         chosen = {
             device.name: context.cpus.get(device.name, CpuSet()) if is_cpu_group(device) else cpus_of(device)
             for device in devices

@@ -12,7 +12,7 @@ from topobus.fpga.bitstreams.elf_sections import ELF_MAGIC
 from topobus.fpga.bitstreams.intel_formats import GBS_MAGIC, image_of_aocx, image_of_gbs, read_aocx, read_gbs
 from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm
 from topobus.fpga.bitstreams.xclbin import XCLBIN_MAGIC, read_xclbin
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["image_of", "read_bitstream"]
 
@@ -55,4 +55,4 @@ def image_of(file: ByteWindow, form: BitstreamForm) -> bytes | Refusal:
 
 
 def _refusal(err: UnreadableBitstream) -> Refusal:
-    return Refusal(reasons=(Reason(code="bitstream-unreadable", message=str(err)),))
+    return refuse("bitstream-unreadable", str(err))

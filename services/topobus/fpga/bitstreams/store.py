@@ -21,7 +21,7 @@ from msgspec import Struct
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.values import MOST_FILE_BYTES, Bitstream
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = [
     "DEFAULT_STORE",
@@ -256,6 +256,4 @@ def _read_whole(descriptor: int, size: int) -> bytes:
 
 
 def _refuse(code: str, message: str, entry: StoreEntry) -> Refusal:
-    return Refusal(
-        reasons=(Reason(code=code, message=message, facts={"digest": entry.digest, "function": entry.name}),)
-    )
+    return refuse(code, message, digest=entry.digest, function=entry.name)

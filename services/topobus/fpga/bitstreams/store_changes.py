@@ -17,7 +17,7 @@ from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.store import StoreEntry, check_entry, manifest_name
 from topobus.fpga.bitstreams.values import MOST_FILE_BYTES
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["add_bitstream", "remove_bitstream"]
 
@@ -88,4 +88,4 @@ def remove_bitstream(folder: Path, digest: str) -> bool:
 
 
 def _refuse(message: str) -> Refusal:
-    return Refusal(reasons=(Reason(code="bitstream-refused", message=message),))
+    return refuse("bitstream-refused", message)

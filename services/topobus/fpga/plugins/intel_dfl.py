@@ -37,7 +37,7 @@ from topobus.values.health import Dimension, HealthState, Observation, RecoveryA
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine
 from topobus.values.names import to_dns_label
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
 __all__ = ["IntelDflDriver"]
@@ -156,9 +156,7 @@ class IntelDflDriver(LoadsFunctions):
                     f"{device.name}: the card has no port {device.attributes.get('port')} any more (it went to a "
                     "virtual function)"
                 )
-                return Refusal(
-                    reasons=(Reason(code="device-not-offered", message=text, facts={"devices": (device.name,)}),)
-                )
+                return refuse("device-not-offered", text, devices=(device.name,))
             where = str(device.pci) if device.pci is not None else card.region
             edits[device.name] = ContainerEdits(
                 env={own_variable(device): f"{where}/{ports[0].number}" if device.partition_of else where},

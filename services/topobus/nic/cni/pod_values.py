@@ -17,7 +17,7 @@ from msgspec import structs
 from topobus.nic.cni.rules.chain import Chain, Plugin
 from topobus.nic.cni.rules.refusals import config_invalid
 from topobus.values.device import Device
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.quantity import Quantity
 from topobus.values.sandbox import BANDWIDTH_ANNOTATIONS, Sandbox
 
@@ -61,7 +61,7 @@ def pod_values(sandbox: Sandbox, device: Device, *, needs_ports: bool = False) -
     values: dict[str, Any] = {}
     if needs_ports and sandbox.ports_unknown:
         why = f"the pod's host ports are not known, and the chain has to open them: {sandbox.ports_unknown}"
-        return Refusal(reasons=(Reason(code="cni-ports-unknown", message=why, facts={"pod": str(sandbox)}),))
+        return refuse("cni-ports-unknown", why, pod=str(sandbox))
     if sandbox.host_ports:
         values["portMappings"] = [
             {

@@ -32,7 +32,7 @@ from topobus.nic.rdma.rdma_hand_over import check_rdma, hand_over_rdma, take_bac
 from topobus.process.logging import get_logger
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.request import OwnerKind
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
@@ -200,7 +200,7 @@ class InterfaceHands:
                 return there
             if there is None:
                 return msgspec.structs.replace(config, interface=msgspec.structs.replace(config.interface, name=wanted))
-        return _refuse(
+        return refuse(
             "interface-config-invalid",
             f"the pod has {name} and net1 to net{_MOST_NAMES}; configure interface.name",
             field="interface.name",
@@ -247,7 +247,3 @@ def _of_device(reason: Reason, device: Device) -> Reason:
     return msgspec.structs.replace(
         reason, message=f"{device.name}: {reason.message}", facts={**reason.facts, "device": device.name}
     )
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -23,11 +23,11 @@ from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_t
 from topobus.nic.netlink.applying import announce_addresses, apply_change, move_link
 from topobus.nic.netlink.hand_over_plan import HOST_CHANGES, Change, plan_hand_over
 from topobus.nic.netlink.identity import find_interface, identified, present_of
-from topobus.nic.netlink.places import Places, kernels_refusal, missing_package, open_namespace, refused, with_netlink
+from topobus.nic.netlink.places import Places, kernels_refusal, missing_package, open_namespace, with_netlink
 from topobus.nic.netlink.reading import get_link, link_names, read_state
 from topobus.nic.netlink.shares import make_child
 from topobus.nic.netlink.vf_settings import VfPlace, configure_vf
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import AttachedInterface
 
 __all__ = ["check_hand_over", "hand_over", "mark", "read_interface"]
@@ -181,12 +181,8 @@ def _in_pod(
 ) -> AttachedInterface | Refusal:
     index = find_interface(socket, state, present_of(state, places), tag=tag)
     if index is None:
-        return refused(
-            Reason(
-                code="hand-over-failed",
-                message=f"{state.name} is not in the pod's namespace after it was moved there",
-                facts={"step": "move"},
-            )
+        return refuse(
+            "hand-over-failed", f"{state.name} is not in the pod's namespace after it was moved there", step="move"
         )
     detection = config.interface.duplicate_address_detection
     for change in changes:
@@ -203,12 +199,8 @@ def _in_pod(
             return refusal
     now = read_state(socket, places.proc, index=index)
     if now is None:
-        return refused(
-            Reason(
-                code="hand-over-failed",
-                message=f"{name_in_pod(config, state)} left the pod's namespace while it was set up",
-                facts={"step": "up"},
-            )
+        return refuse(
+            "hand-over-failed", f"{name_in_pod(config, state)} left the pod's namespace while it was set up", step="up"
         )
     return AttachedInterface(
         name=now.name, mac=now.mac, addresses=tuple(held.address for held in now.addresses), mtu=now.mtu
@@ -246,12 +238,11 @@ def _on_host(socket: Any, places: Places, index: int, change: Change, descriptor
 def _taken(places: Places, descriptor: int, name: str) -> Refusal | None:
     if name not in with_netlink(places, descriptor, link_names):
         return None
-    return refused(
-        Reason(
-            code="name-taken",
-            message=f"the pod has an interface {name} already; interface.name of the claim names another one",
-            facts={"field": "interface.name", "name": name},
-        )
+    return refuse(
+        "name-taken",
+        f"the pod has an interface {name} already; interface.name of the claim names another one",
+        field="interface.name",
+        name=name,
     )
 
 
@@ -265,24 +256,20 @@ def _wait_for_addresses(socket: Any, index: int) -> Refusal | None:
         }
         failed = sorted(address for address, flag in flags.items() if flag & _FAILED)
         if failed:
-            return refused(
-                Reason(
-                    code="address-in-use",
-                    message=f"{failed[0]} is in use on the network: another machine answers for it",
-                    facts={"address": failed[0]},
-                )
+            return refuse(
+                "address-in-use",
+                f"{failed[0]} is in use on the network: another machine answers for it",
+                address=failed[0],
             )
         waiting = sorted(address for address, flag in flags.items() if flag & _TENTATIVE)
         if not waiting:
             return None
         if time.monotonic() >= end:
-            return refused(
-                Reason(
-                    code="address-not-ready",
-                    message=f"{waiting[0]} is not found unique within {_DETECTION_S:g} s: the link has no carrier, or "
-                    "duplicateAddressDetection is to be background",
-                    facts={"address": waiting[0]},
-                )
+            return refuse(
+                "address-not-ready",
+                f"{waiting[0]} is not found unique within {_DETECTION_S:g} s: the link has no carrier, or "
+                "duplicateAddressDetection is to be background",
+                address=waiting[0],
             )
         time.sleep(_POLL_S)
 
@@ -302,6 +289,4 @@ def _read_on_host(places: Places, name: str) -> InterfaceState | Refusal:
     if state is not None and state.name == name:
         return identified(state, places)
     other = f"; it is an alternative name of {state.name}" if state is not None else ""
-    return refused(
-        Reason(code="interface-gone", message=f"the host has no interface {name}{other}", facts={"interface": name})
-    )
+    return refuse("interface-gone", f"the host has no interface {name}{other}", interface=name)

@@ -20,9 +20,9 @@ from urllib.parse import quote
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.nic.netlink.identity import boot_id
 from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespace
-from topobus.nic.netlink.places import Places, open_namespace, refused
+from topobus.nic.netlink.places import Places, open_namespace
 from topobus.process.logging import get_logger
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["KEEP", "KeptNamespaces"]
 
@@ -127,10 +127,6 @@ class KeptNamespaces:
 
 def _not_a_runtimes(namespace: str) -> Refusal:
     """Refuse a path of our own: a request with it would reach into another pod."""
-    return refused(
-        Reason(
-            code="namespace-gone",
-            message=f"network namespace {namespace} is none that a container runtime made",
-            facts={"path": namespace},
-        )
+    return refuse(
+        "namespace-gone", f"network namespace {namespace} is none that a container runtime made", path=namespace
     )

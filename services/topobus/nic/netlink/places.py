@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
-__all__ = ["Places", "kernels_refusal", "missing_package", "open_host", "open_namespace", "refused", "with_netlink"]
+__all__ = ["Places", "kernels_refusal", "missing_package", "open_host", "open_namespace", "with_netlink"]
 
 T = TypeVar("T")
 
@@ -47,11 +47,6 @@ class Places(Struct, frozen=True, kw_only=True):
     in it."""
 
 
-def refused(reason: Reason) -> Refusal:
-    """Make a Refusal of one reason."""
-    return Refusal(reasons=(reason,))
-
-
 def kernels_refusal(err: Exception, what: str, step: str) -> Refusal:
     """Make a Refusal of an error of netlink or of a file.
 
@@ -60,15 +55,14 @@ def kernels_refusal(err: Exception, what: str, step: str) -> Refusal:
     code = int(getattr(err, "code", None) or getattr(err, "errno", None) or 0)
     words = err.args[1] if len(err.args) > 1 else str(err)
     if code in (errno.EPERM, errno.EACCES):
-        return refused(
-            Reason(
-                code="not-permitted",
-                message=f"{what}: {words}; topobus-nic needs the capabilities NET_ADMIN and SYS_ADMIN, and a "
-                "/proc/sys/net that it may write to",
-                facts={"step": step, "error": code},
-            )
+        return refuse(
+            "not-permitted",
+            f"{what}: {words}; topobus-nic needs the capabilities NET_ADMIN and SYS_ADMIN, and a "
+            "/proc/sys/net that it may write to",
+            step=step,
+            error=code,
         )
-    return refused(Reason(code="hand-over-failed", message=f"{what}: {words}", facts={"step": step, "error": code}))
+    return refuse("hand-over-failed", f"{what}: {words}", step=step, error=code)
 
 
 def missing_package() -> Refusal | None:
@@ -76,13 +70,12 @@ def missing_package() -> Refusal | None:
     try:
         import pyroute2  # noqa: F401 - only whether it is there
     except ModuleNotFoundError:
-        return refused(
-            Reason(
-                code="package-missing",
-                message="interfaces are handed over by pyroute2, which is not installed beside topobus-nic; pip "
-                "install '.[nic]' from the checkout",
-                facts={"package": "pyroute2", "extra": "nic"},
-            )
+        return refuse(
+            "package-missing",
+            "interfaces are handed over by pyroute2, which is not installed beside topobus-nic; pip "
+            "install '.[nic]' from the checkout",
+            package="pyroute2",
+            extra="nic",
         )
     return None
 
@@ -99,12 +92,11 @@ def open_namespace(places: Places, path: str) -> int | Refusal:
         # Opening a pipe would wait for its other end.
         descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as err:
-        return refused(
-            Reason(
-                code="namespace-gone",
-                message=f"network namespace {path} cannot be opened: {os.strerror(err.errno or 0)}",
-                facts={"path": path, "error": err.errno or 0},
-            )
+        return refuse(
+            "namespace-gone",
+            f"network namespace {path} cannot be opened: {os.strerror(err.errno or 0)}",
+            path=path,
+            error=err.errno or 0,
         )
     refusal = _not_for_a_pod(places, descriptor, path)
     if refusal is not None:
@@ -198,21 +190,11 @@ def _not_for_a_pod(places: Places, descriptor: int, path: str) -> Refusal | None
     library = ctypes.CDLL(None, use_errno=True)
     answer = ctypes.create_string_buffer(256)
     if library.fstatfs(descriptor, answer) != 0 or ctypes.cast(answer, ctypes.POINTER(ctypes.c_long))[0] != _NSFS:
-        return refused(
-            Reason(
-                code="namespace-gone",
-                message=f"{path} is no namespace (any more): the sandbox is gone",
-                facts={"path": path},
-            )
-        )
+        return refuse("namespace-gone", f"{path} is no namespace (any more): the sandbox is gone", path=path)
     entered = os.fstat(descriptor)
     own = Path(places.host_namespace or _OWN_NAMESPACE).stat()
     if (entered.st_dev, entered.st_ino) == (own.st_dev, own.st_ino):
-        return refused(
-            Reason(
-                code="namespace-of-host",
-                message=f"{path} is the host's own network namespace: the pod has hostNetwork",
-                facts={"path": path},
-            )
+        return refuse(
+            "namespace-of-host", f"{path} is the host's own network namespace: the pod has hostNetwork", path=path
         )
     return None

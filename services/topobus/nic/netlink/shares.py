@@ -15,10 +15,10 @@ from msgspec import structs
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.nic.interfaces.rules.interface_config import ShareFields
 from topobus.nic.interfaces.rules.interface_state import InterfaceState
-from topobus.nic.netlink.places import Places, refused, with_netlink
+from topobus.nic.netlink.places import Places, with_netlink
 from topobus.nic.netlink.reading import get_link, read_state
 from topobus.nic.netlink.requests import attribute, create_link, link_body
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["child_name", "child_request", "make_child"]
 
@@ -70,24 +70,23 @@ def make_child(
         try:
             create_link(socket, child_request(parent.index, name, share))
         except NetlinkError as err:
-            return refused(
-                Reason(
-                    code="share-failed",
-                    message=f"the kernel makes no {share.mode} child of {parent.name}: {err.args[1]}",
-                    facts={"interface": parent.name, "mode": share.mode, "error": int(err.code)},
-                )
+            return refuse(
+                "share-failed",
+                f"the kernel makes no {share.mode} child of {parent.name}: {err.args[1]}",
+                interface=parent.name,
+                mode=share.mode,
+                error=int(err.code),
             )
         link = get_link(socket, name=name)
         child = read_state(socket, places.proc, index=link["index"]) if link is not None else None
         return (
             structs.replace(child, boot_id=parent.boot_id)
             if child is not None
-            else refused(
-                Reason(
-                    code="share-failed",
-                    message=f"the child {name} of {parent.name} went away at once",
-                    facts={"interface": parent.name, "mode": share.mode},
-                )
+            else refuse(
+                "share-failed",
+                f"the child {name} of {parent.name} went away at once",
+                interface=parent.name,
+                mode=share.mode,
             )
         )
 

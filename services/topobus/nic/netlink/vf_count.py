@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from topobus.nic.netlink.places import refused
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["functions_in_use", "set_vf_count"]
 
@@ -49,13 +48,14 @@ def set_vf_count(sys: str, address: str, wanted: int, *, held: Sequence[str] = (
     if held or in_use:
         users = ", ".join(held) if held else ", ".join(in_use)
         code = "vf-count-held" if held else "vf-count-in-use"
-        return refused(
-            Reason(
-                code=code,
-                message=f"{address} has {present} virtual functions and is to have {wanted}, but is in use: {users}; "
-                "the number changes when they are released",
-                facts={"address": address, "present": present, "wanted": wanted, "users": tuple(held or in_use)},
-            )
+        return refuse(
+            code,
+            f"{address} has {present} virtual functions and is to have {wanted}, but is in use: {users}; "
+            "the number changes when they are released",
+            address=address,
+            present=present,
+            wanted=wanted,
+            users=tuple(held or in_use),
         )
     return _write(folder, address, present, wanted)
 
@@ -70,13 +70,13 @@ def _write(folder: Path, address: str, present: int, wanted: int) -> Refusal | N
             numbers.write_text(str(wanted), encoding="ascii")
     except OSError as err:
         back = _put_back(numbers, present)
-        return refused(
-            Reason(
-                code="vf-count-failed",
-                message=f"the driver of {address} does not make {wanted} virtual functions: {err.strerror}; it has "
-                f"{back} now",
-                facts={"address": address, "wanted": wanted, "present": back, "error": err.errno or 0},
-            )
+        return refuse(
+            "vf-count-failed",
+            f"the driver of {address} does not make {wanted} virtual functions: {err.strerror}; it has {back} now",
+            address=address,
+            wanted=wanted,
+            present=back,
+            error=err.errno or 0,
         )
     return None
 
@@ -115,8 +115,4 @@ def _is_on(interface: Path) -> bool:
 
 
 def _impossible(address: str, message: str, wanted: int, total: int) -> Refusal:
-    return refused(
-        Reason(
-            code="vf-count-impossible", message=message, facts={"address": address, "wanted": wanted, "total": total}
-        ),
-    )
+    return refuse("vf-count-impossible", message, address=address, wanted=wanted, total=total)

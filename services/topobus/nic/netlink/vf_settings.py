@@ -19,11 +19,11 @@ from topobus.devicekit.device_record import DeviceRecord
 from topobus.nic.interfaces.rules.interface_config import VfFields
 from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_from_journal, state_to_journal
 from topobus.nic.netlink.identity import present_of
-from topobus.nic.netlink.places import Places, missing_package, refused, with_netlink
+from topobus.nic.netlink.places import Places, missing_package, with_netlink
 from topobus.nic.netlink.reading import bus_device_of, get_link, list_links, port_name
 from topobus.nic.netlink.requests import attribute, link_body, set_link
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 
 __all__ = ["VfPlace", "VfState", "configure_vf", "read_vf", "restore_vf", "vf_message", "vf_requests"]
 
@@ -185,12 +185,11 @@ def configure_vf(
 
         physical, before = _find(socket, place)
         if physical is None or before is None:
-            return refused(
-                Reason(
-                    code="vf-gone",
-                    message=f"{place.physical} has no virtual function {place.index}",
-                    facts={"physical": place.physical, "index": place.index},
-                )
+            return refuse(
+                "vf-gone",
+                f"{place.physical} has no virtual function {place.index}",
+                physical=place.physical,
+                index=place.index,
             )
         requests = vf_requests(place.index, fields, before)
         # Only what is changed is restored: a driver may refuse a setting that was never asked for.
@@ -209,13 +208,12 @@ def configure_vf(
                 set_link(socket, vf_message(physical, setting))
             except NetlinkError as err:
                 field = _claim_fields(name, fields, int(err.code))
-                return refused(
-                    Reason(
-                        code="vf-refused",
-                        message=f"{field} of function {place.index} of {place.physical} is refused by its driver: "
-                        f"{err.args[1]}",
-                        facts={"field": field, "physical": place.physical, "error": int(err.code)},
-                    )
+                return refuse(
+                    "vf-refused",
+                    f"{field} of function {place.index} of {place.physical} is refused by its driver: {err.args[1]}",
+                    field=field,
+                    physical=place.physical,
+                    error=int(err.code),
                 )
         record.done("vf")
         return None

@@ -54,7 +54,7 @@ from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.names import is_dns_label, to_dns_label
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.readings import Reading
 
@@ -147,7 +147,7 @@ class LinuxNetdevDriver(AttachesInterfaces):
         ]
         if names:
             text = f"no such interface on the node any more: {', '.join(sorted(names))}"
-            return Refusal(reasons=(Reason(code="device-gone", message=text, facts={"devices": tuple(sorted(names))}),))
+            return refuse("device-gone", text, devices=tuple(sorted(names)))
         return {
             device.name: ContainerEdits(env={own_variable(device): self._name(device, context)}) for device in devices
         }

@@ -85,7 +85,7 @@ from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, Observation
 from topobus.values.machine import Machine, PciDevice
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.readings import Reading
 from topobus.values.request import OwnerKind
@@ -360,9 +360,7 @@ class PciNetdevDriver(AttachesInterfaces):
         if not indexes or isinstance(port, str):
             why = port if isinstance(port, str) else f"{link} does not list it"
             text = f"vf: its physical function {link} cannot configure it: {why}"
-            return Refusal(
-                reasons=(Reason(code="vf-gone", message=text, facts={"device": device.name, "physical": link}),)
-            )
+            return refuse("vf-gone", text, device=device.name, physical=link)
         return VfPlace(physical=port.name, index=int(indexes[0].removeprefix("virtfn")))
 
     def _find_rdma(self, tree: Tree, device: Device) -> Sequence[str]:
@@ -497,9 +495,7 @@ def _refuse_other_roles(tree: Tree, devices: Sequence[Device]) -> Refusal | None
     if not changed:
         return None
     text = "; ".join(f"{name}: {why}" for name, why in sorted(changed.items()))
-    return Refusal(
-        reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(changed))}),)
-    )
+    return refuse("device-not-offered", text, devices=tuple(sorted(changed)))
 
 
 def _lacking_interface(tree: Tree, device: Device, address: PciAddress, *, is_asked: bool) -> tuple[Reason, ...]:

@@ -17,7 +17,7 @@ from topobus.nic.netlink.identity import boot_id
 from topobus.nic.netlink.places import Places, open_host, open_namespace, with_netlink
 from topobus.nic.rdma.rdma_netlink import RdmaNetlink, open_socket
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["RDMA_STEP", "check_rdma", "hand_over_rdma", "take_back_rdma"]
 
@@ -115,12 +115,4 @@ def _return(places: Places, source: int, names: Sequence[str]) -> None:
 
 def _refuse(field: str, wanted: str) -> Refusal:
     message = f"{field} is exclusive, wanted {wanted}"
-    return Refusal(
-        reasons=(
-            Reason(
-                code="interface-config-invalid",
-                message=message,
-                facts={"field": field, "got": "exclusive", "wanted": wanted},
-            ),
-        )
-    )
+    return refuse("interface-config-invalid", message, field=field, got="exclusive", wanted=wanted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = [
     "chain_forbidden",
@@ -39,41 +39,40 @@ _MESSAGE_CHARACTERS = 400
 def config_invalid(where: str, field: str, wanted: str, got: object) -> Refusal:
     """Refuse a configuration list, with the field, the value wanted there and the value found."""
     shown = _shown(got)
-    return _refusal(
-        Reason(
-            code="cni-config-invalid",
-            message=f"{where}: {field} must be {wanted}, got {shown}; mend the configuration list and ask again",
-            facts={"where": where, "field": field, "wanted": wanted, "got": shown},
-        )
+    return refuse(
+        "cni-config-invalid",
+        f"{where}: {field} must be {wanted}, got {shown}; mend the configuration list and ask again",
+        where=where,
+        field=field,
+        wanted=wanted,
+        got=shown,
     )
 
 
 def plugin_missing(where: str, plugin: str, field: str, looked_in: Sequence[str]) -> Refusal:
     """Refuse a chain with a plugin whose binary is in no folder."""
-    return _refusal(
-        Reason(
-            code="cni-plugin-missing",
-            message=(
-                f"{where}: {field} names the CNI plugin {plugin}, and no executable of that name is in "
-                f"{', '.join(looked_in)};"
-                " install it there, or name its folder in the setting cni.bin_dirs"
-            ),
-            facts={"where": where, "plugin": plugin, "field": field, "looked_in": tuple(looked_in)},
-        )
+    return refuse(
+        "cni-plugin-missing",
+        f"{where}: {field} names the CNI plugin {plugin}, and no executable of that name is in "
+        f"{', '.join(looked_in)};"
+        " install it there, or name its folder in the setting cni.bin_dirs",
+        where=where,
+        plugin=plugin,
+        field=field,
+        looked_in=tuple(looked_in),
     )
 
 
 def plugin_forbidden(where: str, plugin: str, field: str, allowed: Sequence[str]) -> Refusal:
     """Refuse a chain with a plugin type that the operator does not allow."""
-    return _refusal(
-        Reason(
-            code="cni-plugin-forbidden",
-            message=(
-                f"{where}: {field} names the CNI plugin {plugin}, which the setting cni.plugins does not allow"
-                f" ({', '.join(allowed) or 'it allows none'}); ask the operator to add it, or use another"
-            ),
-            facts={"where": where, "plugin": plugin, "field": field, "allowed": tuple(allowed)},
-        )
+    return refuse(
+        "cni-plugin-forbidden",
+        f"{where}: {field} names the CNI plugin {plugin}, which the setting cni.plugins does not allow"
+        f" ({', '.join(allowed) or 'it allows none'}); ask the operator to add it, or use another",
+        where=where,
+        plugin=plugin,
+        field=field,
+        allowed=tuple(allowed),
     )
 
 
@@ -81,28 +80,23 @@ def chain_forbidden(where: str) -> Refusal:
     """Refuse a claim with its own configuration list where only the operator's networks are
     allowed.
     """
-    return _refusal(
-        Reason(
-            code="cni-chain-forbidden",
-            message=(
-                f"{where}: the claim brings a configuration list of its own, and this node's setting "
-                "cni.allow_claim_chains is off"
-                " (a chain runs programs as root); name one of the operator's networks instead"
-            ),
-            facts={"where": where},
-        )
+    return refuse(
+        "cni-chain-forbidden",
+        f"{where}: the claim brings a configuration list of its own, and this node's setting "
+        "cni.allow_claim_chains is off"
+        " (a chain runs programs as root); name one of the operator's networks instead",
+        where=where,
     )
 
 
 def network_unknown(where: str, network: str, names: Sequence[str]) -> Refusal:
     """Refuse a network that the operator has not named."""
-    return _refusal(
-        Reason(
-            code="cni-network-unknown",
-            message=f"{where}: there is no network {network} in the setting cni.networks; it has "
-            f"{', '.join(names) or 'none'}",
-            facts={"where": where, "network": network, "known": tuple(names)},
-        )
+    return refuse(
+        "cni-network-unknown",
+        f"{where}: there is no network {network} in the setting cni.networks; it has {', '.join(names) or 'none'}",
+        where=where,
+        network=network,
+        known=tuple(names),
     )
 
 
@@ -110,28 +104,28 @@ def version_unsupported(where: str, wanted: Sequence[str], plugin: str, supporte
     """Refuse a chain when one of its plugins, by its own answer to VERSION, supports none of its
     versions.
     """
-    return _refusal(
-        Reason(
-            code="cni-version-unsupported",
-            message=(
-                f"{where}: the configuration list is of CNI version {' or '.join(wanted)}, and {plugin} "
-                f"speaks {', '.join(supported) or 'none'};"
-                " set cniVersion to one of these, or install a newer plugin"
-            ),
-            facts={"where": where, "wanted": tuple(wanted), "plugin": plugin, "supported": tuple(supported)},
-        )
+    return refuse(
+        "cni-version-unsupported",
+        f"{where}: the configuration list is of CNI version {' or '.join(wanted)}, and {plugin} "
+        f"speaks {', '.join(supported) or 'none'};"
+        " set cniVersion to one of these, or install a newer plugin",
+        where=where,
+        wanted=tuple(wanted),
+        plugin=plugin,
+        supported=tuple(supported),
     )
 
 
 def version_answered(plugin: str, command: str, wanted: str, answered: str) -> Refusal:
     """Refuse a result of another version than the plugin was asked for."""
-    return _refusal(
-        Reason(
-            code="cni-version-answered",
-            message=f"the CNI plugin {plugin} was asked to {command} in version {wanted} and answered in {answered}; "
-            "its result is not used",
-            facts={"plugin": plugin, "command": command, "wanted": wanted, "answered": answered},
-        )
+    return refuse(
+        "cni-version-answered",
+        f"the CNI plugin {plugin} was asked to {command} in version {wanted} and answered in {answered}; "
+        "its result is not used",
+        plugin=plugin,
+        command=command,
+        wanted=wanted,
+        answered=answered,
     )
 
 
@@ -139,49 +133,46 @@ def plugin_timeout(plugin: str, command: str, limit_s: float) -> Refusal:
     """Refuse the work of a plugin that did not end in time, and was killed with all that it
     started.
     """
-    return _refusal(
-        Reason(
-            code="cni-plugin-timeout",
-            message=(
-                f"the CNI plugin {plugin} did not end its {command} within {limit_s:g} s and was killed;"
-                " find what it waits for, or raise the setting cni.timeout_s"
-            ),
-            facts={"plugin": plugin, "command": command, "limit_s": limit_s},
-        )
+    return refuse(
+        "cni-plugin-timeout",
+        f"the CNI plugin {plugin} did not end its {command} within {limit_s:g} s and was killed;"
+        " find what it waits for, or raise the setting cni.timeout_s",
+        plugin=plugin,
+        command=command,
+        limit_s=limit_s,
     )
 
 
 def plugin_killed(plugin: str, command: str, signal: str, said: str) -> Refusal:
     """Refuse the work of a plugin that died by a signal."""
-    return _refusal(
-        Reason(
-            code="cni-plugin-killed",
-            message=f"the CNI plugin {plugin} died of {signal} during {command}{_also(said)}",
-            facts={"plugin": plugin, "command": command, "signal": signal},
-        )
+    return refuse(
+        "cni-plugin-killed",
+        f"the CNI plugin {plugin} died of {signal} during {command}{_also(said)}",
+        plugin=plugin,
+        command=command,
+        signal=signal,
     )
 
 
 def plugin_nonsense(plugin: str, command: str, problem: str, said: str) -> Refusal:
     """Refuse an answer that does not follow the specification."""
-    return _refusal(
-        Reason(
-            code="cni-plugin-nonsense",
-            message=f"the answer of the CNI plugin {plugin} to {command} cannot be used: {problem}{_also(said)}",
-            facts={"plugin": plugin, "command": command, "problem": problem},
-        )
+    return refuse(
+        "cni-plugin-nonsense",
+        f"the answer of the CNI plugin {plugin} to {command} cannot be used: {problem}{_also(said)}",
+        plugin=plugin,
+        command=command,
+        problem=problem,
     )
 
 
 def output_too_large(plugin: str, command: str, limit_bytes: int) -> Refusal:
     """Refuse an answer that is longer than any real one."""
-    return _refusal(
-        Reason(
-            code="cni-output-too-large",
-            message=f"the CNI plugin {plugin} wrote more than {limit_bytes} bytes in answer to {command} and was "
-            "killed",
-            facts={"plugin": plugin, "command": command, "limit_bytes": limit_bytes},
-        )
+    return refuse(
+        "cni-output-too-large",
+        f"the CNI plugin {plugin} wrote more than {limit_bytes} bytes in answer to {command} and was killed",
+        plugin=plugin,
+        command=command,
+        limit_bytes=limit_bytes,
     )
 
 
@@ -196,62 +187,54 @@ def plugin_failed(plugin: str, command: str, error_code: int, message: str, deta
         "error_code": error_code,
     }
     if error_code == _TRY_AGAIN:
-        return _refusal(Reason(code="cni-try-again", message=text + "; it asks to be tried again later", facts=facts))
-    return _refusal(Reason(code="cni-plugin-failed", message=text, facts=facts))
+        return refuse("cni-try-again", text + "; it asks to be tried again later", **facts)
+    return refuse("cni-plugin-failed", text, **facts)
 
 
 def plugin_unusable(plugin: str, path: str, problem: str) -> Refusal:
     """Refuse a binary that exists but cannot or must not be started."""
-    return _refusal(
-        Reason(
-            code="cni-plugin-unusable",
-            message=f"the CNI plugin {plugin} ({path}) cannot be run: {problem}; install it again",
-            facts={"plugin": plugin, "path": path, "problem": problem},
-        )
+    return refuse(
+        "cni-plugin-unusable",
+        f"the CNI plugin {plugin} ({path}) cannot be run: {problem}; install it again",
+        plugin=plugin,
+        path=path,
+        problem=problem,
     )
 
 
 def check_unsupported(network: str, version: str) -> Refusal:
     """Refuse to check an attachment where no plugin has CHECK."""
-    return _refusal(
-        Reason(
-            code="cni-check-unsupported",
-            message=f"the CNI network {network} (version {version}) has no CHECK: it came with 0.4.0, and a list may "
-            "set disableCheck",
-            facts={"network": network, "version": version},
-        )
+    return refuse(
+        "cni-check-unsupported",
+        f"the CNI network {network} (version {version}) has no CHECK: it came with 0.4.0, and a list may "
+        "set disableCheck",
+        network=network,
+        version=version,
     )
 
 
 def interface_missing(network: str, interface: str, got: Sequence[str]) -> Refusal:
     """Refuse a chain whose result has no such interface inside the sandbox."""
-    return _refusal(
-        Reason(
-            code="cni-interface-missing",
-            message=(
-                f"the CNI network {network} reports no interface {interface} inside the sandbox (it reports "
-                f"{', '.join(got) or 'none'});"
-                " its first plugin must be one that makes or moves an interface"
-            ),
-            facts={"network": network, "interface": interface, "got": tuple(got)},
-        )
+    return refuse(
+        "cni-interface-missing",
+        f"the CNI network {network} reports no interface {interface} inside the sandbox (it reports "
+        f"{', '.join(got) or 'none'});"
+        " its first plugin must be one that makes or moves an interface",
+        network=network,
+        interface=interface,
+        got=tuple(got),
     )
 
 
 def state_unreadable(path: str, problem: str) -> Refusal:
     """Refuse to go by a record of an attachment that cannot be read or written."""
-    return _refusal(
-        Reason(
-            code="cni-state-unreadable",
-            message=f"{path}: the record of a CNI attachment cannot be used: {problem}; see what it names, then mend "
-            "or delete the file",
-            facts={"path": path, "problem": problem},
-        )
+    return refuse(
+        "cni-state-unreadable",
+        f"{path}: the record of a CNI attachment cannot be used: {problem}; see what it names, then mend "
+        "or delete the file",
+        path=path,
+        problem=problem,
     )
-
-
-def _refusal(reason: Reason) -> Refusal:
-    return Refusal(reasons=(reason,))
 
 
 def _shown(value: object) -> str:
