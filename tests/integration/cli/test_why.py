@@ -258,12 +258,15 @@ async def test_defrag_evicts_what_it_said(tmp_path: Path) -> None:
         server.remove("ResourceClaim", "claim-pod-n1", grace_s=0)
         ended, output, complaint = await evicting
         eviction = next(request for request in server.requests if request.method == "POST")
+        metrics = [request.path for request in server.requests].count("/metrics")
 
     answer = json.loads(output)
     assert code == 0
     assert "it fits on node n1 once 1 pod moves" in text
     assert (ended, answer["stopped"]) == (0, ""), complaint
     assert [move["name"] for move in answer["evicted"]] == ["pod-n1"]
+    # Once for each command, not for each look at the cluster.
+    assert metrics == 2
     assert eviction.path.endswith("/pods/pod-n1/eviction")
     assert eviction.body["deleteOptions"] == {"preconditions": {"uid": answer["evicted"][0]["uid"]}}
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from topobus.controller.snapshots.listing import Progress, take_snapshot
+import msgspec
+
+from topobus.controller.snapshots.listing import KINDS, Progress, list_objects, take_snapshot
 from topobus.controller.snapshots.rules.snapshot import Snapshot
 from topobus.controller.store.api import PODS
 from topobus.kubernetes.answers import NOT_FOUND, Rejected
@@ -38,7 +40,8 @@ async def evict_moves(
     Shapes: plan_of — the plan for the cluster as it is then.
     Errors: raises PeerUnavailable. What was evicted before stays so.
     """
-    plan = now = plan_of(await take_snapshot(client, progress))
+    snapshot = await take_snapshot(client, progress)
+    plan = now = plan_of(snapshot)
     evicted: list[Move] = []
     stopped = "" if plan.node else "no move helps"
     while now.moves and not stopped:
@@ -46,12 +49,16 @@ async def evict_moves(
         if not stopped:
             evicted.append(now.moves[0])
             left = {move.uid for move in plan.moves} - {move.uid for move in evicted}
-            now, stopped = await _next(client, plan_of, left, progress)
+            now, stopped = await _next(client, snapshot, plan_of, left, progress)
     return Evictions(plan=plan, evicted=tuple(evicted), stopped=stopped)
 
 
 async def _next(
-    client: KubernetesClient, plan_of: Callable[[Snapshot], MovePlan], left: Collection[str], progress: Progress
+    client: KubernetesClient,
+    first: Snapshot,
+    plan_of: Callable[[Snapshot], MovePlan],
+    left: Collection[str],
+    progress: Progress,
 ) -> tuple[MovePlan, str]:
     """Plan again until only pods of the first plan are left to move, for the claims of a pod that is
     gone are released a moment later. Returns the plan, and why it is another one if it stays so.
@@ -59,7 +66,9 @@ async def _next(
     loop = asyncio.get_running_loop()
     until_s = loop.time() + _RELEASED_S
     while True:
-        plan = plan_of(await take_snapshot(client, progress))
+        # The server's release and gates stay as they were.
+        items, unseen = await list_objects(client, KINDS, progress)
+        plan = plan_of(msgspec.structs.replace(first, items=items, unseen=unseen))
         strangers = [f"{move.namespace}/{move.name}" for move in plan.moves if move.uid not in left]
         if plan.node and not strangers:
             return plan, ""
