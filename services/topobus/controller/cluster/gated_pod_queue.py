@@ -15,6 +15,7 @@ from prometheus_client import Counter
 from topobus.controller.state.cluster.api_server_state import ApiServerState, Key
 from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.stored import Stored
+from topobus.engine.scheduling.node_resources import priority_of
 from topobus.process.clock import Clock
 from topobus.process.work_queue import Again, Behind, Result, WorkQueue
 from topobus.values.outcome import Reason
@@ -138,7 +139,11 @@ class GatedPodQueue:
                 for key in touched
                 if key in self._pending and key not in self._busy and self._queue.is_ready(key, *self._versions(key))
             ),
-            key=lambda pod: (-_priority(self._state.pods[pod]), self._state.pods[pod].metadata.creation_timestamp, pod),
+            key=lambda pod: (
+                -priority_of(self._state.pods[pod].value.spec),
+                self._state.pods[pod].metadata.creation_timestamp,
+                pod,
+            ),
         )
         self._busy.update(ready)
         return ready
@@ -293,8 +298,3 @@ class GatedPodQueue:
         self._pending.pop(key, None)
         self._touched.discard(key)
         self._queue.drop(key)
-
-
-def _priority(pod: Stored) -> int:
-    priority = pod.value.spec.get("priority")
-    return priority if isinstance(priority, int) else 0

@@ -18,7 +18,7 @@ from topobus.values.outcome import Reason
 from topobus.values.quantity import Quantity
 from topobus.values.resource_names import RESOURCE_PREFIX
 
-__all__ = ["NodeResources", "PodNeeds", "Shortage", "needs_of", "requests_of", "why_no_room"]
+__all__ = ["NodeResources", "PodNeeds", "Shortage", "needs_of", "priority_of", "requests_of", "why_no_room"]
 
 _NOTHING = Quantity(0)
 _ONE = Quantity.parse(1)
@@ -106,7 +106,7 @@ class NodeResources:
             named = spec.get("nodeName")
             node = named if isinstance(named, str) else ""
             if node or is_ours:
-                entry = _Entry(node, _priority(spec), requests_of(spec) | {_PODS: _ONE})
+                entry = _Entry(node, priority_of(spec), requests_of(spec) | {_PODS: _ONE})
         if entry is not None:
             self._pods[key] = entry
             if entry.node:
@@ -192,7 +192,13 @@ def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:
 
 def needs_of(spec: Mapping[str, Any]) -> PodNeeds:
     """Read what a pod requests, its priority, and whether it may preempt others."""
-    return PodNeeds(requests_of(spec), _priority(spec), spec.get("preemptionPolicy") != "Never")
+    return PodNeeds(requests_of(spec), priority_of(spec), spec.get("preemptionPolicy") != "Never")
+
+
+def priority_of(spec: Mapping[str, Any]) -> int:
+    """Read a pod's priority, which admission writes. 0 where there is none."""
+    priority = spec.get("priority")
+    return priority if isinstance(priority, int) and not isinstance(priority, bool) else 0
 
 
 def requests_of(spec: Mapping[str, Any]) -> Amounts:
@@ -263,8 +269,3 @@ def _add(total: Amounts, more: Mapping[str, Quantity]) -> None:
 def _at_least_nothing(amount: Quantity) -> Quantity:
     """Show as 0 what is left on a node that has become smaller than its pods' requests."""
     return max(amount, _NOTHING)
-
-
-def _priority(spec: Mapping[str, Any]) -> int:
-    priority = spec.get("priority")
-    return priority if isinstance(priority, int) and not isinstance(priority, bool) else 0

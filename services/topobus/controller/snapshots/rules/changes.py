@@ -15,10 +15,9 @@ from typing import Any
 
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, merged, names_of
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
-from topobus.controller.snapshots.rules.snapshot import has_ended, node_of
+from topobus.controller.snapshots.rules.snapshot import has_ended, importance, node_of
 from topobus.engine.cel.seam import SelectorCompiler, SelectorError
 from topobus.engine.claims.objects import Claim
-from topobus.engine.claims.templates import owner_pod_uid
 from topobus.engine.scheduling.decisions import PodPlan
 from topobus.engine.scheduling.node_fit import NodeFacts, Placing, is_wanted, untolerated
 from topobus.engine.scheduling.node_resources import needs_of
@@ -102,9 +101,7 @@ class _Changes:
         """Name the first node on which the pod fits after some edits."""
         view, key = self._view, self._trial.key
         with view.changed(edits):
-            pod = view.pod(key)
-            assert pod is not None
-            again = PodTrial(view, key, pod, self._compiler)
+            again = PodTrial(view, key, self._compiler)
             return next((node for node in nodes if again.fits(node)), None)
 
     def _edited(self, edits: Sequence[Edit]) -> dict[tuple[str, Key], Plain | None]:
@@ -414,7 +411,7 @@ class _Changes:
         )
         names = ", ".join(needed)
         text = f"once {names} is gone" if len(needed) == 1 else f"once these are gone: {names}"
-        priorities = [_importance(self._view.objects[place])[0] for each in needed.values() for place in each]
+        priorities = [importance(self._view.objects[place])[0] for each in needed.values() for place in each]
         # Priorities are whole numbers, and no node has a thousand pods.
         cost = max(0, *(-priority for priority in priorities)) + len(needed) / 1000
         yield cost, Change(code="remove-holders", message=f"it fits on node {node} {text}", node=node, edits=edits)
@@ -433,14 +430,8 @@ class _Changes:
                 claims[namespace, name] = claim
                 pods |= {user for user in view.users_of(claim) if _can_go(view.objects.get(("Pod", user), {}))}
         holders: dict[str, dict[tuple[str, Key], Plain | None]] = {}
-        for pod in sorted(pods, key=lambda pod: (_importance(view.objects["Pod", pod]), pod))[:_HOLDERS]:
-            edits: dict[tuple[str, Key], Plain | None] = {("Pod", pod): None}
-            for key, claim in claims.items():
-                if set(view.users_of(claim)) == {pod}:
-                    plain = dict(view.objects["ResourceClaim", key])
-                    is_own = owner_pod_uid(claim.object) is not None
-                    edits["ResourceClaim", key] = None if is_own else {**plain, "status": {}}
-            holders[f"pod {pod[0]}/{pod[1]}"] = edits
+        for pod in sorted(pods, key=lambda pod: (importance(view.objects["Pod", pod]), pod))[:_HOLDERS]:
+            holders[f"pod {pod[0]}/{pod[1]}"] = view.released(pod)
         for key, claim in claims.items():
             if not view.users_of(claim) and claim.is_allocated:
                 holders[f"claim {key[0]}/{key[1]}"] = {("ResourceClaim", key): None}
@@ -506,10 +497,3 @@ def _can_go(plain: Plain) -> bool:
     return (
         bool(plain) and not has_ended(plain) and not any(owner.get("kind") in ("DaemonSet", "Node") for owner in owners)
     )
-
-
-def _importance(plain: Plain) -> tuple[int, str]:
-    """Order pods: the highest priority first, of equals the oldest."""
-    priority = (plain.get("spec") or {}).get("priority")
-    created = str((plain.get("metadata") or {}).get("creationTimestamp") or "")
-    return -(priority if isinstance(priority, int) else 0), created

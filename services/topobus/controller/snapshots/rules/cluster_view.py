@@ -115,6 +115,30 @@ class ClusterView(ClusterState):
         namespace = claim.owner.namespace
         return tuple((namespace, user.name) for user in claim.consumers if user.resource == "pods")
 
+    def released(self, key: Key) -> dict[tuple[str, Key], Plain | None]:
+        """Return the edits that take a pod off its node, with the allocations of the claims that no
+        other pod has reserved. It takes nothing then.
+
+        Errors: raises ContractError for a pod that cannot be read.
+        """
+        place = ("Pod", key)
+        spec = {name: value for name, value in self.objects[place]["spec"].items() if name != "nodeName"}
+        edits: dict[tuple[str, Key], Plain | None] = {place: {**self.objects[place], "spec": spec}}
+        for claim in self.claims_of(key):
+            place = ("ResourceClaim", (key[0], claim.owner.name))
+            if set(self.users_of(claim)) <= {key}:
+                edits[place] = {**self.objects[place], "status": {}}
+        return edits
+
+    def claims_of(self, key: Key) -> tuple[Claim, ...]:
+        """List the claims of a pod that are there.
+
+        Errors: raises ContractError for a pod that cannot be read.
+        """
+        pod = self.pod(key)
+        claims = (self.claim((key[0], use.claim)) for use in (pod.uses if pod is not None else ()))
+        return tuple(claim for claim in claims if claim is not None)
+
     def holders_on(self, node: str) -> dict[str, tuple[DeviceId, ...]]:
         """Map each claim that holds devices which a node can reach to these devices.
 

@@ -17,8 +17,8 @@ from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.controller.snapshots.rules.snapshot import has_ended, node_of
 from topobus.engine.cel.seam import SelectorCompiler
-from topobus.engine.claims.templates import owner_pod_uid
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, selects
+from topobus.engine.scheduling.node_resources import priority_of
 from topobus.values.cluster_answers import Move, MovePlan
 
 __all__ = ["plan_moves"]
@@ -46,13 +46,13 @@ def plan_moves(view: ClusterView, key: Key, compiler: SelectorCompiler) -> MoveP
     """
     planner = _Planner(view, key, compiler)
     nodes = view.node_names
-    free = next((node for node in nodes if planner.fits(key, {}, node)), None)
+    free = planner.node_that_fits(nodes)
     if free is not None:
         return MovePlan(node=free)
     kept: Counter[str] = Counter()
     movable = {node: planner.movable_on(node, kept) for node in nodes}
     # A node that does not take the pod even when all others are gone needs no further look.
-    hopeful = [node for node in nodes if movable[node] and planner.fits(key, planner.without(movable[node]), node)]
+    hopeful = [node for node in nodes if movable[node] and planner.node_that_fits((node,), without=movable[node])]
     is_complete = True
     for count in range(1, max((len(movable[node]) for node in hopeful), default=0) + 1):
         best: tuple[int, str, tuple[_Movable, ...], tuple[Move, ...]] | None = None
@@ -82,10 +82,11 @@ class _Planner:
                 self._pods_on[node_of(plain)].append((place, plain))
         self._tries = 0
 
-    def fits(self, key: Key, edits: Edits, node: str) -> bool:
-        """Say whether a pod that waits fits on a node after some edits."""
-        with self._view.changed(edits):
-            return self._trial(key).fits(node)
+    def node_that_fits(self, nodes: Sequence[str], *, without: Sequence[_Movable] = ()) -> str | None:
+        """Name the first node on which the pod fits once some others are gone. None when there is none."""
+        with self._view.changed(self._released(without)):
+            trial = PodTrial(self._view, self._key, self._compiler)
+            return next((node for node in nodes if trial.fits(node)), None)
 
     def movable_on(self, node: str, kept: Counter[str]) -> tuple[_Movable, ...]:
         """List the pods of a node that may move, the least important first."""
@@ -97,27 +98,18 @@ class _Planner:
                 kept[f"owned by {owner.get('kind')}" if owner else "made by no controller"] += 1
             elif any(_allowed(self._budgets[each]) < 1 for each in budgets):
                 kept["their PodDisruptionBudget allows none"] += 1
-            elif not self._has_own_claims(key, plain):
+            elif any(set(self._view.users_of(claim)) - {key} for claim in self._view.claims_of(key)):
                 kept["they share a claim with others"] += 1
             else:
-                priority = (plain.get("spec") or {}).get("priority")
                 movable.append(
                     _Movable(
                         key=key,
-                        priority=priority if isinstance(priority, int) else 0,
+                        priority=priority_of(plain["spec"]),
                         owner=f"{owner['kind']}/{owner.get('name')}",
                         budgets=budgets,
                     )
                 )
         return tuple(sorted(movable, key=lambda pod: (pod.priority, pod.key)))
-
-    def without(self, pods: Sequence[_Movable]) -> Edits:
-        """Take pods away, with the allocations of their claims."""
-        edits: dict[tuple[str, Key], Plain | None] = {("Pod", pod.key): None for pod in pods}
-        for pod in pods:
-            for claim in self._claims_of(pod.key):
-                edits["ResourceClaim", claim] = {**self._view.objects["ResourceClaim", claim], "status": {}}
-        return edits
 
     def moves(self, chosen: Sequence[_Movable], node: str) -> tuple[Move, ...] | None:
         """Place the pod on a node, and the chosen ones elsewhere. None when one of them fits nowhere, or
@@ -126,33 +118,34 @@ class _Planner:
         disrupted = Counter(budget for pod in chosen for budget in pod.budgets)
         if any(_allowed(self._budgets[budget]) < count for budget, count in disrupted.items()):
             return None
-        edits = dict(self.without(chosen))
-        placed = self._placed(self._key, edits, node)
-        if placed is None:
-            return None
-        edits |= placed
-        self._tries = _MOST_TRIES
-        return self._relocated(sorted(chosen, key=lambda each: (-each.priority, each.key)), edits)
+        with self._view.changed(self._released(chosen)):
+            placed = PodTrial(self._view, self._key, self._compiler).placed(node)
+            if placed is None:
+                return None
+            self._tries = _MOST_TRIES
+            with self._view.changed(placed):
+                return self._relocated(sorted(chosen, key=lambda each: (-each.priority, each.key)))
 
-    def _relocated(self, pods: Sequence[_Movable], edits: Edits) -> tuple[Move, ...] | None:
-        """Find nodes for pods that are gone, trying all ways as far as the tries reach."""
+    def _relocated(self, pods: Sequence[_Movable]) -> tuple[Move, ...] | None:
+        """Find nodes for pods that are released, trying all ways as far as the tries reach."""
         if not pods:
             return ()
         pod, *others = pods
-        plain = self._view.objects["Pod", pod.key]
-        spec = {name: value for name, value in plain["spec"].items() if name != "nodeName"}
-        waiting: Edits = {**edits, ("Pod", pod.key): {**plain, "spec": spec}}
+        trial = PodTrial(self._view, pod.key, self._compiler)
         for node in self._view.node_names:
             self._tries -= 1
             if self._tries < 0:
                 return None
-            placed = self._placed(pod.key, waiting, node)
-            rest = self._relocated(others, {**waiting, **placed}) if placed is not None else None
+            placed = trial.placed(node)
+            if placed is None:
+                continue
+            with self._view.changed(placed):
+                rest = self._relocated(others)
             if rest is not None:
                 move = Move(
                     namespace=pod.key[0],
                     name=pod.key[1],
-                    uid=str((plain.get("metadata") or {}).get("uid") or ""),
+                    uid=trial.pod.uid,
                     owner=pod.owner,
                     priority=pod.priority,
                     to=node,
@@ -160,30 +153,8 @@ class _Planner:
                 return (move, *rest)
         return None
 
-    def _placed(self, key: Key, edits: Edits, node: str) -> dict[tuple[str, Key], Plain | None] | None:
-        """Return the edits that place a pod on a node. None when it does not fit there."""
-        with self._view.changed(edits):
-            return self._trial(key).placed(node)
-
-    def _trial(self, key: Key) -> PodTrial:
-        pod = self._view.pod(key)
-        assert pod is not None
-        return PodTrial(self._view, key, pod, self._compiler)
-
-    def _claims_of(self, key: Key) -> tuple[Key, ...]:
-        pod = self._view.pod(key)
-        assert pod is not None
-        return tuple((key[0], use.claim) for use in pod.uses if use.claim and (key[0], use.claim) in self._view.claims)
-
-    def _has_own_claims(self, key: Key, plain: Plain) -> bool:
-        """Say whether no other pod has reserved the claims of a pod: then they end with it."""
-        for place in self._claims_of(key):
-            claim = self._view.claim(place)
-            assert claim is not None
-            is_made_for = owner_pod_uid(claim.object) == (plain.get("metadata") or {}).get("uid")
-            if not is_made_for and set(self._view.users_of(claim)) != {key}:
-                return False
-        return True
+    def _released(self, pods: Sequence[_Movable]) -> Edits:
+        return {place: plain for pod in pods for place, plain in self._view.released(pod.key).items()}
 
 
 def _cheapest_first(pods: Sequence[_Movable], count: int) -> Iterator[tuple[_Movable, ...]]:

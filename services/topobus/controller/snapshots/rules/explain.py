@@ -73,7 +73,7 @@ def explain_pod(view: ClusterView, key: Key, compiler: SelectorCompiler, *, is_b
     if settled is not None:
         return settled
     try:
-        trial = PodTrial(view, key, pod, compiler)
+        trial = PodTrial(view, key, compiler)
         return _tried(view, trial, compiler, is_brief=is_brief)
     except ContractError as err:
         reason = Reason(code="malformed", message=err.message)

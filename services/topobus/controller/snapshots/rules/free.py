@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 from msgspec import Struct
 
@@ -163,22 +164,20 @@ def count_fits(view: ClusterView, key: Key, compiler: SelectorCompiler) -> tuple
 
 
 def _fits_on(view: ClusterView, key: Key, node: str, compiler: SelectorCompiler) -> int:
-    placed: dict[tuple[str, Key], Plain | None] = {}
-    for number in range(_MOST_PODS):
-        with view.changed(placed):
-            pod = view.pod(key)
-            assert pod is not None
-            edits = PodTrial(view, key, pod, compiler).placed(node)
-        if edits is None:
-            return number
-        for (kind, place), plain in edits.items():
-            assert plain is not None
-            name = f"{place[1]}-{number}"
-            copy = {**plain, "metadata": {**plain["metadata"], "name": name, "uid": name}}
-            # The copy has its devices by the copies of the claims.
-            placed[kind, (place[0], name)] = (
-                {**copy, "spec": {**copy["spec"], "resourceClaims": []}} if kind == "Pod" else copy
-            )
+    with ExitStack() as placed:
+        for number in range(_MOST_PODS):
+            edits = PodTrial(view, key, compiler).placed(node)
+            if edits is None:
+                return number
+            copies: dict[tuple[str, Key], Plain | None] = {}
+            for (kind, place), plain in edits.items():
+                name = f"{place[1]}-{number}"
+                copy = {**plain, "metadata": {**plain["metadata"], "name": name, "uid": name}}
+                # The copy has its devices by the copies of the claims.
+                copies[kind, (place[0], name)] = (
+                    {**copy, "spec": {**copy["spec"], "resourceClaims": []}} if kind == "Pod" else copy
+                )
+            placed.enter_context(view.changed(copies))
     return _MOST_PODS
 
 
@@ -194,16 +193,18 @@ def _state(
     request = PreparedRequest(0, "", "", "", "", "", DeviceClassSpec(), (), (), None, 1)
     blocker = checks.explain(request, candidate)
     consumed = given.usage.consumed.get(candidate.id, {})
+    # By their names, of whatever domain.
+    attributes = {name: value for of_domain in candidate.facts.attributes.values() for name, value in of_domain.items()}
     words = {"in-use": "held", "tainted": "tainted", "counters": "used-up", "capacity": "used-up"}
     return DeviceState(
         node=node,
         driver=candidate.id.driver,
         pool=candidate.id.pool,
         device=candidate.id.device,
-        kind=_attribute(candidate, _KINDS),
-        model=_attribute(candidate, _MODELS),
-        numa=_attribute(candidate, _NUMA),
-        root=_attribute(candidate, _ROOTS),
+        kind=_first(attributes, _KINDS),
+        model=_first(attributes, _MODELS),
+        numa=_first(attributes, _NUMA),
+        root=_first(attributes, _ROOTS),
         classes=tuple(
             name
             for name, spec in sorted(view.classes.items())
@@ -223,12 +224,9 @@ def _selects(spec: DeviceClassSpec, candidate: Candidate, compiler: SelectorComp
     return all(getattr(selector, "matches", lambda _: False)(candidate.facts) is True for selector in selectors)
 
 
-def _attribute(candidate: Candidate, names: Sequence[str]) -> str:
-    """Return the first of some attributes, of whatever domain. Empty when there is none."""
-    values: Mapping[str, object] = {
-        name: value for attributes in candidate.facts.attributes.values() for name, value in attributes.items()
-    }
-    return next((str(values[name]) for name in names if isinstance(values.get(name), str | int)), "")
+def _first(attributes: Mapping[str, object], names: Sequence[str]) -> str:
+    """Return the first of some attributes. Empty when there is none."""
+    return next((str(attributes[name]) for name in names if isinstance(attributes.get(name), str | int)), "")
 
 
 def _row(group: dict[str, str], states: Sequence[DeviceState]) -> FreeRow:

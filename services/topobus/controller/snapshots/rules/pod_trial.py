@@ -19,7 +19,7 @@ from topobus.engine.allocation.values import Allocated, Fault, GaveUp, Mode, NoF
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.engine.claims.claim_admission import Wanted, objection_to_claims
 from topobus.engine.claims.extended_resources import claim_of_pod, extended_claim, extended_claim_name
-from topobus.engine.claims.objects import Claim, Pod
+from topobus.engine.claims.objects import Claim
 from topobus.engine.scheduling.decisions import Blocked, PodPlan, pre_filter, static_miss
 from topobus.engine.scheduling.kube_rules.placement_rules import PlacementRules, count_rules, read_placement
 from topobus.engine.scheduling.kube_rules.volume_rules import PodVolumes, read_pod_volumes
@@ -39,11 +39,13 @@ _STEPS = 20_000
 class PodTrial:
     """The rules and the claims of one pod that has no node."""
 
-    def __init__(self, view: ClusterView, key: Key, pod: Pod, compiler: SelectorCompiler) -> None:
-        """Read the pod and its claims.
+    def __init__(self, view: ClusterView, key: Key, compiler: SelectorCompiler) -> None:
+        """Read a pod of the view and its claims.
 
         Errors: raises ContractError for a pod that cannot be read.
         """
+        pod = view.pod(key)
+        assert pod is not None
         self.view, self.key, self.pod, self._compiler = view, key, pod, compiler
         # The node that a pod names is its node only once it is bound, which it is not here.
         self.placing: Placing = read_placing(pod.object)
@@ -107,24 +109,17 @@ class PodTrial:
 
     def fits(self, node: str) -> bool:
         """Say whether kube-scheduler would bind the pod to a node."""
-        at = self.view.node_facts.get(node)
-        return (
-            at is not None
-            and isinstance(self.plan, PodPlan)
-            and not self.volume_blockers
-            and next(self.rule_reasons(at), None) is None
-            and isinstance(self.search(node, is_brief=True), Allocated)
-        )
+        return self._allocated(node) is not None
 
-    def placed(self, node: str) -> dict[tuple[str, Key], Plain | None] | None:
+    def placed(self, node: str) -> dict[tuple[str, Key], Plain] | None:
         """Return the edits that place the pod on a node, with what its claims get there. None when it
         does not fit.
         """
-        outcome = self.search(node) if self.fits(node) else None
-        if not isinstance(outcome, Allocated):
+        outcome = self._allocated(node)
+        if outcome is None:
             return None
         plain = self.view.objects["Pod", self.key]
-        edits: dict[tuple[str, Key], Plain | None] = {
+        edits: dict[tuple[str, Key], Plain] = {
             ("Pod", self.key): {**plain, "spec": {**plain["spec"], "nodeName": node}}
         }
         for (claim, _), result in zip(self.wanted(node) if outcome.results else (), outcome.results, strict=True):
@@ -137,6 +132,19 @@ class PodTrial:
                 "status": {"allocation": msgspec.to_builtins(result)},
             }
         return edits
+
+    def _allocated(self, node: str) -> Allocated | None:
+        """Return what the pod's claims get on a node. None when kube-scheduler would not bind it there."""
+        at = self.view.node_facts.get(node)
+        if (
+            at is None
+            or not isinstance(self.plan, PodPlan)
+            or self.volume_blockers
+            or next(self.rule_reasons(at), None) is not None
+        ):
+            return None
+        outcome = self.search(node, is_brief=True)
+        return outcome if isinstance(outcome, Allocated) else None
 
     @cached_property
     def _served(self) -> frozenset[str]:

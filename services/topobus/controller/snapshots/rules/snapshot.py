@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from topobus.engine.allocation.values import Gate
+from topobus.engine.scheduling.node_resources import priority_of
 
 __all__ = [
     "EXTENDED_RESOURCE",
@@ -22,6 +23,7 @@ __all__ = [
     "gates_of_release",
     "gates_on",
     "has_ended",
+    "importance",
     "is_waiting",
     "names_volumes",
     "node_of",
@@ -155,6 +157,12 @@ def has_ended(pod: Mapping[str, Any]) -> bool:
 def node_of(pod: Mapping[str, Any]) -> str:
     """Name the node that a pod is bound to. Empty when it waits."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def importance(pod: Mapping[str, Any]) -> tuple[int, str]:
+    """Order pods as kube-scheduler's queue does: the highest priority first, of equals the oldest."""
+    created = str((pod.get("metadata") or {}).get("creationTimestamp") or "")
+    return -priority_of(pod.get("spec") or {}), created
 
 
 def names_volumes(pod: Mapping[str, Any]) -> bool:

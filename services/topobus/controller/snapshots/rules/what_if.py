@@ -7,15 +7,14 @@ the cluster is and as it would be. So are the pods of nodes that would be gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, merged, shown
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
-from topobus.controller.snapshots.rules.snapshot import has_ended, is_waiting, node_of
+from topobus.controller.snapshots.rules.snapshot import has_ended, importance, is_waiting, node_of
 from topobus.engine.cel.seam import SelectorCompiler
-from topobus.engine.claims.objects import Pod
 from topobus.formats.kubernetes.objects import is_of_cluster
 from topobus.values.cluster_answers import PodChange, PodState
 from topobus.values.errors import ContractError
@@ -58,7 +57,7 @@ def edits_of(
                 next_step="name one that is there: --without node/NAME",
             )
         if place[0] == "Pod":
-            edits |= _released(view, place[1])
+            edits |= view.released(place[1])
         edits[place] = None
         if place[0] == "Node":
             edits |= {
@@ -78,7 +77,7 @@ def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tupl
     homeless = {key for key, plain in view.of_kind("Pod") if node_of(plain) in gone and not has_ended(plain)}
     waiting = {key for key, plain in view.of_kind("Pod") if is_waiting(plain)}
     put = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is not None and not node_of(plain)}
-    before = dict(_states(view, waiting, compiler))
+    before = _states(view, waiting, compiler)
     before |= {key: PodState(code="absent", message="not there") for key in put if ("Pod", key) not in view.objects}
     before |= {
         key: PodState(code="scheduled", node=node_of(view.objects["Pod", key]))
@@ -87,9 +86,9 @@ def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tupl
     dropped = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is None}
     released: dict[tuple[str, Key], Plain | None] = {}
     for key in homeless:
-        released |= _released(view, key)
+        released |= view.released(key)
     with view.changed({**released, **edits}):
-        after = dict(_states(view, (waiting | homeless | put) - dropped, compiler))
+        after = _states(view, (waiting | homeless | put) - dropped, compiler)
     return tuple(
         PodChange(namespace=key[0], name=key[1], before=before[key], after=after[key])
         for key in sorted(after)
@@ -97,41 +96,14 @@ def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tupl
     )
 
 
-def _states(view: ClusterView, keys: set[Key], compiler: SelectorCompiler) -> Iterator[tuple[Key, PodState]]:
-    """Place pods one after the other, and yield how each is then. Nothing stays placed."""
-    placed: dict[tuple[str, Key], Plain | None] = {}
-    for key in sorted(keys, key=lambda key: _turn(view.objects["Pod", key], key)):
-        with view.changed(placed):
+def _states(view: ClusterView, keys: set[Key], compiler: SelectorCompiler) -> dict[Key, PodState]:
+    """Place pods one after the other, and return how each is then. Nothing stays placed."""
+    states = {}
+    with ExitStack() as placed:
+        for key in sorted(keys, key=lambda key: (importance(view.objects["Pod", key]), key)):
             verdict = explain_pod(view, key, compiler, is_brief=True)
-            edits = (
-                PodTrial(view, key, _pod(view, key), compiler).placed(verdict.node) if verdict.code == "fits" else None
-            )
-        placed |= edits or {}
-        yield key, PodState(code=verdict.code, node=verdict.node, message=verdict.message)
-
-
-def _pod(view: ClusterView, key: Key) -> Pod:
-    pod = view.pod(key)
-    assert pod is not None
-    return pod
-
-
-def _released(view: ClusterView, key: Key) -> dict[tuple[str, Key], Plain | None]:
-    """Take a pod off its node, with the allocations of the claims that only it has."""
-    plain = view.objects["Pod", key]
-    spec = {name: value for name, value in plain["spec"].items() if name != "nodeName"}
-    edits: dict[tuple[str, Key], Plain | None] = {("Pod", key): {**plain, "spec": spec}}
-    for use in _pod(view, key).uses:
-        claim = view.claim((key[0], use.claim))
-        if claim is not None and set(view.users_of(claim)) <= {key}:
-            place = ("ResourceClaim", (key[0], use.claim))
-            edits[place] = {**view.objects[place], "status": {}}
-    return edits
-
-
-def _turn(plain: Plain, key: Key) -> tuple[int, str, Key]:
-    """Order pods as kube-scheduler's queue does: by priority, then by age."""
-    spec: dict[str, Any] = plain.get("spec") or {}
-    priority = spec.get("priority")
-    created = str((plain.get("metadata") or {}).get("creationTimestamp") or "")
-    return -(priority if isinstance(priority, int) else 0), created, key
+            if verdict.code == "fits":
+                edits = PodTrial(view, key, compiler).placed(verdict.node)
+                placed.enter_context(view.changed(edits or {}))
+            states[key] = PodState(code=verdict.code, node=verdict.node, message=verdict.message)
+    return states
