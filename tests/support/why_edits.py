@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from support.why_objects import Plain
-from topobus.controller.snapshots.rules.cluster_view import merged
+from topobus.formats.kubernetes.merge_patch import merged
 from topobus.values.cluster_answers import Edit
 
 __all__ = ["applied", "without_server_fields"]
@@ -31,7 +31,7 @@ def applied(objects: Iterable[Plain], edits: Iterable[Edit]) -> tuple[Plain, ...
         if edit.patch is None:
             del there[edit.kind, edit.name]
             continue
-        there[edit.kind, edit.name] = merged(there[edit.kind, edit.name], edit.patch)
+        there[edit.kind, edit.name] = merged(there[edit.kind, edit.name], edit.patch, named=["containers"])
         if edit.kind == _TEMPLATE:
             made = there[edit.kind, edit.name]["spec"]["spec"]
             there |= {

@@ -16,9 +16,10 @@ from support.why_clusters import GENERATED, JOB, Case
 from support.why_edits import without_server_fields
 from support.why_objects import NAMESPACE, Plain, asks, claim, pod
 from topobus.controller.snapshots.listing import open_client, take_snapshot
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, merged
+from topobus.controller.snapshots.rules.cluster_view import ClusterView
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.engine.cel.selector import CelCompiler
+from topobus.formats.kubernetes.merge_patch import merged
 from topobus.kubernetes.answers import NOT_FOUND, Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
 from topobus.values.cluster_answers import Change, Edit, Verdict
@@ -249,7 +250,7 @@ class WhyPlane:
         assert edit.patch is not None
         stored = await self.read(edit.kind, edit.name)
         await self._remove(edit.kind, edit.name)
-        await self._create(without_server_fields(merged(stored, edit.patch)))
+        await self._create(without_server_fields(merged(stored, edit.patch, named=["containers"])))
 
     async def _remove(self, kind: str, name: str) -> None:
         await self._ask("DELETE", kind, name, params=_AT_ONCE)

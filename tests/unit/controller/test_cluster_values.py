@@ -23,6 +23,7 @@ from topobus.engine.scheduling.node_fit import (
     read_placing,
     why_not,
 )
+from topobus.formats.kubernetes.merge_patch import merged
 from topobus.formats.kubernetes.resource import (
     AllocationResult,
     ClaimSpec,
@@ -32,7 +33,6 @@ from topobus.formats.kubernetes.resource import (
 )
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
-from topobus.testing.apiserver.shapes import merge
 from topobus.values.device import Device, Inventory
 from topobus.values.errors import ContractError, InvariantError
 from topobus.values.outcome import Reason
@@ -84,7 +84,7 @@ def patched(plain: dict[str, Any], change: Callable[[ApiObject], ApiObject | Rea
     claim = read_again("ResourceClaim", plain)
     value = change(claim)
     assert isinstance(value, ApiObject)
-    return merge(plain, bound_patch(claim, value))
+    return merged(plain, bound_patch(claim, value))
 
 
 def read_again(kind: str, plain: dict[str, Any]) -> ApiObject:
@@ -291,7 +291,7 @@ def test_patches_allocate_and_take_back_without_a_trace() -> None:
     allocated["status"]["devices"] = [{"driver": "gpu.example.com", "pool": "n1", "device": "d0"}]
     cleared = without_result(read_again("ResourceClaim", allocated))
     patch = bound_patch(read_again("ResourceClaim", allocated), cleared)
-    freed = merge(allocated, patch)
+    freed = merged(allocated, patch)
     del freed["status"]["devices"]  # as the server does
     last = patched(freed, without_attempt)
 

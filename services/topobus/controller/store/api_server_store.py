@@ -7,7 +7,6 @@ without an answer, the object is read again, so that the next decision starts fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from topobus.controller.cluster_metrics import ClusterMetrics
@@ -23,13 +22,14 @@ from topobus.controller.store.api import (
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.engine.claims.gate import version_of
 from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.merge_patch import merge_patch
 from topobus.formats.kubernetes.objects import name_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.answers import NOT_FOUND
 from topobus.process.logging import get_logger
 from topobus.values.errors import InvariantError, PeerUnavailable
 
-__all__ = ["ApiServerStore", "bound_patch", "merge_patch"]
+__all__ = ["ApiServerStore", "bound_patch"]
 
 _KINDS = {kind.name.lower(): kind for kind in WATCHED}
 # Fields that the server sets itself when an object is created (apimachinery, ObjectMeta).
@@ -190,20 +190,3 @@ def bound_patch(before: ApiObject, after: ApiObject) -> dict[str, Any]:
         )
     identity = {key: before.metadata.get(key) for key in ("uid", "resourceVersion")}
     return {**patch, "metadata": {**patch.get("metadata", {}), **identity}}
-
-
-def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merge patch from `before` to `after` (RFC 7386). Empty when they are equal.
-
-    >>> merge_patch({"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}, {"a": 1, "b": {"c": 4}, "e": [1, 2]})
-    {'b': {'c': 4, 'd': None}, 'e': [1, 2]}
-    """
-    patch: dict[str, Any] = {key: None for key in before if key not in after}
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            if changes := merge_patch(old, value):
-                patch[key] = changes
-        elif key not in before or old != value:
-            patch[key] = value
-    return dict(sorted(patch.items()))

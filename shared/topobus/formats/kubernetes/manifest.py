@@ -100,25 +100,19 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[ApiObject, ...]:
+def parse_manifest(text: str, *, where: str) -> tuple[ApiObject, ...]:
     """Read all objects of a manifest: YAML with any number of documents, JSON, or a `List` of
     objects.
 
-    Shapes: where — the file's name, for messages; has_nodes — accept v1 Nodes, whose
-            parts are not checked. Order: as written.
+    Shapes: where — the file's name, for messages. Order: as written.
     Errors: raises ContractError that lists what is wrong, each with document, line and path. Also
             when there is no object at all.
 
     >>> [api_object.kind for api_object in parse_manifest("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", where="pod.yaml")]
     ['Pod']
     """  # noqa: E501
-
-    def choose(value: dict[str, Any]) -> dict[str, Any] | None:
-        is_node = has_nodes and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node")
-        return None if is_node else value
-
-    documents = parse_some(text, where=where, choose=choose)
-    return tuple(document if isinstance(document, ApiObject) else _node(document) for document in documents)
+    documents = parse_some(text, where=where, choose=lambda value: value)
+    return tuple(document for document in documents if isinstance(document, ApiObject))
 
 
 def parse_some(
@@ -150,8 +144,9 @@ def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads
 
     A misspelt kind of ours is still an error.
 
-    Shapes: has_nodes — as in `parse_manifest`; has_workloads — take the pods of Deployments and the
-            like, as many as run at once, instead of leaving those out.
+    Shapes: has_nodes — take v1 Nodes, of which only the types of the parts are checked;
+            has_workloads — take the pods of Deployments and the like, as many as run at once,
+            instead of leaving those out.
     Errors: as `parse_manifest`, but a manifest with objects of others alone gives no objects.
     """
     objects: list[ApiObject] = []
@@ -174,8 +169,9 @@ def parse_mixed(text: str, *, where: str, has_nodes: bool = False, has_workloads
                     f"{workload.kind} {workload.name}: {workload.pods} pod{'s' if workload.pods != 1 else ''}"
                 )
         elif has_nodes and isinstance(value, dict) and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node"):
-            document.tell(path, _wrong_parts(value), "", problems)
-            objects.append(_node(value))
+            wrong = _wrong_parts(value)
+            document.tell(path, wrong, "", problems)
+            objects += [] if wrong else [_node(value)]
         elif isinstance(value, dict) and _is_left_out(value):
             left_out.append(value["kind"])
         else:
@@ -412,9 +408,7 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
 
 
 def _node(value: Mapping[str, Any]) -> ApiObject:
-    """Return a node with its parts unchecked. One that is no object counts as absent."""
-    wrong = {problem.path for problem in _wrong_parts(value)}
-    parts = {part: dict(value.get(part) or {}) for part in _PARTS if part not in wrong}
+    parts = {part: dict(value.get(part) or {}) for part in _PARTS}
     return ApiObject(api_version="v1", kind="Node", **parts)
 
 

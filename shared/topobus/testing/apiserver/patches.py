@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from topobus.formats.kubernetes.merge_patch import merged
 from topobus.testing.apiserver.lists import strategic_merge
-from topobus.testing.apiserver.shapes import copied, merge
+from topobus.testing.apiserver.shapes import copied
 from topobus.testing.apiserver.values import ApiError, Object, bad_request
 
 __all__ = ["APPLY", "PATCH_TYPES", "json_patch", "patched", "reordered"]
@@ -41,7 +42,7 @@ def patched(content_type: str, present: Object, patch: Any) -> Object:
         raise ApiError(415, "UnsupportedMediaType", text)
     if not isinstance(patch, dict):
         raise bad_request("error decoding patch: wanted a JSON object")
-    result: Object = merge(present, patch) if content_type == _MERGE else strategic_merge(present, patch)
+    result: Object = merged(present, patch) if content_type == _MERGE else strategic_merge(present, patch)
     return reordered(result)
 
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from topobus.formats.kubernetes.limits import check_object, check_status
+from topobus.formats.kubernetes.merge_patch import merged
 from topobus.formats.kubernetes.resource import ClaimStatus
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
@@ -30,7 +31,6 @@ __all__ = [
     "drop_deallocated",
     "drop_fields",
     "find",
-    "merge",
     "normalise",
     "problems_of",
     "problems_of_change",
@@ -116,23 +116,6 @@ def find(value: Any, path: str) -> Any:
     return value
 
 
-def merge(target: Any, patch: Any) -> Any:
-    """Apply a merge patch (RFC 7386).
-
-    >>> merge({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"d": 3}})
-    {'b': {'c': 2, 'd': 3}}
-    """
-    if not isinstance(patch, dict):
-        return copied(patch)
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merge(result.get(key), value)
-    return result
-
-
 def apply(
     present: Object, wanted: Object, own: Applied, others: Mapping[str, Applied], *, is_forced: bool
 ) -> tuple[Object, Applied]:
@@ -163,7 +146,7 @@ def apply(
     for path in own.keys() - leaves.keys():
         if not any(path in fields for fields in others.values()):
             _remove(result, path)
-    return from_keyed(merge(result, wanted)), leaves
+    return from_keyed(merged(result, copied(wanted))), leaves
 
 
 def drop_deallocated(before: Object, after: Object) -> None:

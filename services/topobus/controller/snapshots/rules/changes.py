@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, merged, names_of
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, names_of
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.controller.snapshots.rules.snapshot import has_ended, importance, node_of
 from topobus.engine.cel.seam import SelectorCompiler, SelectorError
@@ -22,6 +22,7 @@ from topobus.engine.scheduling.decisions import PodPlan
 from topobus.engine.scheduling.node_fit import NodeFacts, Placing, is_wanted, untolerated
 from topobus.engine.scheduling.node_resources import needs_of
 from topobus.formats.kubernetes.limits import MAX_LIST
+from topobus.formats.kubernetes.merge_patch import merged
 from topobus.values.cluster_answers import Change, Edit, NodeGroup
 from topobus.values.node_text import counted
 from topobus.values.outcome import Reason
@@ -112,7 +113,7 @@ class _Changes:
         for edit in edits:
             place = (edit.kind, (edit.namespace, edit.name))
             before = edited.get(place, self._view.objects.get(place)) or {}
-            edited[place] = merged(before, edit.patch) if edit.patch is not None else None
+            edited[place] = merged(before, edit.patch, named=["containers"]) if edit.patch is not None else None
             if edit.kind == "ResourceClaimTemplate" and edit.patch is not None:
                 for use in self._trial.pod.uses:
                     claim = ("ResourceClaim", (edit.namespace, use.claim))

@@ -31,7 +31,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
 from topobus.values.quantity import Quantity
 
-__all__ = ["ClusterView", "Edits", "Key", "Plain", "key_of", "merged", "names_of", "shown"]
+__all__ = ["ClusterView", "Edits", "Key", "Plain", "key_of", "names_of", "shown"]
 
 Key = tuple[str, str]
 """Namespace (empty for a kind of the whole cluster) and name."""
@@ -254,30 +254,6 @@ class ClusterView(ClusterState):
 
     def _created(self, place: tuple[str, Key]) -> str:
         return str((self.objects.get(place, {}).get("metadata") or {}).get("creationTimestamp") or "")
-
-
-def merged(plain: Plain, patch: Plain) -> dict[str, Any]:
-    """Apply a merge patch (RFC 7386). It changes the containers of a pod by name, as `kubectl patch`
-    does.
-
-    >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": None, "d": 3}})
-    {'a': {'c': 2, 'd': 3}}
-    >>> merged({"containers": [{"name": "a", "image": "x"}]}, {"containers": [{"name": "a", "resources": {}}]})
-    {'containers': [{'name': 'a', 'image': 'x', 'resources': {}}]}
-    """
-    result = dict(plain)
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, Mapping):
-            inner = result.get(key)
-            result[key] = merged(inner if isinstance(inner, Mapping) else {}, value)
-        elif key == "containers":
-            changed = {each["name"]: each for each in value}
-            result[key] = [merged(each, changed.get(each["name"], {})) for each in result[key]]
-        else:
-            result[key] = value
-    return result
 
 
 def names_of(view: ClusterView, kind: str, namespace: str) -> Collection[str]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, merged, shown
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, shown
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.controller.snapshots.rules.snapshot import has_ended, importance, is_waiting, node_of
 from topobus.engine.cel.seam import SelectorCompiler
+from topobus.formats.kubernetes.merge_patch import merged
 from topobus.formats.kubernetes.objects import is_of_cluster
 from topobus.values.cluster_answers import PodChange, PodState
 from topobus.values.errors import ContractError
