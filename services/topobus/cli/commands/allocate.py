@@ -17,9 +17,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.bus.bus import Bus
+from topobus.cli.cluster_questions import CLUSTER_DEFAULTS, ClusterOptions
 from topobus.cli.engine_process import ask_dry_run
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.kubeconfigs import find_kubeconfig
 from topobus.cli.listing.responding_services import why_silent
 from topobus.cli.objects.manifests import manifest_files, read_mixed, read_wanted
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
@@ -61,17 +61,12 @@ def allocate(
         ),
     ] = (),
     cluster: Annotated[bool, Parameter(negative="", help="Take them from the cluster of a kubeconfig.")] = False,
-    kubeconfig: Annotated[
-        Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")
-    ] = None,
-    kube_context: Annotated[
-        str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")
-    ] = "",
     mode: Annotated[
         Literal["corrected", "compatible"],
         Parameter(help="Where kube-scheduler has a defect, give the right answer, or the one of kube-scheduler."),
     ] = "corrected",
     output_form: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    kubernetes: ClusterOptions = CLUSTER_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Show where claims and pods of a manifest would be allocated, or why not and what would fit.
@@ -91,15 +86,13 @@ def allocate(
         )
     output = Output(is_json=options.json or output_form == "json")
     objects = read_wanted("allocate", file, output.note)
-    return asyncio.run(_allocate(objects, slices, cluster, kubeconfig, kube_context, mode, output, options))
+    return asyncio.run(_allocate(objects, slices, kubernetes if cluster else None, mode, output, options))
 
 
 async def _allocate(
     objects: list[ApiObject],
     slices: tuple[Path, ...],
-    is_cluster: bool,
-    kubeconfig: Path | None,
-    context: str,
+    cluster: ClusterOptions | None,
     mode: str,
     output: Output,
     options: BusOptions,
@@ -112,8 +105,8 @@ async def _allocate(
     arguments: list[str] = []
     if slices:
         situation["objects"] += read_mixed(manifest_files(slices), output.note, has_nodes=True)
-    elif is_cluster:
-        arguments = ["--cluster", "--kubeconfig", str(find_kubeconfig(kubeconfig) or ""), "--context", context]
+    elif cluster is not None:
+        arguments = ["--cluster", *cluster.server()]
     else:
         async with open_bus(options) as bus:
             situation |= await _as_it_runs(bus, objects, situation["objects"])

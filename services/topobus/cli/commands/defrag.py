@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
+from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.render.output import Output
 from topobus.values.cluster_answers import Evictions, MovePlan

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
+from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
 from topobus.cli.exits import ExitCode
 from topobus.cli.render.free_table import free_view
 from topobus.cli.render.output import Output

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.commands.why import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
+from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.objects.manifests import manifest_files, read_mixed
 from topobus.cli.render.output import Output

@@ -4,28 +4,21 @@ and `topobus snapshot`, which saves what it reads.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
-from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from topobus.cli.engine_process import ask_snapshot
-from topobus.cli.exits import ExitCode, InputError, UsageError
-from topobus.cli.kubeconfigs import find_kubeconfig, namespace_of
-from topobus.cli.objects.manifests import Note, read_wanted
+from topobus.cli.cluster_questions import CLUSTER_DEFAULTS, SNAPSHOT_DEFAULTS, ClusterOptions, SnapshotOptions, ask
+from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.render.output import Output
 from topobus.cli.render.picture import recording_console, save_picture
 from topobus.cli.render.verdict import verdict_view
-from topobus.formats.kubernetes.objects import name_of
-from topobus.formats.messages.messages import ApiObject
 from topobus.values.cluster_answers import Verdict
 
-__all__ = ["SNAPSHOT_DEFAULTS", "SnapshotOptions", "ask", "read_one", "snapshot", "why"]
+__all__ = ["snapshot", "why"]
 
 _KINDS = {
     "pod": "Pod",
@@ -39,68 +32,6 @@ _KINDS = {
 _PLACED = ("scheduled", "fits", "allocated")
 # A cluster is read as a whole each time.
 _PAUSE_S = 5.0
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """Which cluster a command reads."""
-
-    kubeconfig: Annotated[
-        Path | None,
-        Parameter(name="--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account."),
-    ] = None
-    kube_context: Annotated[
-        str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")
-    ] = ""
-
-    def arguments(self) -> list[str]:
-        """Name for the engine what it reads, and the namespace that counts by default.
-
-        Errors: raises InputError for a kubeconfig that does not exist.
-        """
-        file = find_kubeconfig(self.kubeconfig)
-        inside = namespace_of(file, self.kube_context)
-        return ["--kubeconfig", str(file or ""), "--context", self.kube_context, "--namespace", inside]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class SnapshotOptions(ClusterOptions):
-    """Which cluster a command reads, or which file that holds one, and the namespace of what it is
-    about.
-    """
-
-    snapshot: Annotated[
-        Path | None,
-        Parameter(name="--snapshot", help="A file that `topobus snapshot` wrote, instead of a cluster."),
-    ] = None
-    namespace: Annotated[
-        str, Parameter(name=("--namespace", "-n"), help="Default: that of the kubeconfig's context.")
-    ] = ""
-
-    def arguments(self) -> list[str]:
-        """Name for the engine what it reads, and the namespace.
-
-        Errors: raises InputError for a file that does not exist, UsageError for a file and a cluster.
-        """
-        if self.snapshot is None:
-            source = super().arguments()
-        elif self.kubeconfig is not None or self.kube_context:
-            raise UsageError(
-                "got --snapshot and a kubeconfig or context, wanted one of them",
-                next_step="--snapshot reads a file, the others a cluster",
-            )
-        elif not self.snapshot.is_file():
-            raise InputError(f"there is no file {self.snapshot}", next_step="topobus snapshot FILE writes one")
-        else:
-            source = ["--snapshot", str(self.snapshot)]
-        # The last one counts.
-        return [*source, *(["--namespace", self.namespace] if self.namespace else [])]
-
-
-CLUSTER_DEFAULTS = ClusterOptions()
-SNAPSHOT_DEFAULTS = SnapshotOptions()
 
 
 def why(
@@ -168,32 +99,3 @@ def _subject(text: str) -> tuple[str, str]:
     if kind is None or not name:
         raise UsageError(f"got {text!r}, wanted pod/NAME or claim/NAME", next_step="topobus why pod/NAME -n NAMESPACE")
     return kind, name
-
-
-def read_one(verb: str, file: Path, note: Note) -> list[ApiObject]:
-    """Read the manifest of one pod, claim or template, with what it needs.
-
-    Errors: as `read_wanted`.
-    """
-    objects = read_wanted(verb, (file,), note, kinds=("Pod", "ResourceClaim", "ResourceClaimTemplate"))
-    pods = [each for each in objects if each.kind == "Pod"]
-    if len(pods) > 1:
-        note(f"the manifest has {len(pods)} pods: the answer is about the first, {name_of(pods[0])}")
-    return objects
-
-
-def ask(arguments: list[str], out: Output, given: object = None) -> dict[str, Any]:
-    """Run the engine, and show meanwhile what it reads.
-
-    Errors: as `ask_snapshot`.
-    """
-    is_off = out.is_json or not out.errors.is_terminal
-    with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), console=out.errors, transient=True, disable=is_off
-    ) as bar:
-        task = bar.add_task("reading the cluster")
-
-        def show(plural: str, count: int) -> None:
-            bar.update(task, description=f"reading {plural}: {count}")
-
-        return asyncio.run(ask_snapshot(arguments, show, given))
