@@ -20,7 +20,6 @@ from topobus.formats.messages.catalogue import PODS, PREPARE
 from topobus.formats.messages.messages import KubeletRegistrations
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
-from topobus.gateway.claims.attachments import NoPodDetails
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
@@ -28,18 +27,18 @@ from topobus.gateway.claims.claim_forwarder import ClaimForwarder
 from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
 from topobus.gateway.claims.claim_reading import ClaimReader, stored_claims, without_claims
-from topobus.gateway.claims.claim_reports import ClaimReports, NoClaimReports
+from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.claims.claim_steps import ClaimSteps
 from topobus.gateway.claims.claims import ClaimPreparer
 from topobus.gateway.claims.dra_plugin import DraDriver
 from topobus.gateway.claims.forgotten_claims import ForgottenClaims
 from topobus.gateway.claims.ledger_release import LedgerRelease
-from topobus.gateway.claims.pinning import NoPinning, Pinning
 from topobus.gateway.claims.rules.socket_paths import driver_sockets
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.objects import Cluster, ClusterClaims
 from topobus.gateway.cluster.pod_retries import PodRetries
+from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
 from topobus.gateway.config import GatewaySettings, check, owned_cpus
 from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, EditRights, rights_of
@@ -63,6 +62,7 @@ from topobus.values.dra_names import DRIVER
 
 if TYPE_CHECKING:
     from topobus.gateway.cluster.served_by_claims import ServedByClaims
+    from topobus.gateway.containers.cpu_pinning import CpuPinning
     from topobus.gateway.containers.runtime_events import RuntimeDoor
 
 __all__ = ["serve"]
@@ -238,17 +238,15 @@ class _Gateway:
         reports: ClusterReports | None = None
         if self._cluster is not None:
             reader = ClusterClaims(self._cluster)
-            reports = await ClusterReports.open(
-                self._cluster, path.with_name("reports.json"), self._runtime, self._state, checkpoint
-            )
+            reported = await asyncio.to_thread(ReportRecord.open, path.with_name("reports.json"))
+            reports = ClusterReports(self._cluster, reported, self._runtime, self._state, checkpoint)
             releaser = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
         elif settings.nats.is_nodes_own and settings.offers_any_dra:
             # Not refused, because device plugins need no claims.
             err = without_claims()
             get_logger().warning("claims.unreadable", error=err.message, next_step=err.next_step)
         metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories, checkpoint.of_claim)
-        hearer = reports or NoClaimReports()
-        details = reports.details if reports is not None else NoPodDetails()
+        hearer = reports or ClaimReports()
         attachments = SandboxAttachments(
             self._asks,
             checkpoint,
@@ -256,11 +254,10 @@ class _Gateway:
             self._runtime.clock,
             settings.runtime.attach_s,
             reports=hearer,
-            details=details,
             describe=metadata.attached,
         )
         runtime_door = self._runtime_door(checkpoint, attachments, hearer)
-        pinning = (runtime_door.pinning if runtime_door is not None else None) or NoPinning()
+        pinning = runtime_door.pinning if runtime_door is not None else None
         files = self._claim_files(metadata, pinning)
         ledger = ClaimLedger(self._state, self._asks, reader, checkpoint, releaser)
         devices = ClaimDevices(self._asks, checkpoint, self._state.device, self._state.containers.why_held)
@@ -275,7 +272,7 @@ class _Gateway:
         self._work = _Work(preparer, releaser, self._pod_look(checkpoint, runtime_door), record, runtime_door, reports)
         return self._work
 
-    def _claim_files(self, metadata: ClaimMetadata, pinning: Pinning) -> ClaimFiles:
+    def _claim_files(self, metadata: ClaimMetadata, pinning: CpuPinning | None) -> ClaimFiles:
         return ClaimFiles(
             Path(self._settings.cdi_dir),
             metadata=metadata,

@@ -26,7 +26,6 @@ from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
 from topobus.gateway.claims.claim_steps import ClaimSteps
 from topobus.gateway.claims.claims import ClaimPreparer
-from topobus.gateway.claims.pinning import NoPinning
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice, ClaimAllocation
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
 from topobus.gateway.config import DeadlineSettings
@@ -189,13 +188,13 @@ class Node:
         files = ClaimFiles(
             self.folder,
             metadata=ClaimMetadata(self.folder / "metadata", self.versions, dict, self.checkpoint.of_claim),
-            pinning=NoPinning(),
+            pinning=None,
             metrics=metrics,
             tell=lambda _: None,
         )
         ledger = ClaimLedger(state, us, us, self.checkpoint, None)
         devices = ClaimDevices(us, self.checkpoint, lambda _class, _name: None, lambda _: "")
-        steps = ClaimSteps(state, us, self.checkpoint, ledger, devices, us, NoPinning(), files)
+        steps = ClaimSteps(state, us, self.checkpoint, ledger, devices, us, None, files)
         deadlines = DeadlineSettings(claim_retry_s=self.retry_s)
         return ClaimPreparer(state, self.checkpoint, deadlines, ledger, steps, files, cast(Any, Reports(self)), metrics)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from topobus.devicekit.containers.cdi_files import check_writable, delete, restore_files, write, write_missing
 from topobus.formats.containers.cdi import CdiSpec, file_name, render
 from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
-from topobus.gateway.claims.pinning import Pinning
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
 from topobus.gateway.containers.rules.container_guard import guarded
 from topobus.gateway.disk import DiskWork
@@ -23,6 +23,9 @@ from topobus.gateway.metrics import ClaimMetrics
 from topobus.process.logging import get_logger
 from topobus.process.tracing import span
 from topobus.values.errors import ConfigError
+
+if TYPE_CHECKING:
+    from topobus.gateway.containers.cpu_pinning import CpuPinning
 
 __all__ = ["ClaimFiles", "why_unwritable"]
 
@@ -35,11 +38,13 @@ class ClaimFiles:
         folder: Path,
         *,
         metadata: ClaimMetadata,
-        pinning: Pinning,
+        pinning: CpuPinning | None,
         metrics: ClaimMetrics,
         tell: Callable[[str], None],
     ) -> None:
-        """`tell` gets what is wrong with the folder, or an empty text when it is usable."""
+        """`pinning` is None where kubelet alone manages CPUs. `tell` gets what is wrong with the
+        folder, or an empty text when it is usable.
+        """
         self._folder = folder
         self._metadata = metadata
         self._pinning = pinning
@@ -127,7 +132,9 @@ class ClaimFiles:
         # Its containers start only with the gateway's consent. The guard is not in the checkpoint,
         # because the edits there came from a device service, which may not make such a mount, and
         # are checked again.
-        is_guarded = bool(entry.to_attach or entry.to_adjust) or self._pinning.pins(entry)
+        is_guarded = bool(
+            entry.to_attach or entry.to_adjust or (self._pinning is not None and self._pinning.pins(entry))
+        )
         return render(guarded(spec, entry.uid, entry.device_class) if is_guarded else spec)
 
     async def finish(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -20,6 +19,7 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claims.claim_key import ClaimKey, refused
 from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.ledger_release import LedgerRelease
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, is_allocated_here
 from topobus.gateway.node_state import NodeState
 from topobus.values.cpu_groups import is_cpu_group
@@ -29,22 +29,19 @@ from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Refusal
 
-__all__ = ["ClaimLedger", "Releaser"]
-
-
-class Releaser(Protocol):
-    """Releases claims that are over in a cluster, whose scheduler does not write the ledger."""
-
-    async def settle(self) -> bool:
-        """Release what is over. True when something was."""
-        ...
+__all__ = ["ClaimLedger"]
 
 
 class ClaimLedger:
     """Adopts and releases claims in the ledger of this node."""
 
     def __init__(
-        self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, releaser: Releaser | None
+        self,
+        state: NodeState,
+        asks: NodeAsks,
+        reader: ClaimReader,
+        checkpoint: Checkpoint,
+        releaser: LedgerRelease | None,
     ) -> None:
         self._state = state
         self._asks = asks

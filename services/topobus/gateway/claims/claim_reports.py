@@ -1,62 +1,61 @@
-"""The interface by which the cluster learns what happened to claims on this node, and its empty
-form for gateways without a cluster.
+"""What the cluster learns of claims on this node, and what it alone knows of their pods.
 
-No call waits or fails, because kubelet and the container runtime wait for the caller.
+`ClaimReports` itself does nothing: that is all of it on a node without a cluster.
+`cluster.cluster_reports` has the form for a cluster. No call fails, and none but `with_details`
+waits, because kubelet and the container runtime wait for the caller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
-from topobus.gateway.claims.attachments import AttachmentReports
 from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
-__all__ = ["ClaimReports", "NoClaimReports"]
+__all__ = ["ClaimReports"]
 
 
-class ClaimReports(AttachmentReports, Protocol):
-    """Receives what happened to claims, in addition to what happened to them in sandboxes."""
+class ClaimReports:
+    """Receives what happened to claims and to their devices in sandboxes."""
 
     def prepared(self, entry: ClaimEntry) -> None:
         """Report that containers may have the claim's devices of a class, or may have them as soon
         as they are in their sandbox.
         """
-        ...
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
         """Report that nothing of a claim is prepared any more."""
-        ...
 
     def cpus_differed(self, difference: CpuDifference) -> None:
         """Report that a container ran on other CPUs than promised."""
-        ...
-
-
-class NoClaimReports:
-    """Reports nothing."""
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
-        """Do nothing."""
+        """Report that all devices of a claim are in a sandbox.
+
+        It is called again after each start of the gateway, because earlier reports are not stored.
+
+        Shapes: interfaces — by device; a device that is no network interface is absent.
+        """
 
     def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Do nothing."""
+        """Report why the devices could not be brought into a sandbox.
+
+        Its containers wait, and each new try may report it again.
+        """
 
     def detached(self, entry: ClaimEntry) -> None:
-        """Do nothing."""
+        """Report that the devices are in no sandbox any more, also when the claim is unprepared."""
 
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
-        """Do nothing."""
+        """Report why a sandbox's devices could not be taken out unchanged. It is retried."""
 
-    def prepared(self, entry: ClaimEntry) -> None:
-        """Do nothing."""
+    async def with_details(self, sandbox: Sandbox) -> Sandbox:
+        """Return the sandbox with its host ports, or with the reason why they are unknown
+        (`ports_unknown`). In that case only devices that must open the ports are refused.
 
-    def unprepared(self, claim: ClaimKey, device_class: str) -> None:
-        """Do nothing."""
-
-    def cpus_differed(self, difference: CpuDifference) -> None:
-        """Do nothing."""
+        Answers within half a second, because the runtime waits. Errors: raises nothing.
+        """
+        return sandbox

@@ -14,25 +14,27 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from topobus.gateway.claims.attachments import Attachments
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_reading import ClaimReader
-from topobus.gateway.claims.pinning import Pinning
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, allocation_of
 from topobus.gateway.claims.rules.claim_cdi import cdi_spec
+from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.containers.live_containers import StillRuns, nodes_of
 from topobus.gateway.node_state import NodeState
 from topobus.process.tracing import span
 from topobus.values.errors import PeerUnavailable
 from topobus.values.outcome import Refusal
+
+if TYPE_CHECKING:
+    from topobus.gateway.containers.cpu_pinning import CpuPinning
 
 __all__ = ["ClaimSteps"]
 
@@ -49,10 +51,11 @@ class ClaimSteps:
         checkpoint: Checkpoint,
         ledger: ClaimLedger,
         devices: ClaimDevices,
-        attachments: Attachments,
-        pinning: Pinning,
+        attachments: SandboxAttachments,
+        pinning: CpuPinning | None,
         files: ClaimFiles,
     ) -> None:
+        """`pinning` is None where kubelet alone manages CPUs."""
         self._state = state
         self._reader = reader
         self._checkpoint = checkpoint
@@ -120,10 +123,11 @@ class ClaimSteps:
         entries = await self._ledger.adopt(entries, claim, allocation)
         entries = await _side_by_side(self._prepare_class(entry, claim, allocation) for entry in entries)
         async with AsyncExitStack() as stack:
-            for entry in entries:
-                refusal = await stack.enter_async_context(self._pinning.promising(entry))
-                if refusal is not None:
-                    raise refused(refusal)
+            if self._pinning is not None:
+                for entry in entries:
+                    refusal = await stack.enter_async_context(self._pinning.promising(entry))
+                    if refusal is not None:
+                        raise refused(refusal)
             # Concurrently: the next start restores each from the other, and kubelet gets no answer
             # before both are on disk.
             await _side_by_side([self._files.write(entries), self._checkpoint.put(*entries)])
@@ -149,7 +153,8 @@ class ClaimSteps:
         await self._checkpoint.remove(claim.uid, is_kept=self._ledger.is_settled)
         for entry in entries:
             self._devices.forget(entry)
-        await self._pinning.released()
+        if self._pinning is not None:
+            await self._pinning.released()
         return tuple(name for of_class in names for name in of_class)
 
     async def _undo_class(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:

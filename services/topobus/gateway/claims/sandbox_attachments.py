@@ -10,7 +10,7 @@ devices are in one sandbox at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,10 +19,10 @@ import msgspec
 
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.claims.attachments import AttachmentReports, Describe, PodDetails
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.claim_key import ClaimFailed, refused
 from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.claims.rules.claim_pods import pods_of
 from topobus.gateway.claims.sandbox_entries import is_attached_to, is_reserved, with_attachment, without_attachment
 from topobus.gateway.containers.rules import sandbox_rules as rules
@@ -33,7 +33,7 @@ from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Reason, Refusal
-from topobus.values.sandbox import Sandbox
+from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = ["SandboxAttachments"]
 
@@ -67,12 +67,11 @@ class SandboxAttachments:
         clock: Clock,
         limit_s: float,
         *,
-        reports: AttachmentReports,
-        details: PodDetails,
-        describe: Describe,
+        reports: ClaimReports,
+        describe: Callable[[ClaimEntry, Mapping[str, AttachedInterface]], Awaitable[None]],
     ) -> None:
-        """`limit_s` is how long the runtime waits for one event. `describe` is awaited before a
-        container can be created.
+        """`limit_s` is how long the runtime waits for one event. `describe` writes what devices
+        became in a sandbox to files that its containers read.
         """
         self.why_no_runtime: Callable[[], str] = lambda: _NO_RUNTIME
         """Returns why no events arrive. Empty: they do."""
@@ -82,7 +81,6 @@ class SandboxAttachments:
         self._clock = clock
         self._limit_s = limit_s
         self._reports = reports
-        self._details = details
         self._describe = describe
         self._sandboxes: dict[str, Sandbox] = {}
         """The existing sandboxes, by id."""
@@ -310,7 +308,7 @@ class SandboxAttachments:
             self._reports.attached(entry, former.sandbox, former.interfaces)
             return None
         # An attachment that was begun continues with the same values, also after a crash.
-        begun = former or SandboxAttachment(sandbox=await self._details.of(sandbox))
+        begun = former or SandboxAttachment(sandbox=await self._reports.with_details(sandbox))
         entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, begun))
         if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)

@@ -1,17 +1,16 @@
 """Reports to the cluster what happens to claims on this node: in the claims' status, and by events.
 
-It implements `ClaimReports`: everything goes to `claim_statuses`, and news for people to
-`pod_events`. No call waits.
+Everything goes to `claim_statuses`, and news for people to `pod_events`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 
 from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.device_health import DeviceHealthReports
 from topobus.gateway.cluster.event_recorder import EventRecorder
@@ -21,7 +20,6 @@ from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.gateway.node_state import NodeState
-from topobus.process.clock import Clock
 from topobus.process.service import Runtime
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
@@ -29,44 +27,24 @@ from topobus.values.sandbox import AttachedInterface, Sandbox
 __all__ = ["ClusterReports"]
 
 
-class ClusterReports:
+class ClusterReports(ClaimReports):
     """Everything that one node reports about its claims."""
 
     def __init__(
-        self,
-        statuses: ClaimStatuses,
-        recorder: EventRecorder,
-        details: ClusterPodDetails,
-        node: str,
-        state: NodeState,
-        checkpoint: Checkpoint,
-        clock: Clock,
+        self, cluster: Cluster, record: ReportRecord, runtime: Runtime, state: NodeState, checkpoint: Checkpoint
     ) -> None:
-        self.events = PodEvents(recorder, node)
-        self.details = details
-        """The API server's facts about pods."""
-        self.health = DeviceHealthReports(state, checkpoint, statuses, self.events, clock)
-        self._statuses = statuses
-        self._recorder = recorder
-
-    @classmethod
-    async def open(
-        cls, cluster: Cluster, path: Path, runtime: Runtime, state: NodeState, checkpoint: Checkpoint
-    ) -> ClusterReports:
-        """Continue where the previous process ended. Only the lock's holder may call it."""
-        record = await asyncio.to_thread(ReportRecord.open, path)
+        """Continue where the previous process ended, according to `record`."""
 
         def tell(why: str) -> None:
             # Ready in any case, because nothing depends on a claim's status.
             runtime.readiness.set("claim-status", is_ready=True, why=why)
 
-        statuses = ClaimStatuses(cluster, record, checkpoint, runtime.clock, runtime.node, tell=tell)
-        statuses.restore()
-        recorder, details = (
-            EventRecorder(cluster, runtime.clock, runtime.node),
-            ClusterPodDetails(cluster, runtime.clock),
-        )
-        return cls(statuses, recorder, details, runtime.node, state, checkpoint, runtime.clock)
+        self._statuses = ClaimStatuses(cluster, record, checkpoint, runtime.clock, runtime.node, tell=tell)
+        self._statuses.restore()
+        self._recorder = EventRecorder(cluster, runtime.clock, runtime.node)
+        self._details = ClusterPodDetails(cluster, runtime.clock)
+        self.events = PodEvents(self._recorder, runtime.node)
+        self.health = DeviceHealthReports(state, checkpoint, self._statuses, self.events, runtime.clock)
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -77,8 +55,6 @@ class ClusterReports:
     async def finish(self) -> None:
         """Wait until all writes to disk have ended."""
         await self._statuses.finish()
-
-    # The methods of `ClaimReports`.
 
     def prepared(self, entry: ClaimEntry) -> None:
         """Report that containers may have a claim's devices."""
@@ -109,3 +85,7 @@ class ClusterReports:
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
         """Report why devices could not be taken out of a sandbox."""
         self.events.detach_failed(entry, sandbox, refusal)
+
+    async def with_details(self, sandbox: Sandbox) -> Sandbox:
+        """Add what the API server knows of the sandbox's pod."""
+        return await self._details.of(sandbox)

@@ -6,21 +6,13 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
+from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.gateway.metrics import CpusetMetrics
 from topobus.process.logging import get_logger
 
-__all__ = ["CpuReports", "CpusetReports"]
-
-
-class CpuReports(Protocol):
-    """Receives containers that were found on wrong CPUs."""
-
-    def cpus_differed(self, difference: CpuDifference) -> None:
-        """Report it on the claims concerned, without waiting."""
-        ...
+__all__ = ["CpusetReports"]
 
 
 class CpusetReports:
@@ -29,7 +21,7 @@ class CpusetReports:
     Args: tell_unseen — called with the reason why the cpusets cannot be read, empty when they can.
     """
 
-    def __init__(self, reports: CpuReports, metrics: CpusetMetrics, tell_unseen: Callable[[str], None]) -> None:
+    def __init__(self, reports: ClaimReports, metrics: CpusetMetrics, tell_unseen: Callable[[str], None]) -> None:
         self._reports = reports
         self._metrics = metrics
         self._tell_unseen = tell_unseen
