@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.containers.cdi import file_name
 from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareRequest
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_answers import PreparedDevice
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
@@ -28,6 +28,7 @@ from topobus.gateway.claims.claim_steps import ClaimSteps
 from topobus.gateway.claims.claims import ClaimPreparer
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice, ClaimAllocation
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.containers.live_containers import LiveContainers
 from topobus.gateway.metrics import ClaimMetrics

@@ -13,9 +13,9 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.cpu_pinning import CpuPinning
 from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets

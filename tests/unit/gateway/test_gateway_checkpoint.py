@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from topobus.devicekit.containers.cdi_files import write
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.config import ForeignSettings, GatewaySettings, KubeletSettings, check
 from topobus.values.errors import ConfigError
 

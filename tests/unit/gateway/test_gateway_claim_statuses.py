@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.rules.device_status import replaced_statuses
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.objects import Cluster, Rejected

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from topobus.devicekit.containers import cdi_files
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.device_plugins.allocation_record import AllocationRecord
 from topobus.values.edits import ContainerEdits
 

@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 
 from topobus.gateway.claims.attempts import Failure
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved
 from topobus.gateway.cluster.objects import Cluster, Rejected
 from topobus.gateway.cluster.pod_events import PodEvents

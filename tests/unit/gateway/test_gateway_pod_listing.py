@@ -14,8 +14,9 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.exclusive import ExclusiveUse
 from topobus.gateway.device_plugins.pod_resources import Listing, PodResourcesReader
 from topobus.gateway.node_state import NodeState

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers, open_nodes, with_processes
 from topobus.gateway.device_plugins.rules.holdings import allocations_of
 from topobus.gateway.device_plugins.rules.replicas import Chosen

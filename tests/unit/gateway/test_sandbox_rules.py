@@ -21,13 +21,6 @@ class Claim:
     to_attach: tuple[str, ...] = ("nic-0",)
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Where its device is."""
-
-    sandbox: Sandbox
-
-
 SANDBOX = Sandbox(id="s1", uid="u1", namespace="default", name="app", network_namespace="/var/run/netns/a")
 ANEW = Sandbox(id="s2", uid="u1", namespace="default", name="app", network_namespace="/var/run/netns/b")
 OTHER = Sandbox(id="s3", uid="u3", namespace="default", name="other", network_namespace="/var/run/netns/c")
@@ -73,9 +66,9 @@ def test_device_is_taken_only_while_another_pods_sandbox_lives() -> None:
     alive = {sandbox.id: sandbox for sandbox in (SANDBOX, OTHER)}
 
     assert refuse_taken(Claim(), None, OTHER, alive) is None
-    assert refuse_taken(Claim(), Placed(SANDBOX), ANEW, alive) is None
-    assert refuse_taken(Claim(), Placed(SANDBOX), OTHER, {OTHER.id: OTHER}) is None
-    refusal = refuse_taken(Claim(), Placed(SANDBOX), OTHER, alive)
+    assert refuse_taken(Claim(), SANDBOX, ANEW, alive) is None
+    assert refuse_taken(Claim(), SANDBOX, OTHER, {OTHER.id: OTHER}) is None
+    refusal = refuse_taken(Claim(), SANDBOX, OTHER, alive)
     assert refusal is not None
     assert "nic-0 is in pod default/app (uid u1)" in refusal.reasons[0].message
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR, cdi_class, cdi_names, cdi_whole_names
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.rules.device_metadata import metadata_device_name
 
 __all__ = ["WHOLE_CLAIM", "PreparedDevice", "answer_of"]

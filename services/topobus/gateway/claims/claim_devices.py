@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.gateway.asks import NodeAsks, configured
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.live_containers import StillRuns, nodes_of
 from topobus.gateway.key_locks import KeyLocks
 from topobus.values.device import Device

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from topobus.devicekit.containers.cdi_files import check_writable, delete, restore_files, write, write_missing
 from topobus.formats.containers.cdi import CdiSpec, file_name, render
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.container_guard import guarded
 from topobus.gateway.disk import DiskWork
 from topobus.gateway.metrics import ClaimMetrics

@@ -16,11 +16,12 @@ import msgspec
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.formats.messages.messages import AdoptRequest
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey, refused
 from topobus.gateway.claims.claim_reading import ClaimReader
 from topobus.gateway.claims.ledger_release import LedgerRelease
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, is_allocated_here
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.node_state import NodeState
 from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device_sharing import HeldShare

@@ -19,8 +19,8 @@ import msgspec
 from topobus.devicekit.containers.cdi_files import write
 from topobus.formats.containers.cdi import CdiSpec
 from topobus.formats.kubernetes.slices import slice_device
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.rules.device_metadata import DescribedClaim, described_spec, documents, generation_of
 from topobus.gateway.config import MetadataSettings
 from topobus.gateway.disk import DiskWork

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox

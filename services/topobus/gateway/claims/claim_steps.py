@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
@@ -26,6 +26,7 @@ from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_reading import ClaimReader
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, allocation_of
 from topobus.gateway.claims.rules.claim_cdi import cdi_spec
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.containers.live_containers import StillRuns, nodes_of
 from topobus.gateway.node_state import NodeState

@@ -15,13 +15,14 @@ import msgspec
 
 from topobus.gateway.asks import StillAtWork
 from topobus.gateway.claims.attempts import Attempts
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_answers import WHOLE_CLAIM, PreparedDevice, answer_of
 from topobus.gateway.claims.claim_files import ClaimFiles, why_unwritable
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey
 from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.claims.claim_steps import ClaimSteps
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.containers.live_containers import StillRuns
 from topobus.gateway.key_locks import KeyLocks

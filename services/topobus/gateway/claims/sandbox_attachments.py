@@ -19,12 +19,12 @@ import msgspec
 
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry, SandboxAttachment
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimFailed, refused
 from topobus.gateway.claims.claim_reading import ClaimReader
 from topobus.gateway.claims.claim_reports import ClaimReports
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.rules.claim_pods import pods_of
-from topobus.gateway.claims.sandbox_entries import is_attached_to, is_reserved, with_attachment, without_attachment
 from topobus.gateway.containers.rules import sandbox_rules as rules
 from topobus.gateway.key_locks import KeyLocks
 from topobus.process.backoff import full_jitter
@@ -139,7 +139,9 @@ class SandboxAttachments:
                 # Stopped sandboxes are listed as well. Of several, only a container's creation
                 # shows which one is alive (`admit`).
                 candidates = [
-                    sandbox for sandbox in sandboxes if is_reserved(entry, sandbox) and sandbox.id != entry.left_sandbox
+                    sandbox
+                    for sandbox in sandboxes
+                    if entry.is_reserved_for(sandbox) and sandbox.id != entry.left_sandbox
                 ]
                 if is_ready and len(candidates) == 1 and rules.refuse_sandbox(entry, candidates[0]) is None:
                     self._attach_to(entry, candidates[0])
@@ -163,7 +165,7 @@ class SandboxAttachments:
         13355, 13609).
         """
         self._sandboxes[sandbox.id] = sandbox
-        await self._bring([entry for entry in self._entries() if is_reserved(entry, sandbox)], sandbox)
+        await self._bring([entry for entry in self._entries() if entry.is_reserved_for(sandbox)], sandbox)
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
         """Take devices out of a sandbox while its namespaces still exist.
@@ -189,13 +191,14 @@ class SandboxAttachments:
         entries = [
             entry
             for entry in self._entries()
-            if (entry.uid, entry.device_class) in named or is_reserved(entry, sandbox)
+            if (entry.uid, entry.device_class) in named or entry.is_reserved_for(sandbox)
         ]
-        reasons = await self._bring([entry for entry in entries if not is_attached_to(entry, sandbox)], sandbox)
+        reasons = await self._bring([entry for entry in entries if not entry.is_attached_to(sandbox)], sandbox)
         late = [
             entry
             for entry in entries
-            if not is_attached_to(self._checkpoint.get(entry.uid, entry.device_class), sandbox)
+            if (latest := self._checkpoint.get(entry.uid, entry.device_class)) is None
+            or not latest.is_attached_to(sandbox)
         ]
         if reasons:
             return Refusal(reasons=reasons)
@@ -220,7 +223,7 @@ class SandboxAttachments:
         for entry in entries:
             under_way = self._under_way(entry.key)
             refusal = rules.refuse_sandbox(entry, sandbox) or rules.refuse_taken(
-                entry, under_way, sandbox, self._sandboxes
+                entry, under_way.sandbox if under_way is not None else None, sandbox, self._sandboxes
             )
             if refusal is None:
                 attachings.append((entry, self._attach_to(entry, sandbox)))
@@ -295,12 +298,12 @@ class SandboxAttachments:
         entry = await self._latest(key)
         if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)
-        refusal = rules.refuse_taken(entry, entry.attachment, sandbox, self._sandboxes) or await self._refuse_stranger(
-            entry, sandbox
-        )
+        former = entry.attachment
+        refusal = rules.refuse_taken(
+            entry, former.sandbox if former is not None else None, sandbox, self._sandboxes
+        ) or await self._refuse_stranger(entry, sandbox)
         if refusal is not None:
             return refusal
-        former = entry.attachment
         if former is not None and former.sandbox.id != sandbox.id:
             await self._detach(entry, former.sandbox)
             former = None
@@ -309,7 +312,7 @@ class SandboxAttachments:
             return None
         # An attachment that was begun continues with the same values, also after a crash.
         begun = former or SandboxAttachment(sandbox=await self._reports.with_details(sandbox))
-        entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, begun))
+        entry = await self._checkpoint.change(key, _with(begun))
         if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)
         attaching.is_under_way = True
@@ -333,7 +336,7 @@ class SandboxAttachments:
             return refusal
         await self._describe(entry, answer.interfaces)
         done = SandboxAttachment(sandbox=begun.sandbox, is_attached=True, interfaces=answer.interfaces)
-        entry = await self._checkpoint.change(key, lambda claim_entry: with_attachment(claim_entry, done))
+        entry = await self._checkpoint.change(key, _with(done))
         if entry is not None and entry.attachment == done:
             get_logger().info(
                 "sandbox.attached",
@@ -353,7 +356,7 @@ class SandboxAttachments:
 
         Errors: raises PeerUnavailable when the claim cannot be read.
         """
-        if is_reserved(entry, sandbox):
+        if entry.is_reserved_for(sandbox):
             return None
         claim = await self._reader.read(entry.namespace, entry.name)
         pods = pods_of(claim) if claim is not None and claim.metadata.get("uid") == entry.uid else ()
@@ -429,7 +432,11 @@ class SandboxAttachments:
         if refusal is not None:
             self._reports.detach_failed(entry, sandbox, refusal)
             raise refused(refusal)
-        changed = await self._checkpoint.change(entry.key, lambda claim_entry: without_attachment(claim_entry, sandbox))
+        # The devices are not brought back to a sandbox that they have left.
+        changed = await self._checkpoint.change(
+            entry.key,
+            lambda claim_entry: msgspec.structs.replace(claim_entry, attachment=None, left_sandbox=sandbox.id),
+        )
         get_logger().info(
             "sandbox.detached", claim_uid=entry.uid, pod=str(sandbox), sandbox=sandbox.id, devices=list(entry.to_attach)
         )
@@ -472,3 +479,8 @@ class SandboxAttachments:
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         assert self._group is not None, "events come only while `run` runs"
         return self._group.create_task(work)
+
+
+def _with(attachment: SandboxAttachment) -> Callable[[ClaimEntry], ClaimEntry]:
+    """Return the change of an entry that gets an attachment, unless its claim is being undone."""
+    return lambda entry: msgspec.structs.replace(entry, attachment=attachment) if entry.is_running else entry

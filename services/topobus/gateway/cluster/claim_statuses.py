@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from topobus.engine.shapes.shapes import SHAPE_CLASS
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.rules.device_status import ClaimReport, device_statuses, joint_report, text_of
 from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord

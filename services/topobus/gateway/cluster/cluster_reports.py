@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.claim_reports import ClaimReports
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.device_health import DeviceHealthReports
 from topobus.gateway.cluster.event_recorder import EventRecorder

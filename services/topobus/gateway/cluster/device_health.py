@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.rules.device_faults import HealthNote, health_note

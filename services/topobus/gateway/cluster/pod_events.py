@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from topobus.gateway.claims.attempts import Failure
-from topobus.gateway.claims.checkpoint import ClaimEntry
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.rules.device_status import text_of
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved, claim_object, pod_object
 from topobus.gateway.cluster.rules.device_faults import HealthNote

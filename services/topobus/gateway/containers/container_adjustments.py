@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.sandbox_rules import of_claim
 from topobus.gateway.containers.values import RunningContainer
 from topobus.process.clock import Clock

@@ -22,8 +22,8 @@ from typing import Protocol
 
 from msgspec import Struct, structs
 
-from topobus.gateway.claims.checkpoint import ClaimEntry
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
 from topobus.gateway.containers.rules.cpusets import (

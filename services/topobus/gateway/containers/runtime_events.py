@@ -14,7 +14,8 @@ from pathlib import Path
 
 from topobus.formats.messages.messages import RuntimeConnection
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.containers.container_adjustments import ContainerAdjustments

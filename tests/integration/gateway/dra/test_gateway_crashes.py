@@ -19,8 +19,9 @@ from support.lives import LIMIT_S, Lives, is_transport
 from support.looks import next_look, until
 from support.node_plane import claim, device
 from topobus.formats.containers.cdi import file_name
-from topobus.gateway.claims.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
     Admission,

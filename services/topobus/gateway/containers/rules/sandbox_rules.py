@@ -9,15 +9,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Protocol
 
 from msgspec import structs
 
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = [
-    "Attachable",
     "claim_undone",
     "failed",
     "not_reserved",
@@ -37,47 +36,14 @@ _MAC = re.compile(r"([0-9a-f]{2}:){5,19}[0-9a-f]{2}")
 _ADDRESSES = 16
 
 
-class Attachable(Protocol):
-    """A claim with devices that are attached to a sandbox."""
-
-    @property
-    def namespace(self) -> str:
-        """Its namespace."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def to_attach(self) -> tuple[str, ...]:
-        """The devices."""
-        ...
-
-    @property
-    def to_adjust(self) -> tuple[str, ...]:
-        """Those whose service is called for each container."""
-        ...
-
-
-class Placed(Protocol):
-    """Where a claim's devices are, or may be."""
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """The sandbox."""
-        ...
-
-
-def purpose(claim: Attachable) -> str:
+def purpose(claim: ClaimEntry) -> str:
     """Return what a claim needs the container runtime for."""
     if claim.to_attach:
         return f"bring {', '.join(claim.to_attach)} into its pod"
     return f"give containers what is theirs of {', '.join(claim.to_adjust)}"
 
 
-def refuse_sandbox(claim: Attachable, sandbox: Sandbox) -> Refusal | None:
+def refuse_sandbox(claim: ClaimEntry, sandbox: Sandbox) -> Refusal | None:
     """Refuse a sandbox that nothing can be moved into, or in another namespace than the claim."""
     if sandbox.namespace != claim.namespace:
         return _refuse(claim, "claim-not-for-pod", f"it is of another namespace than pod {sandbox}")
@@ -92,25 +58,26 @@ def refuse_sandbox(claim: Attachable, sandbox: Sandbox) -> Refusal | None:
 
 
 def refuse_taken(
-    claim: Attachable, placed: Placed | None, sandbox: Sandbox, alive: Mapping[str, Sandbox]
+    claim: ClaimEntry, other: Sandbox | None, sandbox: Sandbox, alive: Mapping[str, Sandbox]
 ) -> Refusal | None:
     """Refuse a sandbox while the devices are in that of another pod that is alive.
 
     A former sandbox of the same pod is left for the new one.
 
-    Shapes: alive — the existing sandboxes, by id.
+    Shapes: other — the sandbox in which the devices are, or may be; alive — the existing sandboxes,
+    by id.
     """
-    if placed is None or placed.sandbox.uid == sandbox.uid or placed.sandbox.id not in alive:
+    if other is None or other.uid == sandbox.uid or other.id not in alive:
         return None
     text = (
-        f"{', '.join(claim.to_attach)} is in pod {placed.sandbox} (uid {placed.sandbox.uid}), and a device "
+        f"{', '.join(claim.to_attach)} is in pod {other} (uid {other.uid}), and a device "
         "that is attached serves one pod at a time:"
         " give each pod a claim of its own (resourceClaimTemplateName)"
     )
     return _refuse(claim, "device-in-another-pod", text)
 
 
-def refuse_interfaces(claim: Attachable, interfaces: Mapping[str, AttachedInterface]) -> Refusal | None:
+def refuse_interfaces(claim: ClaimEntry, interfaces: Mapping[str, AttachedInterface]) -> Refusal | None:
     """Refuse an impossible answer to `attach`, which would end up in the claim's status."""
     strange = sorted(interfaces.keys() - set(claim.to_attach))
     if strange:
@@ -122,31 +89,31 @@ def refuse_interfaces(claim: Attachable, interfaces: Mapping[str, AttachedInterf
     return None
 
 
-def not_reserved(claim: Attachable, sandbox: Sandbox) -> Refusal:
+def not_reserved(claim: ClaimEntry, sandbox: Sandbox) -> Refusal:
     """Refuse a pod that the claim is not reserved for."""
     return _refuse(claim, "claim-not-for-pod", f"it is not reserved for pod {sandbox} (uid {sandbox.uid})")
 
 
-def failed(claim: Attachable, error: str) -> Refusal:
+def failed(claim: ClaimEntry, error: str) -> Refusal:
     """Refuse because of an error on our side, or at a device service that gave no reason."""
     return _refuse(claim, "attach-failed", error)
 
 
-def unanswered(claim: Attachable, remark: str) -> Refusal:
+def unanswered(claim: ClaimEntry, remark: str) -> Refusal:
     """Refuse a sandbox whose devices could not even be requested."""
     return _refuse(
         claim, "attach-unanswered", f"{', '.join(claim.to_attach)} could not be brought into the pod in time: {remark}"
     )
 
 
-def pending(claim: Attachable, what: str) -> Refusal:
+def pending(claim: ClaimEntry, what: str) -> Refusal:
     """Refuse a container while its pod's devices are being attached."""
     return _refuse(
         claim, "attach-pending", f"{', '.join(claim.to_attach)} is not in the pod yet ({what}); kubelet tries again"
     )
 
 
-def of_claim(claim: Attachable, refusal: Refusal) -> Refusal:
+def of_claim(claim: ClaimEntry, refusal: Refusal) -> Refusal:
     """Add the claim's name to a device service's reasons, for people who see only the pod.
 
     A service without reasons gets a reason that states so.
@@ -186,7 +153,7 @@ def _wrong_in(interface: AttachedInterface) -> str:
     return ""
 
 
-def _refuse(claim: Attachable, code: str, message: str) -> Refusal:
+def _refuse(claim: ClaimEntry, code: str, message: str) -> Refusal:
     where = f"{claim.namespace}/{claim.name}"
     return Refusal(
         reasons=(
@@ -195,5 +162,5 @@ def _refuse(claim: Attachable, code: str, message: str) -> Refusal:
     )
 
 
-def _malformed(claim: Attachable, what: str) -> Refusal:
+def _malformed(claim: ClaimEntry, what: str) -> Refusal:
     return _refuse(claim, "attach-malformed", f"its device service answers {what}")
