@@ -307,18 +307,18 @@ class _Gateway:
 
         # Ready in any case, because device plugins and claims of other classes do not need the
         # runtime's interface.
-        door = RuntimeDoor.of(
+        return RuntimeDoor(
             self._settings,
             self._state,
             checkpoint,
             self._runtime.clock,
+            attachments,
+            self._asks,
             lambda why: self._readiness.set("nri", is_ready=True, why=why),
-            reports=CpusetReports(
+            CpusetReports(
                 reports, self._cpuset_metrics, lambda why: self._readiness.set("cpusets", is_ready=True, why=why)
             ),
         )
-        door.serve(attachments, self._asks, self._settings.runtime.adjust_s)
-        return door
 
     async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:
         async with asyncio.TaskGroup() as group:

@@ -15,14 +15,13 @@ from pathlib import Path
 from topobus.formats.messages.messages import RuntimeConnection
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.config import GatewaySettings, owned_cpus
 from topobus.gateway.containers.container_adjustments import ContainerAdjustments
 from topobus.gateway.containers.cpu_pinning import CpuPinning
 from topobus.gateway.containers.cpuset_reports import CpusetReports
 from topobus.gateway.containers.kernel_cpusets import KernelCpusets
-from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers
+from topobus.gateway.containers.live_containers import LiveContainer
 from topobus.gateway.containers.nri_plugin import NriPlugin
 from topobus.gateway.containers.rules.cpusets import ContainerCpuset
 from topobus.gateway.containers.values import ContainerAnswer, CpusetUpdate, RunningContainer
@@ -30,7 +29,6 @@ from topobus.gateway.device_plugins.allocatable_cpus import AllocatableCpus
 from topobus.gateway.node_state import NodeState
 from topobus.process.clock import Clock
 from topobus.sysfs.tree import Tree
-from topobus.values.edits import ContainerEdits
 from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Reason, Refusal
@@ -51,43 +49,25 @@ class RuntimeDoor:
 
     def __init__(
         self,
-        socket: str,
-        entry: Callable[[ClaimUid, str], ClaimEntry | None],
-        containers: LiveContainers,
-        clock: Clock,
-        report: Callable[[str], None],
-    ) -> None:
-        """`entry` returns a prepared claim by uid and class. `report` is called with the reason why
-        there is no connection, or with an empty text when there is one.
-        """
-        self._containers = containers
-        containers.expect(self._why_absent)
-        self.attachments: SandboxAttachments | None = None
-        self.plugin = NriPlugin(socket, self, clock, report)
-        self.pinning: CpuPinning | None = None
-        """None where Topobus gives no CPUs of the node. Set before `run`."""
-        self._entry = entry
-        self._clock = clock
-        self._begun_s = clock.monotonic()
-        self._adjustments: ContainerAdjustments | None = None
-
-    @classmethod
-    def of(
-        cls,
         settings: GatewaySettings,
         state: NodeState,
         checkpoint: Checkpoint,
         clock: Clock,
+        attachments: SandboxAttachments,
+        asks: NodeAsks,
         report: Callable[[str], None],
-        *,
         reports: CpusetReports,
-    ) -> RuntimeDoor:
-        """Make the interface to the runtime, with pinned CPUs where the settings name some."""
-        door = cls(settings.runtime.socket, checkpoint.ready, state.containers, clock, report)
+    ) -> None:
+        """`report` is called with the reason why there is no connection, or with an empty text when
+        there is one.
+        """
+        self.plugin = NriPlugin(settings.runtime.socket, self, clock, report)
+        self.pinning: CpuPinning | None = None
+        """None where Topobus gives no CPUs of the node."""
         owned = owned_cpus(settings.cpus)
         if owned is None or owned:
-            door.pinning = CpuPinning(
-                door.plugin,
+            self.pinning = CpuPinning(
+                self.plugin,
                 owned,
                 state,
                 checkpoint.entries,
@@ -96,16 +76,14 @@ class RuntimeDoor:
                 KernelCpusets(Tree(settings.hardware)),
                 reports,
             )
-        return door
-
-    def serve(self, attachments: SandboxAttachments, asks: NodeAsks, adjust_s: float) -> None:
-        """Pass on sandboxes from now on, so that claims that need this can be prepared.
-
-        Call it before `run`.
-        """
-        self.attachments = attachments
-        self._adjustments = ContainerAdjustments(asks, self._entry, self._clock, adjust_s)
+        self._entry = checkpoint.ready
+        self._clock = clock
+        self._begun_s = clock.monotonic()
+        self._containers = state.containers
+        self._containers.expect(self._why_absent)
+        self._attachments = attachments
         attachments.why_no_runtime = lambda: self.plugin.why_not
+        self._adjustments = ContainerAdjustments(asks, self._entry, clock, settings.runtime.adjust_s)
 
     def connection(self) -> RuntimeConnection:
         """Return the state of the connection to the container runtime."""
@@ -128,8 +106,7 @@ class RuntimeDoor:
     async def run(self) -> None:
         """Stay connected and run all parts, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            if self.attachments is not None:
-                group.create_task(self.attachments.run())
+            group.create_task(self._attachments.run())
             group.create_task(self.plugin.run())
             group.create_task(self._containers.run())
             if self.pinning is not None:
@@ -147,27 +124,23 @@ class RuntimeDoor:
             for container in containers
             if not container.has_ended
         )
-        if self.attachments is not None:
-            self.attachments.synchronize(sandboxes)
+        self._attachments.synchronize(sandboxes)
         return self.pinning.synchronize(sandboxes, containers) if self.pinning is not None else ()
 
     async def sandbox_started(self, sandbox: Sandbox) -> None:
         """Bring the devices of the pod's claims into it, before it has any container."""
-        if self.attachments is not None:
-            await self.attachments.sandbox_started(sandbox)
+        await self._attachments.sandbox_started(sandbox)
 
     async def sandbox_stopped(self, sandbox: Sandbox) -> None:
         """Take the devices out while the sandbox's namespaces still exist."""
         if self.pinning is not None:
             self.pinning.sandbox_stopped(sandbox.id)
         self._containers.sandbox_stopped(sandbox.id)
-        if self.attachments is not None:
-            await self.attachments.sandbox_stopped(sandbox)
+        await self._attachments.sandbox_stopped(sandbox)
 
     def sandbox_removed(self, sandbox: Sandbox) -> None:
         """Handle the removal of a sandbox."""
-        if self.attachments is not None:
-            self.attachments.sandbox_removed(sandbox)
+        self._attachments.sandbox_removed(sandbox)
 
     async def create_container(self, sandbox: Sandbox, container: RunningContainer) -> ContainerAnswer | Refusal:
         """Return what a container gets from its claims, or a refusal to create it."""
@@ -175,14 +148,10 @@ class RuntimeDoor:
         for uid, device_class in container.guards:
             if self._entry(uid, device_class) is None:
                 return _not_prepared(uid, device_class)
-        refusal = await self.attachments.admit(sandbox, container.guards) if self.attachments is not None else None
+        refusal = await self._attachments.admit(sandbox, container.guards)
         if refusal is not None:
             return refusal
-        edits = (
-            await self._adjustments.adjust(sandbox, container, since_s)
-            if self._adjustments is not None
-            else ContainerEdits()
-        )
+        edits = await self._adjustments.adjust(sandbox, container, since_s)
         if isinstance(edits, Refusal):
             return edits
         self._containers.made(_live(sandbox, container))
