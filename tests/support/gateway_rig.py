@@ -20,9 +20,9 @@ from topobus.bus.bus import Bus
 from topobus.engine.health.silence import SilenceSettings
 from topobus.formats.messages.catalogue import PODS
 from topobus.formats.messages.messages import PodsReply, PodsRequest
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings, RuntimeSettings
 from topobus.gateway.containers.rules.edit_limits import EditRights
-from topobus.gateway.node_state import Broadcast
 from topobus.gateway.service import serve
 from topobus.process.clock import Clock, SystemClock
 from topobus.process.config import NatsSettings

@@ -43,7 +43,7 @@ from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner
 from topobus.values.vendor_profiles import IdProfile, VendorProfile, pool_in, profile_in
 
-__all__ = ["Broadcast", "NodeState", "Offer"]
+__all__ = ["NodeState", "Offer"]
 
 
 class Offer(Struct, frozen=True, kw_only=True):

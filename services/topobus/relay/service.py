@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from topobus.formats.messages.catalogue import LINK, RELAY
 from topobus.formats.messages.nouns import Event, State
 from topobus.formats.messages.relay_messages import LinkRequest, NodeRelay
 from topobus.process.backoff import full_jitter
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.relay.config import RelaySettings
@@ -144,9 +145,7 @@ class _Relay:
             if not self._link.joined.is_set():
                 await self._clock.sleep(pause_s)
                 continue
-            with suppress(TimeoutError):
-                async with self._clock.timeout(pause_s):
-                    await self._link.wake.wait()
+            await is_set_within(self._link.wake, self._clock.timeout(pause_s))
 
     async def _step(self) -> None:
         if not self._link.joined.is_set():

@@ -19,6 +19,7 @@ from topobus.engine.ledger.given_hints import given_hints
 from topobus.engine.ledger.transitions import unannounced
 from topobus.formats.messages.catalogue import DECISION, HINTS
 from topobus.formats.messages.messages import DecisionEvent
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
@@ -65,12 +66,13 @@ class Announcer:
         await self._read_announced()
         self._wake.set()
         while True:
-            is_quiet = not await self._wait()
+            has_news = await is_set_within(self._wake, asyncio.timeout(_QUIET_S if self._store.has_marks else None))
             try:
-                if is_quiet:
-                    await self._store.write_marks()
-                else:
+                if has_news:
+                    self._wake.clear()
                     await self._publish_all()
+                else:
+                    await self._store.write_marks()
                 self._metrics.unannounced.set(self._count_waiting())
             except (PeerUnavailable, ContractError) as err:
                 # Also when the store no longer holds a ledger: an event that waits must not end the
@@ -78,19 +80,6 @@ class Announcer:
                 get_logger().warning("decision.event-delayed", error=str(err))
                 self._wake.set()
                 await asyncio.sleep(_RETRY_S)
-
-    async def _wait(self) -> bool:
-        """Wait for something to announce.
-
-        False: nothing came for a while, and marks have to be written.
-        """
-        try:
-            async with asyncio.timeout(_QUIET_S if self._store.has_marks else None):
-                await self._wake.wait()
-        except TimeoutError:
-            return False
-        self._wake.clear()
-        return True
 
     async def _read_announced(self) -> None:
         """Find out which unannounced decisions the stream already has."""

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "is_real", "until_tick"]
+__all__ = ["Clock", "SystemClock", "is_real", "is_set_within", "until_tick"]
 
 # A timer may fire a little before its time by the resolution of the clock. That tick then counts as
 # reached, and is not waited for again.
@@ -84,6 +84,16 @@ def is_real(clock: Clock) -> bool:
     Errors: raises RuntimeError outside of an event loop.
     """
     return isinstance(clock, SystemClock) and type(asyncio.get_running_loop()).time is asyncio.BaseEventLoop.time
+
+
+async def is_set_within(event: asyncio.Event, limit: AbstractAsyncContextManager[object]) -> bool:
+    """Wait for an event. False when the limit, the `timeout` of a clock or of asyncio, came first."""
+    try:
+        async with limit:
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def until_tick(now_s: float, every_s: float) -> float:

@@ -22,6 +22,7 @@ from topobus.gateway.claims.rules.socket_paths import driver_sockets
 from topobus.gateway.config import KubeletSettings
 from topobus.gateway.device_plugins.sockets import CallRefused, dialling
 from topobus.gateway.node_lock import NodeLock
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.dra_names import DRIVER
 from topobus.values.errors import PeerUnavailable
@@ -64,7 +65,7 @@ class ClaimForwarder:
                     answer = await self._pass_on(method, request, reply)
                     if answer is not None:
                         return answer
-                    await self._wait_a_moment()
+                    await is_set_within(self._opened, asyncio.timeout(_RETRY_S))
                 return self._preparer
         except TimeoutError as err:
             raise PeerUnavailable(
@@ -98,10 +99,3 @@ class ClaimForwarder:
                 raise CallRefused(err.code(), err.details() or err.code().name) from err
         get_logger().info("claims.passed-on", method=method, instance=instance)
         return answer
-
-    async def _wait_a_moment(self) -> None:
-        try:
-            async with asyncio.timeout(_RETRY_S):
-                await self._opened.wait()
-        except TimeoutError:
-            return

@@ -29,6 +29,7 @@ from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.metrics import ClaimMetrics
 from topobus.gateway.node_state import NodeState
 from topobus.process.backoff import full_jitter
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.names import ClaimUid
@@ -236,11 +237,7 @@ class ClaimPreparer:
                         await self._unprepare(claim)
                 except (ClaimFailed, TopobusError, OSError, TimeoutError) as err:
                     get_logger().debug("claim.still-left", claim_uid=claim.uid, error=str(err))
-            try:
-                async with asyncio.timeout(self._deadlines.retry_s):
-                    await ticket.wait()
-            except TimeoutError:
-                continue
+            await is_set_within(ticket, asyncio.timeout(self._deadlines.retry_s))
 
     async def _wait_for_containers(self, claim: ClaimKey) -> None:
         """Wait a moment for the end of containers that have a claim's devices."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
-from topobus.process.clock import Clock
+from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 from topobus.values.errors import ConfigError
@@ -128,16 +128,10 @@ class DraDriver(registration_rpc.RegistrationServicer):
             try:
                 await self._watch.until(lambda: any(identity(path) != own for path, own in sockets))
             finally:
-                await self._finish_calls()
+                # Running calls about claims finish first, because kubelet repeats a call that was
+                # cut off only after more than a minute.
+                await is_set_within(self._idle, self._clock.timeout(_FINISH_S))
         get_logger().info("driver.lost", driver=DRIVER, why="a socket of ours was removed or replaced")
-
-    async def _finish_calls(self) -> None:
-        """Let running calls about claims finish, because kubelet repeats a call that was cut off
-        only after more than a minute.
-        """
-        with suppress(TimeoutError):
-            async with self._clock.timeout(_FINISH_S):
-                await self._idle.wait()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -241,13 +235,9 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 sent, telling = entries, self._tellings
                 deadline = self._clock.monotonic() + self._deadlines.health_refresh_s
                 yield self._health_message(entries, seen_at)
-            try:
-                async with self._clock.timeout(max(0.0, deadline - self._clock.monotonic())):
-                    await ticket.wait()
-            except TimeoutError:
-                continue
-            # Lists first: kubelet allocates by them, and only shows health to people.
-            await self._clock.sleep(_AFTER_LISTS_S)
+            if await is_set_within(ticket, self._clock.timeout(max(0.0, deadline - self._clock.monotonic()))):
+                # Lists first: kubelet allocates by them, and only shows health to people.
+                await self._clock.sleep(_AFTER_LISTS_S)
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
         preparer = await self._forwarder.local_or_forwarded(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from topobus.engine.shapes.shapes import SHAPE_CLASS
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
@@ -25,9 +26,8 @@ from topobus.gateway.claims.rules.device_status import ClaimReport, device_statu
 from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.rules.device_faults import HealthNote
-from topobus.gateway.node_state import Broadcast
 from topobus.kubernetes.answers import INVALID
-from topobus.process.clock import Clock
+from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.names import ClaimUid
@@ -225,11 +225,7 @@ class ClaimStatuses:
             waiting = {key: due_s for key, due_s in self._due.items() if key not in self._busy}
             key = min(waiting, key=lambda key: (waiting[key], key), default="")
             if not key or waiting[key] > now_s:
-                try:
-                    async with self._clock.timeout(waiting[key] - now_s if key else None):
-                        await ticket.wait()
-                except TimeoutError:
-                    continue
+                await is_set_within(ticket, self._clock.timeout(waiting[key] - now_s if key else None))
                 continue
             self._busy.add(key)
             del self._due[key]

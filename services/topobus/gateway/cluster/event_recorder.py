@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.cluster.objects import Cluster
 from topobus.gateway.cluster.rules.shortening import shortened
-from topobus.gateway.node_state import Broadcast
-from topobus.process.clock import Clock
+from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError
 from topobus.values.request import Owner
@@ -111,11 +111,7 @@ class EventRecorder:
             due_s = {key: self._series[key].due_s if key in self._series else now_s for key in self._waiting}
             key = min(due_s, key=lambda key: due_s[key], default=None)
             if key is None or due_s[key] > now_s:
-                try:
-                    async with self._clock.timeout(due_s[key] - now_s if key is not None else None):
-                        await ticket.wait()
-                except TimeoutError:
-                    pass
+                await is_set_within(ticket, self._clock.timeout(due_s[key] - now_s if key is not None else None))
                 continue
             del self._waiting[key]
             series = self._series.get(key)

@@ -18,6 +18,7 @@ from contextlib import aclosing
 
 from msgspec import structs
 
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.cluster.cluster_reports import ClusterReports
@@ -41,8 +42,8 @@ from topobus.gateway.cluster.rules.waiting import (
     withheld_devices,
 )
 from topobus.gateway.config import ClusterSettings
-from topobus.gateway.node_state import Broadcast, NodeState
-from topobus.process.clock import Clock
+from topobus.gateway.node_state import NodeState
+from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.work_queue import Again, WorkQueue
 from topobus.values.errors import TopobusError
@@ -126,11 +127,7 @@ class PodRetries:
                 self._withhold()
                 is_waiting = await self._check_pods()
                 is_waiting = await self._check_health() or is_waiting
-                try:
-                    async with self._clock.timeout(_LOOK_S if is_waiting else None):
-                        await ticket.wait()
-                except TimeoutError:
-                    continue
+                await is_set_within(ticket, self._clock.timeout(_LOOK_S if is_waiting else None))
 
     async def _pass_on(self, source: Broadcast) -> None:
         while True:

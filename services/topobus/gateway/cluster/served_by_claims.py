@@ -16,6 +16,7 @@ from topobus.gateway.cluster.objects import DEVICE_CLASSES, NODES, Cluster, Clus
 from topobus.gateway.cluster.rules.served_resources import class_of_resource, is_too_old, obstacle
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.node_state import NodeState, Offer
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable
 
@@ -62,10 +63,7 @@ class ServedByClaims:
         """Wait a short time for the first answer of the API server."""
         if self._settings.resources_by != "auto":
             return
-        try:
-            async with asyncio.timeout(_FIRST_ANSWER_S):
-                await self._is_known.wait()
-        except TimeoutError:
+        if not await is_set_within(self._is_known, asyncio.timeout(_FIRST_ANSWER_S)):
             get_logger().warning(
                 "device-classes.unknown",
                 waited_s=_FIRST_ANSWER_S,

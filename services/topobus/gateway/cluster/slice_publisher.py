@@ -21,6 +21,7 @@ from topobus.formats.kubernetes.pool_slices import own_part, publishable
 from topobus.formats.kubernetes.resource import CounterSet, SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.cluster.objects import (
     NODES,
     SLICES,
@@ -47,8 +48,9 @@ from topobus.gateway.cluster.rules.slices import (
 from topobus.gateway.cluster.rules.uncounted import countable, keeps_counters
 from topobus.gateway.cluster.slice_metrics import SliceMetrics
 from topobus.gateway.config import ClusterSettings
-from topobus.gateway.node_state import Broadcast, NodeState
+from topobus.gateway.node_state import NodeState
 from topobus.process.backoff import full_jitter
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory
@@ -154,14 +156,11 @@ class SlicePublisher:
                 self._report_readiness()
             failures = 0 if is_done else failures + 1
             pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=_BACKOFF_LIMIT_S)
-            try:
-                async with asyncio.timeout(self._settings.resync_s if is_done else pause_s):
-                    await ticket.wait()
-            except TimeoutError:
-                self._node_uid = ""
-            else:
+            if await is_set_within(ticket, asyncio.timeout(self._settings.resync_s if is_done else pause_s)):
                 # A burst of changes becomes one write.
                 await asyncio.sleep(self._settings.publish_delay_s)
+            else:
+                self._node_uid = ""
 
     async def _sync(self) -> bool:
         """Write what differs. False when something has to be tried again.

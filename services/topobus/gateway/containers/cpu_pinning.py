@@ -22,6 +22,7 @@ from typing import Protocol
 
 from msgspec import Struct, structs
 
+from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.cpuset_reports import CpusetReports
@@ -35,8 +36,8 @@ from topobus.gateway.containers.rules.cpusets import (
 )
 from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
-from topobus.gateway.node_state import Broadcast, NodeState
-from topobus.process.clock import Clock
+from topobus.gateway.node_state import NodeState
+from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.cpu_groups import cpus_of
 from topobus.values.edits import Cpuset
@@ -198,11 +199,7 @@ class CpuPinning:
                 # then.
                 pause_s = await self._catch_up() if self._runtime.is_ready else None
                 self._settled.announce()
-                try:
-                    async with self._clock.timeout(pause_s):
-                        await self._changed.wait()
-                except TimeoutError:
-                    continue
+                await is_set_within(self._changed, self._clock.timeout(pause_s))
 
     async def _catch_up(self) -> float | None:
         """Correct what differs. Returns the seconds until the next try, None: wait for a change."""
@@ -338,11 +335,7 @@ class CpuPinning:
             if not left_s:
                 return has_waited
             has_waited = True
-            try:
-                async with self._clock.timeout(min(left_s)):
-                    await ticket.wait()
-            except TimeoutError:
-                continue
+            await is_set_within(ticket, self._clock.timeout(min(left_s)))
 
     def _others_on(self, cpus: CpuSet) -> list[_Pinned]:
         """Return the containers that may run on CPUs that are not for them, by id."""
@@ -623,11 +616,7 @@ class CpuPinning:
         and at once after either side was restarted.
         """
         while True:
-            try:
-                async with self._clock.timeout(_LOOK_S):
-                    await self._look_now.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._look_now, self._clock.timeout(_LOOK_S))
             self._look_now.clear()
             if self._runtime.is_ready:
                 await self._look()
@@ -728,12 +717,7 @@ class CpuPinning:
         while True:
             tickets = (self._state.changed.ticket(), self._state.ledger_changed.ticket())
             self._changed.set()
-            waiting = [asyncio.ensure_future(ticket.wait()) for ticket in tickets]
-            try:
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for waiter in waiting:
-                    waiter.cancel()
+            await first_of(tickets)
 
 
 def _nobodys(sandbox_id: str) -> Sandbox:

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from topobus.formats.messages.messages import Adopted, AdoptRequest, Prepared, PrepareRequest
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.broadcast import first_of
+from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.containers.live_containers import why_lingering
 from topobus.gateway.device_plugins.ahead import Ahead, PreparationAhead
@@ -43,7 +43,7 @@ from topobus.gateway.device_plugins.sockets import (
 )
 from topobus.gateway.device_plugins.wire_forms import allocate_response, wire_list
 from topobus.gateway.metrics import CallMetrics
-from topobus.gateway.node_state import Broadcast, NodeState, Offer
+from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.process.logging import get_logger

@@ -44,6 +44,7 @@ from topobus.gateway.device_plugins.sockets import (
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.process.backoff import full_jitter
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
@@ -365,10 +366,7 @@ class _HostReport(Readiness):
 
     async def why_not_begun(self, runtime: Runtime, limit_s: float) -> str:
         """Wait until the host has begun or ended. Returns why it ended, empty when it began."""
-        try:
-            async with runtime.clock.timeout(limit_s):
-                await self._has_begun.wait()
-        except TimeoutError:
+        if not await is_set_within(self._has_begun, runtime.clock.timeout(limit_s)):
             return f"its device host has not begun within {limit_s:g} s"
         return self.failure
 

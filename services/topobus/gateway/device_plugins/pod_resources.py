@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from topobus.gateway.device_plugins.sockets import dialling, identity
 from topobus.gateway.reconcile.rules.pods import PodUse
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
 from topobus.values.request import Owner
@@ -163,9 +164,7 @@ class PodResourcesReader:
                 return self._seen[1]
             loop = asyncio.get_running_loop()
             # When calls come without a break, the list is read in spite of them.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CALL_LIMIT_S):
-                    await self._is_idle.wait()
+            await is_set_within(self._is_idle, asyncio.timeout(_CALL_LIMIT_S))
             await asyncio.sleep(max(0.0, self._rests_until - loop.time()))
             self._rests_until = loop.time() + _BETWEEN_S
             self._begun += 1

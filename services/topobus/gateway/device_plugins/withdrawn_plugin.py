@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from topobus.gateway.node_state import Broadcast, NodeState, Offer
+from topobus.gateway.broadcast import Broadcast
+from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.values.request import OwnerKind
