@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from docpages.nats_files import render_shape
 from support.account_attacks import is_granted
 from topobus.bus.server_config.nats_accounts import Account, Shape, User, accounts, crossings, vendor_account
-from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords, render_shape
+from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords
 from topobus.bus.server_config.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
 from topobus.bus.server_config.streams import wanted_streams
 from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, STATES

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from docpages.asyncapi import render_asyncapi
+from docpages.nats_files import render_server
 from topobus.bus.server_config.inboxes import connection_name
-from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_server, rights
+from topobus.bus.server_config.nats_permissions import PRINCIPALS, rights
 from topobus.formats.messages.catalogue import ALL, ASKS, PROVISIONER
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
 

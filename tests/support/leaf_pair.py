@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from docpages.nats_files import domain_of, render_hub, render_leaf
 from topobus.bus.bus import Bus
-from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
-from topobus.bus.server_config.up_subjects import domain_of
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import find_nats_server, free_port
 from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of

@@ -13,11 +13,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from docpages.nats_files import domain_of, render_hub, render_leaf
 from support.account_nats import ZONES, AccountNats
 from topobus.bus.server_config.nats_accounts import Account, Shape, accounts
 from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords
-from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
-from topobus.bus.server_config.up_subjects import domain_of
 from topobus.formats.messages.nouns import to_token
 from topobus.simulation.nats_server import NatsServer, free_port
 from topobus.testing.nats.accounts import cheap_folder

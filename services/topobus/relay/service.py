@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from topobus.bus.connection.reply_inbox import new_token
 from topobus.bus.failures import AmbiguousWrite
-from topobus.bus.server_config.nats_shapes import OLDEST_LEAF
-from topobus.bus.server_config.up_subjects import up_nouns
+from topobus.bus.server_config.up_subjects import OLDEST_LEAF, up_nouns
 from topobus.bus.streams.uplink import Delivery, Mark, Uplink, event_parts, state_change, written_by
 from topobus.formats.messages.catalogue import LINK, RELAY
 from topobus.formats.messages.nouns import Event, State

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from docpages.nats_files import render_server
 from support.leaf_pair import leaf_pair
 from support.looks import until
 from support.relays import relay, until_equal
 from support.topology_node import NODE, TRAINER, ask_place, publish_node, topology
 from topobus.bus.bus import Bus
-from topobus.bus.server_config.nats_permissions import render_server
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.process.config import NatsSettings
 from topobus.values.outcome import Placement

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from docpages.nats_files import domain_of, render_hub, render_leaf
 from support.leaf_pair import NODE, LeafPair
 from support.looks import next_look
 from support.relays import relay, tell_sickness, until_equal
 from topobus.bus.bus import Bus
 from topobus.bus.failures import JetStreamError
-from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
 from topobus.bus.server_config.streams import bucket_stream, stream_names
-from topobus.bus.server_config.up_subjects import domain_of
 from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.catalogue import HEALTH, LEDGER, MACHINE
 from topobus.process.config import NatsSettings

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
+from docpages.nats_files import render_hub
 from support.leaf_pair import NODE, LeafPair, ShapedServer, leaf_pair, version_of
 from support.looks import next_look, until
 from topobus.bus.bus import Bus
 from topobus.bus.login.certificates import add_authority, certify, drop_old_authorities
-from topobus.bus.server_config.nats_shapes import render_hub
 from topobus.bus.streams.uplink import Acknowledged, NotWritten
 from topobus.cli.application import run
 from topobus.formats.messages.catalogue import MACHINE

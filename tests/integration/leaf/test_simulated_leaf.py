@@ -19,6 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
+from docpages.nats_files import DENIED_EXPORTS, DENIED_IMPORTS, domain_of
 from lab.leaves.crowd import Crowd
 from lab.leaves.hub import Hub
 from lab.leaves.hub_chart import draw_growth
@@ -31,13 +32,7 @@ from lab.leaves.watcher import Watcher
 from support.looks import next_look
 from topobus.bus.asks.ask_headers import PING
 from topobus.bus.bus import Bus
-from topobus.bus.server_config.up_subjects import (
-    DENIED_EXPORTS,
-    DENIED_IMPORTS,
-    domain_of,
-    up_stored_subject,
-    up_subject,
-)
+from topobus.bus.server_config.up_subjects import up_stored_subject, up_subject
 from topobus.engine.health.silence import Answered
 from topobus.formats.messages.catalogue import MACHINE, PREFER
 from topobus.formats.messages.codec import encode

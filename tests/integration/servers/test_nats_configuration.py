@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from docpages.nats_files import render_hub, render_leaf, render_server, render_shape
 from integration.values import health, inventory, release, released
 from support.secured_nats import SecuredNats, secured_nats
 from topobus.bus.bus import ChangeKind
 from topobus.bus.server_config.nats_accounts import Shape, accounts
-from topobus.bus.server_config.nats_accounts_config import render_passwords, render_shape
-from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_server
-from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
+from topobus.bus.server_config.nats_accounts_config import render_passwords
+from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.engine.health.silence import Answered
 from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
 from topobus.process.readiness import Readiness

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from topobus.bus.server_config.nats_permissions import render_server
+from docpages.nats_files import render_server
 from topobus.bus.server_config.streams import (
     REPUBLISH,
     DifferenceKind,

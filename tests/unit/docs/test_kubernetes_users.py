@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from docpages.nats_files import render_server
 from support.kustomize import DEPLOY, Manifest, built, container_of, environment_of, named, pod_of
 from topobus.bus.server_config.nats_accounts import Shape, accounts, is_outside
-from topobus.bus.server_config.nats_permissions import render_server
 from topobus.bus.server_config.nats_tls import server_tls
 from topobus.keys.cluster_certificates import server_names
 from topobus.keys.secret_objects import (

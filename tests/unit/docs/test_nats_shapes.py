@@ -11,8 +11,8 @@ import importlib
 import pytest
 from lightkube import codecs
 
+from docpages.nats_files import render_hub, render_leaf
 from support.kustomize import built, container_of, environment_of, named, pod_of
-from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
 from topobus.process.config import ServiceSettings, load_settings
 from topobus.relay.config import RelaySettings
 

@@ -6,11 +6,8 @@ import re
 
 import pytest
 
+from docpages.nats_files import DENIED_EXPORTS, DENIED_IMPORTS, domain_of, render_hub
 from topobus.bus.server_config.up_subjects import (
-    DENIED_EXPORTS,
-    DENIED_IMPORTS,
-    domain_of,
-    render_mappings,
     up_branch,
     up_mappings,
     up_nouns,
@@ -101,7 +98,7 @@ def test_up_mappings_keep_the_order_of_tokens_when_they_are_rendered() -> None:
     for up, hub in up_mappings():
         assert up.count("*") == hub.count("*")
         assert up.startswith("topobus.v1.up.*.")
-    rendered = re.findall(r'"([^"]+)": "([^"]+)"', render_mappings())
+    rendered = re.findall(r'"([^"]+)": "([^"]+)"', render_hub())
     assert [(up, re.sub(r"\$\d", "*", hub)) for up, hub in rendered] == list(up_mappings())
 
 

@@ -14,10 +14,9 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from docpages.nats_files import domain_of, render_hub, render_leaf
 from lab.chaos.faults import Fault, Planned
 from topobus.bus.bus import Bus
-from topobus.bus.server_config.nats_shapes import render_hub, render_leaf
-from topobus.bus.server_config.up_subjects import domain_of
 from topobus.bus.streams.state import Entry
 from topobus.bus.streams.uplink import Delivery, Mark
 from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, DISAGREEMENT, HEALTH, INVENTORY, LEDGER, MACHINE

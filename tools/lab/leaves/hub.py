@@ -18,8 +18,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from docpages.nats_files import render_hub
 from lab.bench.process_use import read_counts
-from topobus.bus.server_config.nats_shapes import OLDEST_LEAF, render_hub
+from topobus.bus.server_config.up_subjects import OLDEST_LEAF
 from topobus.simulation.nats_server import NatsServer, free_port
 
 __all__ = ["Hub", "HubCounts", "HubUse", "hub_use", "server_version"]

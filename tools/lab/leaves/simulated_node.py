@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from docpages.nats_files import DENIED_IMPORTS, domain_of
 from lab.leaves.leaf_connection import LeafConnection, NoAnswer
 from lab.leaves.leaf_wire import Message
 from lab.leaves.node_content import NodeContent, Saying
 from topobus.bus.asks.ask_headers import PING
-from topobus.bus.server_config.up_subjects import DENIED_IMPORTS, domain_of, up_nouns, up_stored_subject, up_subject
+from topobus.bus.server_config.up_subjects import up_nouns, up_stored_subject, up_subject
 from topobus.bus.streams.provision import bucket_subject
 from topobus.formats.messages.catalogue import ASKS, FORGET, PLACE, PLAN, PREFER
 from topobus.formats.messages.codec import encode

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from topobus.bus.server_config.inboxes import connection_name
-from topobus.formats.messages.catalogue import ALL, ASKS, EVENTS, NOTICES, STATES
+from topobus.formats.messages.catalogue import ALL, EVENTS, STATES
 from topobus.formats.messages.nouns import PREFIX, Event, State, to_token
 from topobus.values.errors import ContractError
 
 __all__ = [
-    "DENIED_EXPORTS",
-    "DENIED_IMPORTS",
-    "domain_of",
-    "render_mappings",
+    "OLDEST_LEAF",
     "up_branch",
     "up_mappings",
     "up_nouns",
@@ -35,9 +31,9 @@ _STORED = "stored"
 assert _STORED not in {noun.name for noun in ALL}
 assert "up" not in {noun.name for noun in ALL}
 
-# Processes of a node that are not asked from elsewhere: answers to these come from the node's own
-# server and services.
-_LOCAL_INBOXES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "user")
+OLDEST_LEAF = (2, 10)
+"""Earlier servers cannot sync each write, and on them a request across accounts that no process
+answers waits its full timeout."""
 
 
 def up_nouns() -> tuple[State[Any] | Event[Any], ...]:
@@ -113,54 +109,6 @@ def up_mappings() -> tuple[tuple[str, str], ...]:
     return (*said, *stored)
 
 
-def render_mappings() -> str:
-    """Give the block `mappings` of a hub without accounts: with them the same pairs are imports
-    (deploy/nats).
-    """
-    lines = [
-        # `$1` is what the first `*` stood for. In quotes the server reads neither as a variable.
-        f'  "{up}": "{_numbered(hub)}"'
-        for up, hub in up_mappings()
-    ]
-    return "\n".join(("mappings {", *lines, "}"))
-
-
-def domain_of(node: str) -> str:
-    """Name the JetStream domain of a node's own server.
-
-    >>> domain_of("node1.example")
-    'node-node1_example'
-    """
-    return f"node-{to_token(node)}"
-
-
-def _local_subjects() -> tuple[str, ...]:
-    """Return the subjects of one server alone: its JetStream, its buckets, states, events and
-    notices as they are.
-    """
-    return ("$JS.>", "$KV.>", *(f"{PREFIX}.{noun.name}.>" for noun in (*STATES, *EVENTS, *NOTICES)))
-
-
-def _local_inboxes() -> tuple[str, ...]:
-    return tuple(f"_INBOX.{connection_name(principal)}.>" for principal in _LOCAL_INBOXES)
-
-
-DENIED_EXPORTS = (
-    *_local_subjects(),
-    # A node asks no process at the hub, and no other node through it.
-    *(f"{PREFIX}.{noun.name}.>" for noun in ASKS),
-    *_local_inboxes(),
-)
-"""Subjects that a leaf's server never sends to the hub, whatever subscriptions there are."""
-DENIED_IMPORTS = (*_local_subjects(), *_local_inboxes())
-"""Subjects that a leaf's server neither subscribes to at the hub nor accepts from it. Requests to
-this node remain, and answers to its relay.
-
-The up subjects are not among them, although no client behind a leaf listens there: server 2.15.1
-with them here also ignores the hub's subscriptions to them, so that all that its relay sends is
-answered "no responders" (tests/integration/leaf/test_simulated_leaf.py, on that version)."""
-
-
 def _tokens(noun: State[Any] | Event[Any], parts: dict[str, str]) -> list[str]:
     if noun.parts[0] != "node":
         raise ContractError(f"{noun.name} belongs to no node: no relay sends it to the hub")
@@ -175,13 +123,3 @@ def _pattern(name: str, noun: State[Any] | Event[Any]) -> str:
 
 def _hub_pattern(noun: State[Any] | Event[Any]) -> str:
     return f"$KV.{noun.bucket}.{noun.key_pattern()}" if isinstance(noun, State) else noun.pattern()
-
-
-def _numbered(pattern: str) -> str:
-    """Write the n-th `*` as `$n`.
-
-    >>> _numbered("a.*.b.*")
-    'a.$1.b.$2'
-    """
-    pieces = pattern.split("*")
-    return "".join(f"{piece}${place}" if place < len(pieces) else piece for place, piece in enumerate(pieces, start=1))

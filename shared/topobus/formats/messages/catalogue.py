@@ -198,7 +198,7 @@ DECISION = Event(
     max_per_subject=4096,
     max_stream_bytes=512 * 1024 * 1024,
     # A decision carries the node as it was seen: as large as a message may
-    # be (render_nats.render_server).
+    # be (tools/docpages/nats_files.py).
     max_event_bytes=1020 * 1024,
 )
 DISAGREEMENT = Event(

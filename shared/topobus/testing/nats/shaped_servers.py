@@ -37,12 +37,12 @@ class ShapedServer(NatsServer):
     ) -> None:
         """Prepare a server.
 
-        Shapes: text — as `bus.server_config.nats_shapes` renders it; parent — where its folder is
+        Shapes: text — as deploy/nats has it; parent — where its folder is
         made, else in memory where that is cheap.
         """
         super().__init__(binary=binary, environment=environment, parent=parent or cheap_folder())
         self.text = text
-        """As `bus.server_config.nats_shapes` renders it; another one
+        """As deploy/nats has it; another one
         counts from the next start on."""
 
     def write_config(self) -> Path:
