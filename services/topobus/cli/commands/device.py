@@ -10,6 +10,8 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -44,20 +46,34 @@ _UNCHANGED = {DeviceVerb.FORGIVE: "nothing to forgive", DeviceVerb.RETURN: "noth
 Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any: all that the selectors choose.")]
 NodeFilter = Annotated[str | None, Parameter(help="Only on this node.")]
 ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only of this device class.")]
-Where = Annotated[
-    tuple[str, ...],
-    Parameter(
-        name="--where",
-        negative="",
-        help="Only where FIELD=VALUE: driver=nvidia, numa_node=1, attributes.NAME=VALUE. Several: all must be true.",
-    ),
-]
 Why = Annotated[str, Parameter(help="The reason, which lists of devices show.")]
-Who = Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")]
-Operation = Annotated[
-    str | None, Parameter(help="Operation id of an earlier try whose answer was lost. Its work is not done twice.")
-]
 Drain = Annotated[bool, Parameter(negative="", help="Evict the pods that have the device by a claim, by a taint.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """Which devices are worked on, and who asks for it."""
+
+    node: NodeFilter = None
+    device_class: ClassFilter = None
+    where: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--where",
+            negative="",
+            help="Only where FIELD=VALUE: driver=nvidia, numa_node=1, attributes.NAME=VALUE. Several: all must be "
+            "true.",
+        ),
+    ] = ()
+    who: Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")] = None
+    operation: Annotated[
+        str | None,
+        Parameter(help="Operation id of an earlier try whose answer was lost. Its work is not done twice."),
+    ] = None
+
+
+WORK_DEFAULTS = WorkOptions()
 
 
 class DeviceAnswer(Struct, frozen=True, kw_only=True):
@@ -76,19 +92,14 @@ def maintain(
     *names: Names,
     why: Why,
     drain: Drain = False,
-    node: NodeFilter = None,
-    device_class: ClassFilter = None,
-    where: Where = (),
-    who: Who = None,
-    operation: Operation = None,
+    work: WorkOptions = WORK_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Withhold devices: no new owner gets them, and present owners keep them.
 
     `topobus device return` ends it.
     """
-    selection = Selection(names=names, node=node, device_class=device_class, where=where)
-    return asyncio.run(_operate(DeviceVerb.MAINTAIN, selection, why, who, operation, options, is_draining=drain))
+    return _operate(DeviceVerb.MAINTAIN, names, why, work, options, is_draining=drain)
 
 
 @device_app.command(name="exclude")
@@ -96,67 +107,34 @@ def exclude(
     *names: Names,
     why: Why,
     drain: Drain = False,
-    node: NodeFilter = None,
-    device_class: ClassFilter = None,
-    where: Where = (),
-    who: Who = None,
-    operation: Operation = None,
+    work: WorkOptions = WORK_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Withhold devices, which look to new owners as if they did not exist.
 
     `topobus device return` ends it.
     """
-    selection = Selection(names=names, node=node, device_class=device_class, where=where)
-    return asyncio.run(_operate(DeviceVerb.EXCLUDE, selection, why, who, operation, options, is_draining=drain))
+    return _operate(DeviceVerb.EXCLUDE, names, why, work, options, is_draining=drain)
 
 
 @device_app.command(name="return")
 def give_back(
-    *names: Names,
-    why: Why = "",
-    node: NodeFilter = None,
-    device_class: ClassFilter = None,
-    where: Where = (),
-    who: Who = None,
-    operation: Operation = None,
-    options: BusOptions = BUS_DEFAULTS,
+    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
 ) -> int:
     """End maintenance or exclusion: devices are offered again."""
-    selection = Selection(names=names, node=node, device_class=device_class, where=where)
-    return asyncio.run(_operate(DeviceVerb.RETURN, selection, why, who, operation, options))
+    return _operate(DeviceVerb.RETURN, names, why, work, options)
 
 
 @device_app.command(name="forgive")
-def forgive(
-    *names: Names,
-    why: Why = "",
-    node: NodeFilter = None,
-    device_class: ClassFilter = None,
-    where: Where = (),
-    who: Who = None,
-    operation: Operation = None,
-    options: BusOptions = BUS_DEFAULTS,
-) -> int:
+def forgive(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
     """Let sticky faults heal like others. The evidence stays in the decision event."""
-    selection = Selection(names=names, node=node, device_class=device_class, where=where)
-    return asyncio.run(_operate(DeviceVerb.FORGIVE, selection, why, who, operation, options))
+    return _operate(DeviceVerb.FORGIVE, names, why, work, options)
 
 
 @device_app.command(name="reset")
-def reset(
-    *names: Names,
-    why: Why = "",
-    node: NodeFilter = None,
-    device_class: ClassFilter = None,
-    where: Where = (),
-    who: Who = None,
-    operation: Operation = None,
-    options: BusOptions = BUS_DEFAULTS,
-) -> int:
+def reset(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
     """Reset devices that no owner holds: by their driver, else the PCI function by the kernel."""
-    selection = Selection(names=names, node=node, device_class=device_class, where=where)
-    return asyncio.run(_operate(DeviceVerb.RESET, selection, why, who, operation, options))
+    return _operate(DeviceVerb.RESET, names, why, work, options)
 
 
 @device_app.command(name="list")
@@ -171,18 +149,25 @@ def list_withheld(
     return asyncio.run(_list(node, device_class, listing.lister(is_json=options.json), options))
 
 
-async def _operate(
+def _operate(
     verb: DeviceVerb,
-    selection: Selection,
+    names: tuple[str, ...],
     why: str,
-    who: str | None,
-    operation: str | None,
+    work: WorkOptions,
     options: BusOptions,
     *,
     is_draining: bool = False,
 ) -> int:
-    _check_texts(why, who or "")
-    output, op_id = options.output(), operation or str(uuid.uuid4())
+    _check_texts(why, work.who or "")
+    selection = Selection(names=names, node=work.node, device_class=work.device_class, where=work.where)
+    operation = partial(DeviceOperation, verb=verb, why=why, who=work.who or _who(), is_draining=is_draining)
+    return asyncio.run(_ask_all(verb, selection, operation, work.operation or str(uuid.uuid4()), options))
+
+
+async def _ask_all(
+    verb: DeviceVerb, selection: Selection, operation: Callable[..., DeviceOperation], op_id: str, options: BusOptions
+) -> int:
+    output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         inventories = [entry.value for entry in (await list_inventories(bus))[0]]
         if not inventories:
@@ -201,14 +186,7 @@ async def _operate(
                 output.note(text)
 
         async def ask(device: ChosenDevice) -> DeviceAnswer:
-            wanted = DeviceOperation(
-                device_class=device.device_class,
-                device=device.device,
-                verb=verb,
-                why=why,
-                who=who or _who(),
-                is_draining=is_draining,
-            )
+            wanted = operation(device_class=device.device_class, device=device.device)
             service = (device.node, device.device_class)
             async with turns:
                 # All devices of a hanging service, one after the other, would take minutes. After
