@@ -5,9 +5,10 @@ a cluster. deploy/kubernetes runs `make` in a Job.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -86,15 +87,12 @@ def make(
     """
     own_classes = extra_classes(classes or ())
 
-    async def work() -> list[str]:
-        async with _opened(kubeconfig, namespace) as objects:
-            await make_users(objects, has_leaves=has_leaves, classes=own_classes)
-            if has_tls:
-                await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC))
-            return objects.written
+    async def work(objects: NamespaceObjects) -> None:
+        await make_users(objects, has_leaves=has_leaves, classes=own_classes)
+        if has_tls:
+            await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC))
 
-    _print_written(options, namespace, asyncio.run(work()))
-    return ExitCode.OK
+    return _change(kubeconfig, namespace, options, work)
 
 
 @secrets_app.command(name="renew")
@@ -106,16 +104,9 @@ def renew(
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Renew the server's certificate by the same authority, so that clients need no change."""
-
-    async def work() -> list[str]:
-        async with _opened(kubeconfig, namespace) as objects:
-            await make_certificate(
-                objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC), is_renewal=True
-            )
-            return objects.written
-
-    _print_written(options, namespace, asyncio.run(work()))
-    return ExitCode.OK
+    hosts = (*server_names(namespace), *(names or ()))
+    renewal = partial(make_certificate, names=hosts, now=datetime.now(UTC), is_renewal=True)
+    return _change(kubeconfig, namespace, options, renewal)
 
 
 @secrets_app.command(name="rotate")
@@ -160,15 +151,8 @@ def rotate(
         server_after_s = 0.0 if is_overlapping else _SERVER_AFTER_S
     if not 0 <= server_after_s <= 3600:
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
-    after_s = server_after_s
-
-    async def work() -> list[str]:
-        async with _opened(kubeconfig, namespace) as objects:
-            await rotate_users(objects, changed, server_after_s=after_s, is_overlapping=is_overlapping)
-            return objects.written
-
-    _print_written(options, namespace, asyncio.run(work()))
-    return ExitCode.OK
+    rotation = partial(rotate_users, principals=changed, server_after_s=server_after_s, is_overlapping=is_overlapping)
+    return _change(kubeconfig, namespace, options, rotation)
 
 
 @secrets_app.command(name="forget")
@@ -178,14 +162,7 @@ def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: Outp
     Wait two minutes after the rotation, so that pods have the newer ones. A client that still uses
     an old one is disconnected.
     """
-
-    async def work() -> list[str]:
-        async with _opened(kubeconfig, namespace) as objects:
-            await forget_previous_passwords(objects)
-            return objects.written
-
-    _print_written(options, namespace, asyncio.run(work()))
-    return ExitCode.OK
+    return _change(kubeconfig, namespace, options, forget_previous_passwords)
 
 
 @secrets_app.command(name="show")
@@ -224,9 +201,21 @@ async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Name
         await client.close()
 
 
-def _print_written(options: OutputOptions, namespace: str, written: list[str]) -> None:
-    output = options.output()
+def _change(
+    kubeconfig: Path | None,
+    namespace: str,
+    options: OutputOptions,
+    change: Callable[[NamespaceObjects], Awaitable[object]],
+) -> int:
+    """Make a change, and print which objects it wrote."""
+
+    async def work() -> list[str]:
+        async with _opened(kubeconfig, namespace) as objects:
+            await change(objects)
+            return objects.written
+
+    written, output = asyncio.run(work()), options.output()
     if output.is_json:
         output.document({"namespace": namespace, "written": written})
-        return
     output.show(Text(f"{namespace}: {', '.join(written) if written else 'nothing to do'}"))
+    return ExitCode.OK
