@@ -150,7 +150,6 @@ def test_topo_prints_json_when_it_is_asked_for(capsys: pytest.CaptureFixture[str
     ("arguments", "text"),
     [
         (["--machine", "dgx", "--class", "gpus"], "gpus"),
-        (["--machine", "dgx", "--root", "/"], "--root and --machine name two machines"),
         (["--machine", "dgx", "--node", "n1"], "--node names a node of a running system"),
         (["--machine", "nothing-of-the-kind"], "is no folder, no file and no profile"),
     ],

@@ -34,15 +34,12 @@ def topo(
             name="--class", help="Only devices of this class: gpu, nic, fpga, or a plugin's. Default: all but CPUs."
         ),
     ] = (),
-    root: Annotated[
-        Path | None,
-        Parameter(help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus."),
-    ] = None,
     machine: Annotated[
         str | None,
         Parameter(
-            help="The same as --root, or a profile (dgx, gb200 …), an archive of a tree, or JSON saved by "
-            "simulate --save."
+            name=("--root", "--machine"),
+            help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus; or a "
+            "profile (dgx, gb200 …), an archive of a tree, or JSON saved by `simulate --save`.",
         ),
     ] = None,
     node: Annotated[str | None, Parameter(help="The node; needed only where several report.")] = None,
@@ -53,10 +50,7 @@ def topo(
     PXB, PHB, NODE, SYS, with CPU and NUMA affinity.
     """
     out = Output(is_json=options.json or output == "json")
-    if root is not None and machine is not None:
-        raise UsageError("--root and --machine name two machines", next_step="leave one of them out")
-    source = str(root) if root is not None else machine
-    if source is None:
+    if machine is None:
         description, inventories = asyncio.run(_ask(options, node))
     else:
         if node is not None:
@@ -64,7 +58,7 @@ def topo(
                 "--node names a node of a running system, and --root or --machine a machine",
                 next_step="leave one of them out",
             )
-        with open_machine(source) as opened:
+        with open_machine(machine) as opened:
             description, inventories = opened.snapshot.machine, opened.snapshot.inventories
             for warning in (*opened.warnings, *description.warnings):
                 out.note(f"warning: {warning}")
@@ -79,7 +73,7 @@ def topo(
     else:
         what = " or ".join(device_class) or "device other than CPUs"
         out.show(Text(f"{description.node} has no {what}", "faint"))
-        names = names_in(root, description) if root is not None else {}
+        names = names_in(Path(machine), description) if machine is not None else {}
         for inventory in inventories:
             for kept in inventory.kept if inventory.device_class in (device_class or device_classes) else ():
                 address = " ".join((short_address(str(kept.pci)), *names.get(kept.pci, ())))
