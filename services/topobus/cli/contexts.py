@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from topobus.cli.exits import UsageError
+from topobus.cli.exits import NotFoundError, UsageError
 from topobus.local_system.processes import is_process, process_start
 from topobus.process.own_folder import objection_to_folder
 from topobus.values.errors import ConfigError
@@ -101,6 +101,21 @@ class ContextFolder:
     def get(self, name: str) -> Context | None:
         """Read one. None when there is none of this name."""
         return self._read(name) if _NAME.fullmatch(name) and self._is_usable() else None
+
+    def named(self, name: str, source: str = "") -> Context:
+        """Read the context that a user or a variable names.
+
+        Shapes: source — where the name comes from, for the error.
+        Errors: raises NotFoundError that lists those there are.
+        """
+        context = self.get(name)
+        if context is None:
+            names = ", ".join(other.name for other in self.all())
+            raise NotFoundError(
+                f"there is no context {name!r}{source and f' ({source})'}",
+                next_step=f"known are {names}" if names else "`topobus up` makes one; `topobus context add` another",
+            )
+        return context
 
     def selected(self) -> str:
         """Return the selected name. Empty: none."""

@@ -38,6 +38,7 @@ __all__ = [
     "MachineSource",
     "NamesSystem",
     "OutputOptions",
+    "cancel_at",
     "check_known",
     "check_listening",
     "one_of",
@@ -189,6 +190,16 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         raise
     finally:
         await bus.close()
+
+
+def cancel_at(*signals: int) -> None:
+    """Let signals cancel the present task, as Ctrl-C does: the ordinary end of a command that
+    follows something.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    for number in signals:
+        asyncio.get_running_loop().add_signal_handler(number, me.cancel)
 
 
 async def check_listening(target: Target, where: str = "") -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from topobus.bus.connection.endpoint import read_url
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import Context, ContextFolder, ContextState
-from topobus.cli.exits import UsageError
+from topobus.cli.exits import NotFoundError, UsageError
 from topobus.local_system.local_logins import find_login
 from topobus.process.config import NatsSettings, load_settings, origin_of
 from topobus.values.errors import ConfigError, PeerUnavailable
@@ -140,14 +140,10 @@ async def _is_refused(server: str) -> bool:
 
 
 def _of_context(settings: CliSettings, name: str, source: str, environ: Mapping[str, str]) -> Target:
-    folder = ContextFolder(environ)
-    context = folder.get(name)
-    if context is None:
-        names = ", ".join(known_context.name for known_context in folder.all())
-        raise UsageError(
-            f"there is no context {name!r} ({source})",
-            next_step=f"known are {names}" if names else "`topobus up` makes one; `topobus context add` another",
-        )
+    try:
+        context = ContextFolder(environ).named(name, source)
+    except NotFoundError as err:
+        raise UsageError(err.message, next_step=err.next_step) from err
     if context.state is ContextState.STOPPED:
         raise PeerUnavailable(
             f"context {name} ({source}) is the `topobus up` of {context.state_dir}, which is not running",

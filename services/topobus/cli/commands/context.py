@@ -88,7 +88,7 @@ def use(
         folder.select("")
         output.note("no context is selected")
         return ExitCode.OK
-    context = _known(folder, name)
+    context = folder.named(name)
     folder.select(name)
     _print_context(output, context, name)
     return ExitCode.OK
@@ -108,7 +108,7 @@ def show(
         raise NotFoundError(
             "no context is selected", next_step="topobus context use NAME, or name one: topobus context show NAME"
         )
-    _print_context(options.output(), _known(folder, name or selected), selected)
+    _print_context(options.output(), folder.named(name or selected), selected)
     return ExitCode.OK
 
 
@@ -167,21 +167,11 @@ def rm(
     if not names:
         raise UsageError("no context is named", next_step="topobus context ls")
     for name in names:
-        _known(folder, name)
+        folder.named(name)
     for name in names:
         folder.remove(name)
         options.output().note(f"context {name} is forgotten")
     return ExitCode.OK
-
-
-def _known(folder: ContextFolder, name: str) -> Context:
-    context = folder.get(name)
-    if context is None:
-        names = ", ".join(known_context.name for known_context in folder.all())
-        raise NotFoundError(
-            f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one"
-        )
-    return context
 
 
 def _listening(contexts: Sequence[Context]) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from topobus.bus.bus import Bus, Start
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, cancel_at, check_known, open_bus
 from topobus.cli.render.answers import answer_text
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Column, Fit, Listing, Row
@@ -57,9 +57,7 @@ async def _decisions(node: str | None, limit: int, is_following: bool, lister: L
                 thing="decision",
             )
             return ExitCode.OK
-        me = asyncio.current_task()
-        assert me is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+        cancel_at(signal.SIGTERM)
         seen = recent[0].sequence if recent else 0
         gaps = Gaps(lister.output(), "decisions", is_stored=True)
 

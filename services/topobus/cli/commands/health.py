@@ -18,7 +18,7 @@ from topobus.bus.bus import Start
 from topobus.cli.commands.inventory import no_device, read_inventories, read_ledgers, selected
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, cancel_at, check_known, open_bus
 from topobus.cli.render.device_listings import health_listing
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Listing, Row
@@ -110,11 +110,7 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, list
 async def _watch(node: str | None, device_class: str | None, options: BusOptions) -> int:
     output = options.output()
     parts = {key: value for key, value in (("node", node), ("device_class", device_class)) if value is not None}
-    loop = asyncio.get_running_loop()
-    me = asyncio.current_task()
-    assert me is not None
-    # SIGTERM ends a watch as Ctrl-C does. Both are the ordinary way to end it.
-    loop.add_signal_handler(signal.SIGTERM, me.cancel)
+    cancel_at(signal.SIGTERM)
     noted: set[str] = set()
 
     def note_once(trouble: str) -> None:

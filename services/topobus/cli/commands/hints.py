@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, check_known, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, cancel_at, check_known, open_bus
 from topobus.cli.render.answers import hints_text
 from topobus.cli.render.gaps import Gaps
 from topobus.formats.messages.catalogue import HINTS
@@ -41,9 +41,7 @@ def watch(
 async def _watch(node: str | None, device_class: str | None, options: BusOptions) -> int:
     output = options.output()
     parts = {key: value for key, value in (("node", node), ("device_class", device_class)) if value is not None}
-    me = asyncio.current_task()
-    assert me is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+    cancel_at(signal.SIGTERM)
     async with open_bus(options) as bus:
         await check_known(bus, node=node, device_class=device_class, also=("memory",))
         output.note(f"listening at {HINTS.pattern(**parts)}")

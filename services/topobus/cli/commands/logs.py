@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.contexts import Context, ContextFolder
+from topobus.cli.contexts import ContextFolder
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text
@@ -91,12 +91,7 @@ def log_folder(context: str | None) -> Path:
             "no context is selected, so no `topobus up` is meant",
             next_step=f"--context NAME (`topobus context ls`); {_ELSEWHERE}",
         )
-    chosen: Context | None = folder.get(name)
-    if chosen is None:
-        names = ", ".join(each.name for each in folder.all())
-        raise NotFoundError(
-            f"there is no context {name!r}", next_step=f"known are {names}" if names else "`topobus up` makes one"
-        )
+    chosen = folder.named(name)
     if not chosen.state_dir:
         raise NotFoundError(
             f"context {name} is no `topobus up` of this machine: its services log where they run", next_step=_ELSEWHERE

@@ -22,7 +22,7 @@ from topobus.cli.announcements import Announcement, Use
 from topobus.cli.config import CliSettings
 from topobus.cli.contexts import check_name
 from topobus.cli.exits import ExitCode, InputError, UsageError
-from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions, cancel_at
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text, status_line, status_table
 from topobus.cli.targets import check_server_url, refuses
@@ -182,10 +182,7 @@ async def _up(
     announcement: Announcement,
     classes: Sequence[str],
 ) -> int:
-    me = asyncio.current_task()
-    assert me is not None
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, me.cancel)
+    cancel_at(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
     name = ""
     for driver in unserved_drivers(classes):

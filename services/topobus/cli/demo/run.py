@@ -22,6 +22,7 @@ from topobus.cli.demo.placing import show_node, show_placement, show_refusal, sh
 from topobus.cli.demo.scene import Scene
 from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.exits import ExitCode, code_of
+from topobus.cli.options import cancel_at
 from topobus.cli.render.output import Output
 from topobus.cli.render.picture import save_picture
 from topobus.cli.render.program_status import log_text, status_table
@@ -87,10 +88,7 @@ def run_demo(svg: Path | None) -> int:
 
 
 async def _demo(state: Path, stage: Stage, output: Output) -> int:
-    me = asyncio.current_task()
-    assert me is not None
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, me.cancel)
+    cancel_at(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     setup_logging(CliSettings().log, service="demo")
     running = AsyncExitStack()
     system: System | None = None

@@ -19,6 +19,7 @@ from rich.text import Text
 from topobus.bus.bus import Bus
 from topobus.cli.exits import UsageError
 from topobus.cli.listing.label_selector import LabelSelector
+from topobus.cli.options import cancel_at
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
 from topobus.formats.messages.codec import to_builtins
@@ -160,9 +161,7 @@ class Lister:
         """Print all rows, then those that changed whenever one of the sources did, until Ctrl-C or
         SIGTERM. A row that disappears is printed as gone.
         """
-        me = asyncio.current_task()
-        assert me is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+        cancel_at(signal.SIGTERM)
         changed = asyncio.Event()
 
         async def listen(state: State[Any], parts: dict[str, str]) -> None:
