@@ -22,8 +22,7 @@ from nats.errors import NoRespondersError
 from docpages.nats_files import DENIED_EXPORTS, DENIED_IMPORTS, domain_of
 from lab.leaves.crowd import Crowd
 from lab.leaves.hub import Hub
-from lab.leaves.hub_chart import draw_growth
-from lab.leaves.hub_measures import Fleet, measure_fleet
+from lab.leaves.hub_measures import Fleet, draw_growth, measure_fleet
 from lab.leaves.leaf_connection import LeafConnection, NoAnswer
 from lab.leaves.node_content import NodeContent, Saying
 from lab.leaves.simulated_node import SimulatedNode, asked_subjects

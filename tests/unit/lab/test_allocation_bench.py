@@ -10,7 +10,6 @@ import json
 import pytest
 
 from lab.allocator.cases import Cluster, claim, puzzle_slices, puzzles, slices, taken_devices
-from lab.allocator.growth_chart import draw_growth
 from lab.allocator.measures import Bench, fill, solve
 from lab.bench import allocate, groups
 from topobus.engine.allocation.node_table import NodeTable, Numbers
@@ -120,7 +119,7 @@ def test_bench_prints_all_tables_when_run(monkeypatch: pytest.MonkeyPatch, capsy
     tables = json.loads(capsys.readouterr().out)
     assert {"latency", "fill", "partitions", "growth_nodes", "growth_taken", "equal", "puzzles"} <= tables.keys()
     assert all(row for table in tables.values() if isinstance(table, list) for row in table)
-    assert "<svg" in draw_growth(tables["growth_nodes"], tables["growth_taken"])
+    assert "<svg" in allocate.draw_growth(tables["growth_nodes"], tables["growth_taken"])
 
 
 def test_warm_leaves_nothing_for_the_first_claim_to_make() -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.allocator.cases import DRIVER, Cluster, claim, puzzles
-from lab.allocator.growth_chart import draw_growth
 from lab.allocator.measures import Bench, Filled, fill, solve
+from lab.line_charts import Line, Panel, draw_charts
 from topobus.engine.allocation.values import Mode
 
-__all__ = ["main"]
+__all__ = ["draw_growth", "main"]
 
 Row = dict[str, Any]
 
@@ -234,6 +234,33 @@ def puzzled(sizes: Sequence[int]) -> list[Row]:
     for mode in Mode:
         total[mode.value] = f"{sum(row[mode.value] != 'gave up' for row in hard)} of these solved"
     return [*rows, total]
+
+
+def draw_growth(nodes: Sequence[Row], taken: Sequence[Row]) -> str:
+    """Draw the time for a claim against the number of nodes, and against the share of devices in
+    use.
+    """
+    every, place = ("judged on every node", "#27c"), ("placed on the first that fits", "#c52")
+    return draw_charts(
+        [
+            Panel(
+                title="a claim against nodes, half taken (ms)",
+                axis="nodes",
+                lines=[
+                    Line(*every, [(row["nodes"], row["judged on every node_ms"]) for row in nodes]),
+                    Line(*place, [(row["nodes"], row["placed on the first that fits_ms"]) for row in nodes]),
+                ],
+            ),
+            Panel(
+                title=f"a claim against what is taken, {taken[0]['nodes']} nodes (ms)",
+                axis="% of devices taken",
+                lines=[
+                    Line(*every, [(row["taken"] * 100, row["judged on every node_ms"]) for row in taken]),
+                    Line(*place, [(row["taken"] * 100, 1000 / row["claims a second"]) for row in taken]),
+                ],
+            ),
+        ]
+    )
 
 
 def _like(_: int) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.leaves.hub_chart import draw_growth
-from lab.leaves.hub_measures import Fleet, measure_fleet
+from lab.leaves.hub_measures import Fleet, draw_growth, measure_fleet
 from lab.leaves.node_content import kept_content
 from lab.leaves.open_files import check_open_files, raise_open_files
 from topobus.values.errors import ConfigError

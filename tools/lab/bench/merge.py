@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from msgspec import Struct
-
+from lab.bench.figures import Figure, draw_figure, figure
+from lab.line_charts import Line, Panel, draw_charts
 from topobus.engine.alignment.cpus.cpu_hints import cpu_rule
 from topobus.engine.alignment.devices.device_choice import choose_devices
 from topobus.engine.alignment.devices.device_hints import device_rule
@@ -34,29 +33,19 @@ from topobus.values.pci import PciAddress
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 from topobus.values.view import AlignmentOptions, CoreView, NodeView
 
-__all__ = ["Case", "Measured", "main", "merge_cases"]
+__all__ = ["main"]
 
 _ROUNDS = 200
 _LIMIT_S = 2.0
 """A case stops after so long, however few rounds it made."""
 
 
-class Case(Struct, frozen=True, kw_only=True):
+class Case(NamedTuple):
     """One thing to measure."""
 
     name: str
     run: Callable[[], object]
     budget_ms: float | None = None
-
-
-class Measured(Struct, frozen=True, kw_only=True):
-    """The results, in milliseconds."""
-
-    case: str
-    median_ms: float
-    p99_ms: float
-    rounds: int
-    budget_ms: float | None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,39 +56,24 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     measured = [measure(case) for case in merge_cases()]
     if arguments.json:
-        rows = [
-            {name: getattr(measurement, name) for name in measurement.__struct_fields__} for measurement in measured
-        ]
-        print(json.dumps({"group": "merge", "unit": "ms", "cases": rows}, indent=2))
+        print(json.dumps({"group": "merge", "cases": [each.as_row() for each in measured]}, indent=2))
     else:
-        for measurement in measured:
-            budget = f"budget {measurement.budget_ms:g}" if measurement.budget_ms is not None else ""
-            print(
-                f"{measurement.case:<58} median {measurement.median_ms:8.3f}  p99 {measurement.p99_ms:8.3f}  {budget}"
-            )
+        print("\n".join(map(draw_figure, measured)))
     if arguments.plot:
         arguments.plot.write_text(_plot(), encoding="utf-8")
     return 0
 
 
-def measure(case: Case) -> Measured:
+def measure(case: Case) -> Figure:
     """Run a case until there are enough rounds or the time is up."""
     case.run()
-    spent: list[float] = []
+    spent_s: list[float] = []
     began = time.perf_counter()
-    while len(spent) < _ROUNDS and time.perf_counter() - began < _LIMIT_S:
+    while len(spent_s) < _ROUNDS and time.perf_counter() - began < _LIMIT_S:
         start = time.perf_counter()
         case.run()
-        spent.append((time.perf_counter() - start) * 1000)
-    spent.sort()
-    worst = spent[min(len(spent) - 1, int(len(spent) * 0.99))]
-    return Measured(
-        case=case.name,
-        median_ms=round(statistics.median(spent), 4),
-        p99_ms=round(worst, 4),
-        rounds=len(spent),
-        budget_ms=case.budget_ms,
-    )
+        spent_s.append(time.perf_counter() - start)
+    return figure(case.name, spent_s, budget=case.budget_ms)
 
 
 def merge_cases() -> tuple[Case, ...]:
@@ -108,26 +82,24 @@ def merge_cases() -> tuple[Case, ...]:
     gpus = [_gpu(place) for place in range(16)]
     sites = {gpu.name: site_of(gpu, {node: 1 << node // 4 for node in range(8)}) for gpu in gpus}
     return (
-        Case(name="merge 8 nodes x 4 resources, no preferred hint", run=worst_merge(8, 4), budget_ms=2.0),
-        Case(name="merge 16 nodes x 5 resources, no preferred hint", run=worst_merge(16, 5), budget_ms=20.0),
+        Case("merge 8 nodes x 4 resources, no preferred hint", worst_merge(8, 4), budget_ms=2.0),
+        Case("merge 16 nodes x 5 resources, no preferred hint", worst_merge(16, 5), budget_ms=20.0),
         Case(
-            name="merge 16 nodes x 5 resources, no preferred, closest",
-            run=worst_merge(16, 5, is_closest=True),
+            "merge 16 nodes x 5 resources, no preferred, closest",
+            worst_merge(16, 5, is_closest=True),
             budget_ms=20.0,
         ),
-        Case(name="merge 8 nodes x 4 resources, preferred hint", run=worst_merge(8, 4, is_busy=False)),
-        Case(name="merge of listed hints, 8 nodes x 4 resources, no preferred", run=listed_merge(8, 4), budget_ms=2.0),
-        Case(name="merge GB200-like, 36 nodes x 6 resources", run=gb200_merge(), budget_ms=5.0),
-        Case(name="merge 8 nodes: CPUs, devices, memory, huge pages", run=memory_merge(8), budget_ms=2.0),
-        Case(name="merge 16 nodes: CPUs, devices, memory, huge pages", run=memory_merge(16), budget_ms=20.0),
-        Case(name="merge 64 nodes x 4 resources, no preferred hint", run=worst_merge(64, 4)),
-        Case(
-            name="place 16 CPUs, 2 GPUs, 2 NICs on the 8-GPU machine", run=lambda: place(view, request), budget_ms=1.0
-        ),
+        Case("merge 8 nodes x 4 resources, preferred hint", worst_merge(8, 4, is_busy=False)),
+        Case("merge of listed hints, 8 nodes x 4 resources, no preferred", listed_merge(8, 4), budget_ms=2.0),
+        Case("merge GB200-like, 36 nodes x 6 resources", gb200_merge(), budget_ms=5.0),
+        Case("merge 8 nodes: CPUs, devices, memory, huge pages", memory_merge(8), budget_ms=2.0),
+        Case("merge 16 nodes: CPUs, devices, memory, huge pages", memory_merge(16), budget_ms=20.0),
+        Case("merge 64 nodes x 4 resources, no preferred hint", worst_merge(64, 4)),
+        Case("place 16 CPUs, 2 GPUs, 2 NICs on the 8-GPU machine", lambda: place(view, request), budget_ms=1.0),
         *(
             Case(
-                name=f"choose {count} of 16 linked devices",
-                run=partial(choose_devices, gpus, sites, count),
+                f"choose {count} of 16 linked devices",
+                partial(choose_devices, gpus, sites, count),
                 budget_ms=5.0,
             )
             for count in (1, 2, 4, 8, 9, 12)
@@ -306,37 +278,11 @@ def _gpu(place: int) -> Device:
 
 
 def _plot() -> str:
-    """Draw median against nodes, one line per number of resources, on a logarithmic scale, as an
-    SVG without dependencies.
-    """
-    sizes, lines = (2, 4, 8, 12, 16, 24, 32, 48, 64), (2, 4, 6)
-    series = {many: [measure(Case(name="", run=worst_merge(size, many))).median_ms for size in sizes] for many in lines}
-    width, height, left, top = 720, 400, 70, 30
-
-    def x(position: int) -> float:
-        return left + position * (width - left - 120) / (len(sizes) - 1)
-
-    def y(value: float) -> float:
-        low, high = -2.0, 3.0
-        return top + (height - top - 50) * (high - math.log10(max(value, 0.01))) / (high - low)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        'font-size="13">',
-        f'<text x="{left}" y="18">Worst merge (nothing preferred), median milliseconds, hint generation '
-        "included</text>",
+    """Draw median against nodes, one line per number of resources."""
+    sizes = (2, 4, 8, 12, 16, 24, 32, 48, 64)
+    lines = [
+        Line(f"{many} resources", colour, [(size, measure(Case("", worst_merge(size, many))).value) for size in sizes])
+        for many, colour in ((2, "#2a7"), (4, "#27c"), (6, "#c52"))
     ]
-    for exponent in range(-2, 4):
-        at = y(10.0**exponent)
-        parts.append(f'<line x1="{left}" y1="{at:.1f}" x2="{width - 120}" y2="{at:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{10.0**exponent:g}</text>')
-    for position, size in enumerate(sizes):
-        parts.append(f'<text x="{x(position):.1f}" y="{height - 28}" text-anchor="middle">{size}</text>')
-    parts.append(f'<text x="{(left + width - 120) / 2:.1f}" y="{height - 8}" text-anchor="middle">NUMA nodes</text>')
-    for many, colour in zip(lines, ("#2a7", "#27c", "#c52"), strict=True):
-        points = " ".join(f"{x(position):.1f},{y(value):.1f}" for position, value in enumerate(series[many]))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(
-            f'<text x="{width - 112}" y="{y(series[many][-1]) + 4:.1f}" fill="{colour}">{many} resources</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    title = "worst merge with its hints, median (ms)"
+    return draw_charts([Panel(title=title, axis="NUMA nodes", lines=lines, is_logarithmic=True)])

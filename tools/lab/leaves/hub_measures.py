@@ -11,7 +11,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ from lab.leaves.put_floor import bare_puts
 from lab.leaves.simulated_node import stored_messages
 from lab.leaves.swarm import Order, Report, node_name
 from lab.leaves.watcher import Watcher
+from lab.line_charts import Line, Panel, draw_charts
 from topobus.bus.bus import Bus
 from topobus.bus.streams.provision import bucket_subject
 from topobus.engine.health.silence import Answered
 from topobus.formats.messages.catalogue import LEDGER, PREFER
 from topobus.process.config import NatsSettings
 
-__all__ = ["Fleet", "measure_fleet"]
+__all__ = ["Fleet", "draw_growth", "measure_fleet"]
 
 _NEW_NODES = 20
 _ASKS = 200
@@ -44,6 +45,29 @@ _REST_LIMIT_S = 120.0
 _READY_LIMIT_S = 600.0
 _FLOOR_NODES = 20
 _FLOOR_WINDOW = 256
+
+
+_PANELS = (
+    (
+        "resident memory (MiB)",
+        (("idle: hub_mib", "the hub", "#27c"), ("controller_mib", "a controller", "#c52")),
+    ),
+    (
+        "all nodes at the same time (s)",
+        (
+            ("join: all are known_s", "they come, until each is known whole", "#27c"),
+            ("controller: until ready_s", "a controller starts", "#c52"),
+            ("restart: all linked again_s", "the hub was restarted, all linked", "#2a7"),
+        ),
+    ),
+    (
+        "messages a second at the hub, at rest",
+        (
+            ("with a controller: hub's messages_per_s", "with a controller", "#c52"),
+            ("idle: hub's messages_per_s", "nodes and a watcher alone", "#27c"),
+        ),
+    ),
+)
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
@@ -95,6 +119,21 @@ async def measure_fleet(fleet: Fleet) -> dict[str, Any]:
             return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def draw_growth(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Draw how a hub grows with its nodes: memory, times and idle messages.
+
+    Shapes: rows — one per size of the fleet; a figure that a row lacks is left out of its line.
+    """
+
+    def line(figure: str, text: str, colour: str) -> Line:
+        points = [(float(row["nodes"]), float(row[figure])) for row in rows if figure in row]
+        return Line(text, colour, points)
+
+    return draw_charts(
+        [Panel(title=title, axis="nodes", lines=[line(*each) for each in lines]) for title, lines in _PANELS]
+    )
 
 
 async def _measure_floor(fleet: Fleet, folder: Path) -> dict[str, Any]:
