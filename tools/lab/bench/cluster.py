@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import signal
 import sys
 import time
@@ -24,7 +22,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from lab.bench.figures import percentile
+from lab.bench.figures import machine_facts, percentile
 from lab.bench.node_processes import wait_ready
 from lab.bench.process_use import Counts
 from lab.cluster_fill.fill_outcome import faults_of, left_at_nodes
@@ -111,12 +109,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--limit", type=float, default=1200.0, metavar="S", help="give up after so many seconds (1200)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args(argv)
-    facts = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_before": round(os.getloadavg()[0], 2),
-    }
+    facts = machine_facts()
     try:
         figures = asyncio.run(_measure_within(arguments))
     except TimeoutError:

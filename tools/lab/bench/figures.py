@@ -9,13 +9,24 @@ is a floor.
 from __future__ import annotations
 
 import math
+import os
+import platform
 import statistics
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 
 from msgspec import Struct
 
-__all__ = ["Figure", "clocked", "draw_figure", "draw_processors", "figure", "percentile", "processor_ms"]
+__all__ = [
+    "Figure",
+    "clocked",
+    "draw_figure",
+    "draw_processors",
+    "figure",
+    "machine_facts",
+    "percentile",
+    "processor_ms",
+]
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -105,6 +116,16 @@ def figure(
         processors=dict(processors or {}),
         floor_processors=dict(floor_processors or {}),
     )
+
+
+def machine_facts() -> dict[str, object]:
+    """Return what figures depend on, for the report: the machine, and its load at this moment."""
+    return {
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+    }
 
 
 async def clocked(call: Awaitable[object]) -> float:

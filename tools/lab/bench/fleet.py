@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from lab.bench.figures import machine_facts
 from lab.fleet.fleet_claims import GPUS_OF_FOUR
 from lab.fleet.fleet_node import node_template
 from lab.fleet.fleet_run import FleetRun, measure_run
@@ -110,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         limit_s=arguments.limit,
     )
     try:
-        row = {**asyncio.run(measure_run(run, report)), **_facts()}
+        row = {**asyncio.run(measure_run(run, report)), **machine_facts()}
     except (PeerUnavailable, RuntimeError) as err:
         print(f"bench fleet: {err}", file=sys.stderr)
         return 1
@@ -120,12 +118,3 @@ def main(argv: Sequence[str]) -> int:
         width = max(map(len, row))
         print("\n".join(f"{name:<{width}}  {value}" for name, value in row.items()))
     return 0
-
-
-def _facts() -> dict[str, Any]:
-    return {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load": round(os.getloadavg()[0], 2),
-    }

@@ -13,8 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import platform
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +22,7 @@ import grpc
 import grpc.aio
 from msgspec import structs
 
-from lab.bench.figures import Figure, clocked, draw_figure, draw_processors, figure, processor_ms
+from lab.bench.figures import Figure, clocked, draw_figure, draw_processors, figure, machine_facts, processor_ms
 from lab.bench.gateway_floor import Floor, floor
 from lab.bench.node_processes import NODE, BenchNode, bench_node
 from lab.bench.process_use import processor_s
@@ -77,14 +75,8 @@ def main(argv: Sequence[str]) -> int:
     groups = arguments.only.split(",")
     if unknown := sorted({*groups} - {*_GROUPS}):
         parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(_GROUPS)}")
-    before = os.getloadavg()[0]
+    facts = machine_facts()
     figures = asyncio.run(_measure(max(10, arguments.rounds), groups))
-    facts = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_before": round(before, 2),
-    }
     if arguments.json:
         rows = [measured.as_row() for measured in figures]
         print(json.dumps({"group": "gateway", "machine": facts, "cases": rows}, indent=2))

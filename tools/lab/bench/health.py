@@ -12,11 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,6 +22,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from lab.bench.figures import machine_facts
 from lab.bench.node_processes import NODE, BenchNode, bench_node
 from lab.device_faults import FAULTS, PlacedFault, build_faulty, place_faults
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY
@@ -112,15 +110,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     arguments = parser.parse_args(argv)
-    before = os.getloadavg()[0]
+    facts = machine_facts()
     rows = asyncio.run(_measure())
     longest = max(rows, key=lambda row: row.longest_ms)
-    facts = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_before": round(before, 2),
-    }
     if arguments.json:
         cases = [{**structs.asdict(row), "longest_ms": row.longest_ms} for row in rows]
         summary = {"code": longest.code, "longest_ms": longest.longest_ms, "target_ms": _TARGET_S * 1000}
@@ -291,7 +283,3 @@ def _line(row: Taken) -> str:
         f"{row.code:<30} {row.driver:<12} {row.state:<10} event {times[0]}  metric {times[1]}  pod status "
         f"{times[2]}  taint {times[3]}"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

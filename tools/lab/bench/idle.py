@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import sys
 import time
 import urllib.request
@@ -23,6 +21,7 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct, structs
 
+from lab.bench.figures import machine_facts
 from lab.bench.node_processes import BenchNode, bench_node
 from lab.bench.process_use import Counts, Use, count_messages, read_counts, use_between
 from topobus.bus.connection.canary import CANARY_EVERY_S
@@ -65,15 +64,8 @@ def main(argv: Sequence[str]) -> int:
         "--machine", default="dgx", metavar="NAME", help="the recorded machine (dgx: 224 CPUs, 8 GPUs, 8 NICs)"
     )
     arguments = parser.parse_args(argv)
-    before = os.getloadavg()[0]
+    facts = {**machine_facts(), "seconds": arguments.seconds}
     uses = asyncio.run(_measure(max(1.0, arguments.seconds), arguments.machine))
-    facts = {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_before": round(before, 2),
-        "seconds": arguments.seconds,
-    }
     if arguments.json:
         rows = [structs.asdict(use) for use in (*uses, total(uses))]
         kept = [{**structs.asdict(budget), "is_kept": budget.is_kept} for budget in budgets(uses)]

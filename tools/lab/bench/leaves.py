@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.bench.figures import machine_facts
 from lab.leaves.hub_measures import Fleet, draw_growth, measure_fleet
 from lab.leaves.node_content import kept_content
 from lab.leaves.open_files import check_open_files, raise_open_files
@@ -87,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
                 cluster=arguments.cluster,
                 has_controller=not arguments.no_controller,
             )
-            rows.append({**asyncio.run(measure_fleet(fleet)), **_facts()})
+            rows.append({**asyncio.run(measure_fleet(fleet)), **machine_facts(), "folder": tempfile.gettempdir()})
             rows.sort(key=lambda row: int(row["nodes"]))
             if arguments.rows:
                 arguments.rows.write_text(json.dumps(rows, indent=1), encoding="utf-8")
@@ -102,16 +101,6 @@ def _sizes(text: str) -> list[int]:
     if min(sizes) < 1:
         raise ValueError(text)
     return sizes
-
-
-def _facts() -> dict[str, Any]:
-    return {
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load": round(os.getloadavg()[0], 2),
-        "folder": tempfile.gettempdir(),
-    }
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
