@@ -7,14 +7,14 @@ The namespace, which must not be there, and all else that is made is removed aga
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from support.cluster import until
 from support.why_clusters import GENERATED, JOB, Case
 from support.why_edits import without_server_fields
-from support.why_objects import NAMESPACE, Plain, asks, claim, pod
+from support.why_objects import NAMESPACE, Plain, asks, claim, class_of, node, pod, slice_of
 from topobus.controller.snapshots.listing import open_client, take_snapshot
 from topobus.controller.snapshots.rules.cluster_view import ClusterView
 from topobus.controller.snapshots.rules.explain import explain_pod
@@ -33,6 +33,7 @@ _PLURALS = {
     "Node": "nodes",
     "PersistentVolume": "persistentvolumes",
     "PersistentVolumeClaim": "persistentvolumeclaims",
+    "PriorityClass": "priorityclasses",
     "Pod": "pods",
     "ResourceClaim": "resourceclaims",
     "ResourceClaimTemplate": "resourceclaimtemplates",
@@ -43,6 +44,7 @@ _PLURALS = {
 }
 _VERSIONS = {
     "DeviceTaintRule": "resource.k8s.io/v1beta2",
+    "PriorityClass": "scheduling.k8s.io/v1",
     "StorageClass": "storage.k8s.io/v1",
     **dict.fromkeys(("DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"), "resource.k8s.io/v1"),
 }
@@ -119,11 +121,52 @@ class WhyPlane:
     @asynccontextmanager
     async def made(self, case: Case) -> AsyncIterator[None]:
         """Make the objects of a case, the pod to explain last, and remove them at the end."""
-        try:
+        async with self.cleaned():
             await self._make(case)
+            yield
+
+    @asynccontextmanager
+    async def cleaned(self) -> AsyncIterator[None]:
+        """Remove at the end what is made in between."""
+        try:
             yield
         finally:
             await self._clean()
+
+    async def make(self, objects: Iterable[Plain], pods: Iterable[Plain]) -> dict[str, str]:
+        """Make objects, and pods once kube-scheduler has seen those, one after the other.
+
+        Shapes: result — each pod's node once kube-scheduler has tried it, empty where it found none.
+        """
+        for plain in objects:
+            await self._create(plain)
+        await self._until_all_is_seen()
+        names = [(await self._create(plain))["metadata"]["name"] for plain in pods]
+
+        async def look() -> dict[str, Plain]:
+            listed = await self._ask("GET", "Pod")
+            return {each["metadata"]["name"]: each for each in listed["items"] if each["metadata"]["name"] in names}
+
+        def were_tried(stored: dict[str, Plain]) -> bool:
+            return all(each["spec"].get("nodeName") or each["status"].get("conditions") for each in stored.values())
+
+        stored = await until("kube-scheduler has tried the pods", look, were_tried)
+        return {name: stored[name]["spec"].get("nodeName", "") for name in names}
+
+    async def _until_all_is_seen(self) -> None:
+        """Wait until kube-scheduler has seen all nodes, classes, slices and claims: it binds a pod to a node
+        that comes after them.
+        """
+        probe = f"probe-{len(self._made)}"
+        driver = "probe.example.com"
+        wanted = f"device.driver == '{driver}' && device.attributes['{driver}'].name == '{probe}'"
+        device = {"name": "probe", "attributes": {"name": {"string": probe}}}
+        await self._create(node(probe))
+        await self._create(class_of(driver, expression=wanted, name=probe))
+        await self._create(slice_of(driver, probe, [device]))
+        await self._create(claim(probe, asks(probe)))
+        await self._create(pod(probe, probe))
+        await self._until_bound(probe)
 
     async def _make(self, case: Case) -> None:
         objects = [plain for plain in case.objects if GENERATED not in plain["metadata"].get("annotations", {})]
@@ -137,10 +180,6 @@ class WhyPlane:
             if plain["kind"] == "Pod":
                 uids[plain["metadata"]["name"]] = stored["metadata"]["uid"]
                 await self._put_status(plain, plain["status"])
-            if plain["kind"] == "Node":
-                # Admission adds a taint to a node that has only just come.
-                taints = {"spec": {"taints": plain["spec"].get("taints", [])}}
-                await self._ask("PATCH", "Node", plain["metadata"]["name"], body=taints)
         claims = [plain for plain in objects if plain["kind"] == "ResourceClaim"]
         held = [plain for plain in claims if plain["status"]]
         for plain in held:
@@ -191,6 +230,10 @@ class WhyPlane:
         # A Node comes with its status; all others get it later.
         body = {**plain, "metadata": kept} if kind == "Node" else {**without_server_fields(plain), "metadata": kept}
         stored = await self._ask("POST", kind, body=body)
+        if kind == "Node":
+            # Admission adds a taint to a node that has only just come.
+            taints = {"spec": {"taints": plain["spec"].get("taints", [])}}
+            await self._ask("PATCH", kind, metadata["name"], body=taints)
         if "deletionTimestamp" in metadata:
             await self._ask("DELETE", kind, metadata["name"])
         return stored
@@ -224,9 +267,12 @@ class WhyPlane:
 
     async def until_bound(self) -> str:
         """Wait until kube-scheduler has bound the pod, and return its node."""
+        return await self._until_bound(JOB[1])
+
+    async def _until_bound(self, name: str) -> str:
         stored = await until(
-            "kube-scheduler has bound the pod",
-            lambda: self.read("Pod", JOB[1]),
+            f"kube-scheduler has bound the pod {name}",
+            lambda: self.read("Pod", name),
             lambda stored: bool(stored["spec"].get("nodeName")),
         )
         return str(stored["spec"]["nodeName"])
@@ -245,6 +291,36 @@ class WhyPlane:
             if edit.kind == "ResourceClaimTemplate":
                 # The claim that was made of it stays with its pod.
                 await self._replace(Edit(kind="Pod", namespace=JOB[0], name=JOB[1], patch={}))
+
+    async def drop(self, kind: str, name: str) -> None:
+        """Remove an object as its owner would: a node with its slices, a pod so that the claims that only
+        it has lose their devices.
+        """
+        if kind == "Node":
+            for plain in (await self._ask("GET", "ResourceSlice"))["items"]:
+                if plain["spec"].get("nodeName") == name:
+                    await self._remove("ResourceSlice", plain["metadata"]["name"])
+        await self._remove(kind, name)
+
+    async def until_released(self) -> None:
+        """Wait until each claim that no pod has is without devices."""
+
+        async def look() -> list[str]:
+            claims = (await self._ask("GET", "ResourceClaim"))["items"]
+            pods = await self._names("Pod")
+            return [
+                each["metadata"]["name"]
+                for each in claims
+                if each.get("status", {}).get("allocation") and each["metadata"]["name"] not in pods
+            ]
+
+        await until("claims without pods have no devices", look, lambda names: not names)
+
+    async def put(self, plain: Plain) -> None:
+        """Make an object, in the place of one of its name."""
+        if plain["metadata"]["name"] in await self._names(plain["kind"]):
+            await self._remove(plain["kind"], plain["metadata"]["name"])
+        await self._create(plain)
 
     async def _replace(self, edit: Edit) -> None:
         assert edit.patch is not None
