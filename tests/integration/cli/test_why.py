@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[3]
 _TOPOBUS = (sys.executable, "-m", "topobus.cli.main")
 _LIMIT_S = 60.0
 _DRA = "resource.k8s.io/v1"
+_WRONG_LABEL = (
+    '{"items": [{"kind": "Pod", "metadata": {"name": "train", "namespace": "default", "labels": {"app": 7}}}]}'
+)
 _SELECTOR = {"cel": {"expression": 'device.driver == "gpu.example.com"'}}
 
 
@@ -308,6 +311,12 @@ async def _evicted(server: ApiServerSimulator, pod: str) -> None:
         (("pod/train", "--snapshot", "FILE", "--kubeconfig", "FILE"), "{}", 2, "got --snapshot and a kubeconfig"),
         (("pod/train", "--snapshot", "FILE"), '{"items": [' + "[" * 5000, 65, "no snapshot of a cluster"),
         (("pod/train", "--snapshot", "FILE", "--watch"), "{}", 2, "got --watch and --snapshot"),
+        (
+            ("pod/train", "--snapshot", "FILE"),
+            _WRONG_LABEL,
+            65,
+            "Pod default/train: metadata.labels[...]: wanted str, got int",
+        ),
         (("node/n1",), None, 2, "got 'node/n1', wanted pod/NAME or claim/NAME"),
         (("pod/",), None, 2, "got 'pod/', wanted pod/NAME or claim/NAME"),
         (("pod/train", "--snapshot", "FILE"), "{}", 1, ""),
@@ -393,7 +402,11 @@ async def test_what_if_takes_a_node_with_its_taints_and_its_room(
     assert ("placed, on n1 or another node" in text) is is_placed
 
 
-@pytest.mark.parametrize("parts", [{"spec": [1]}, {"spec": {"taints": "none"}}], ids=["spec", "taints"])
+@pytest.mark.parametrize(
+    "parts",
+    [{"spec": [1]}, {"spec": {"taints": "none"}}, {"status": {"allocatable": {"cpu": []}}}],
+    ids=["spec", "taints", "room"],
+)
 async def test_what_if_refuses_a_node_that_cannot_be_read(parts: dict[str, Any], tmp_path: Path) -> None:
     """As an API server does; else the answer would be about another cluster."""
     (tmp_path / "cluster.json").write_text(json.dumps({"items": _cluster()}), encoding="utf-8")

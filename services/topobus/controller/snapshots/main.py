@@ -23,6 +23,7 @@ from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Pl
 from topobus.controller.snapshots.rules.defrag import plan_moves
 from topobus.controller.snapshots.rules.explain import explain_claim, explain_pod
 from topobus.controller.snapshots.rules.free import GROUPINGS, add_pod, count_fits, device_states, free_rows
+from topobus.controller.snapshots.rules.shapes import without_nulls, wrong_types
 from topobus.controller.snapshots.rules.snapshot import Snapshot
 from topobus.controller.snapshots.rules.what_if import edits_of, what_if
 from topobus.engine.cel.selector import CelCompiler
@@ -34,6 +35,8 @@ __all__ = ["main", "read_snapshot"]
 _EXITS: tuple[tuple[type[TopobusError], int], ...] = ((ConfigError, 78), (ContractError, 65), (PeerUnavailable, 69))
 _UNREACHED = "see whether `kubectl version` reaches it with the same kubeconfig and context, and log in again"
 _GZIP = b"\x1f\x8b"
+# Fields of a wrong type that are named. A file may have one in each object.
+_SHOWN_PROBLEMS = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         is_given = asked.question in ("defrag", "what-if") or getattr(asked, "wanted", False)
         wanted: list[Plain] = msgspec.json.decode(sys.stdin.buffer.read()) if is_given else []
+        _refuse_wrong_types("the manifest", wanted)
         if asked.question == "defrag" and asked.evict:
             sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_evict(asked, wanted))))
             return 0
@@ -139,14 +143,27 @@ def _free(view: ClusterView, by: Sequence[str], wanted: Sequence[Plain], namespa
 def read_snapshot(path: Path) -> Snapshot:
     """Read a file that `topobus snapshot` wrote.
 
-    Errors: raises ContractError for a file that holds no snapshot, or only a part of one.
+    Errors: raises ContractError for a file that holds no snapshot, or only a part of one, and for
+    objects with fields of a wrong type.
     """
     next_step = "topobus snapshot FILE writes one"
     try:
         content = path.read_bytes()
-        return msgspec.json.decode(gzip.decompress(content) if content.startswith(_GZIP) else content, type=Snapshot)
+        content = gzip.decompress(content) if content.startswith(_GZIP) else content
+        snapshot = msgspec.json.decode(content, type=Snapshot)
+        if b"null" in content:
+            snapshot = msgspec.structs.replace(snapshot, items=tuple(map(without_nulls, snapshot.items)))
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as err:
         raise ContractError(f"{path}: no snapshot of a cluster: {err}", next_step=next_step) from err
+    _refuse_wrong_types(str(path), snapshot.items)
+    return snapshot
+
+
+def _refuse_wrong_types(where: str, items: Sequence[Plain]) -> None:
+    problems = wrong_types(items)
+    more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
+    if problems:
+        raise ContractError("\n".join(f"{where}: {line}" for line in (*problems[:_SHOWN_PROBLEMS], *more)))
 
 
 def _place_of(text: str) -> tuple[str, Key]:

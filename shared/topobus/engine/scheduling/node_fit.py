@@ -29,7 +29,9 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.values.outcome import Reason
 
 __all__ = [
+    "NodeAffinity",
     "NodeFacts",
+    "NodeSpec",
     "Placing",
     "is_tolerated",
     "is_wanted",
@@ -79,7 +81,9 @@ class Placing(_Wire, frozen=True, kw_only=True):
     tolerations: tuple[Toleration, ...] = ()
 
 
-class _NodeSpec(_Wire, frozen=True, kw_only=True):
+class NodeSpec(_Wire, frozen=True, kw_only=True):
+    """The part of a Node's spec that restricts its pods."""
+
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
 
@@ -96,7 +100,7 @@ def node_facts(api_object: ApiObject) -> NodeFacts:
 
     Errors: raises ContractError.
     """
-    spec = read_as(api_object.spec, _NodeSpec, where=f"{name_of(api_object)}: spec")
+    spec = read_as(api_object.spec, NodeSpec, where=f"{name_of(api_object)}: spec")
     metadata = metadata_of(api_object)
     taints = spec.taints
     if spec.unschedulable and not any(taint.key == _UNSCHEDULABLE.key for taint in taints):

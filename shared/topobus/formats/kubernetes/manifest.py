@@ -30,12 +30,7 @@ from topobus.formats.kubernetes.objects import (
 )
 from topobus.formats.kubernetes.older_versions import CONVERTED_VERSIONS, as_v1
 from topobus.formats.kubernetes.pod_claims import check_pod_claims
-from topobus.formats.kubernetes.shape import (
-    Problem,
-    check_names,
-    did_you_mean,
-    read_as,
-)
+from topobus.formats.kubernetes.shape import Problem, check_names, did_you_mean, problem_of, read_as
 from topobus.formats.kubernetes.workloads import is_of_others, workload_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError, TopobusError
@@ -75,8 +70,6 @@ _PARAMETERS_VERSION = "v1alpha1"
 # Kubernetes' or of ours is none of these.
 _FOREIGN = re.compile(r"(?!(?:.*\.)?(?:k8s\.io|topobus\.dev)/)[a-z0-9-]+(?:\.[a-z0-9-]+)+/v[0-9a-z]+")
 _ANNOTATIONS = "metadata.annotations"
-# How msgspec ends its messages: "Expected `int`, got `str` - at `$.spec.containers[0].name`".
-_AT = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?")
 
 
 class MixedManifest(NamedTuple):
@@ -426,15 +419,7 @@ def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> obj
     try:
         converted: object = msgspec.convert(cleaned, type=wanted)
     except msgspec.ValidationError as err:
-        match = _AT.fullmatch(str(err))
-        message, inner = match.groups() if match else (str(err), None)
-        joint = "" if not inner or not path or inner.startswith("[") else "."
-        problems.append(
-            Problem(
-                path + joint + (inner or ""),
-                message.replace("`", "").replace("Expected", "wanted").replace("Object ", ""),
-            )
-        )
+        problems.append(problem_of(err, path))
         return None
     else:
         return converted

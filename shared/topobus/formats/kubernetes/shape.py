@@ -7,6 +7,7 @@ Kubernetes takes for absent. msgspec checks the types afterwards.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from msgspec import Struct
 
 from topobus.values.errors import ContractError
 
-__all__ = ["Problem", "check_names", "did_you_mean", "read_as"]
+__all__ = ["Problem", "check_names", "did_you_mean", "problem_of", "read_as"]
 
 S = TypeVar("S", bound=Struct)
+# How msgspec ends a message: with the place of what it is about.
+_AT = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,20 @@ def did_you_mean(wrong: str, legal: Sequence[str]) -> str:
     """
     near = get_close_matches(wrong, legal, n=1, cutoff=0.6)
     return f', did you mean "{near[0]}"?' if near else ""
+
+
+def problem_of(err: msgspec.ValidationError, path: str) -> Problem:
+    """Say what has a wrong type in the value at a path, and where.
+
+    >>> try: msgspec.convert({"a": [1]}, dict[str, list[str]])
+    ... except msgspec.ValidationError as err: print(problem_of(err, "metadata"))
+    metadata[...][0]: wanted str, got int
+    """
+    match = _AT.fullmatch(str(err))
+    message, inner = match.groups() if match else (str(err), None)
+    joint = "" if not inner or not path or inner.startswith("[") else "."
+    text = message.replace("`", "").replace("Expected", "wanted").replace("Object ", "")
+    return Problem(path + joint + (inner or ""), text)
 
 
 def check_names(

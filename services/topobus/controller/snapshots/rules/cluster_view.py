@@ -102,8 +102,8 @@ class ClusterView(ClusterState):
 
     def labels_of(self, namespace: str) -> Mapping[str, str]:
         """Return the labels of a namespace. Empty when it was not read."""
-        labels = (self.objects.get(("Namespace", ("", namespace)), {}).get("metadata") or {}).get("labels")
-        return labels if isinstance(labels, dict) else {}
+        labels: Mapping[str, str] = self._metadata(("Namespace", ("", namespace))).get("labels") or {}
+        return labels
 
     def describe(self, node: str) -> Node:
         """Describe a node for node selectors."""
@@ -253,7 +253,10 @@ class ClusterView(ClusterState):
             self.stock.put_slices(origin, slices)
 
     def _created(self, place: tuple[str, Key]) -> str:
-        return str((self.objects.get(place, {}).get("metadata") or {}).get("creationTimestamp") or "")
+        return str(self._metadata(place).get("creationTimestamp") or "")
+
+    def _metadata(self, place: tuple[str, Key]) -> Mapping[str, Any]:
+        return self.objects.get(place, {}).get("metadata") or {}
 
 
 def names_of(view: ClusterView, kind: str, namespace: str) -> Collection[str]:

@@ -5,9 +5,8 @@ and only such as fit elsewhere, are replaced by their owner, and may be disrupte
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -92,7 +91,8 @@ class _Planner:
         """List the pods of a node that may move, the least important first."""
         movable = []
         for key, plain in self._pods_on.get(node, ()):
-            owner = next((each for each in _owners(plain) if each.get("controller")), {})
+            owners: Sequence[Plain] = plain["metadata"].get("ownerReferences") or ()
+            owner = next((each for each in owners if each.get("controller")), {})
             budgets = tuple(each for each, budget in self._budgets.items() if _protects(each, budget, key, plain))
             if owner.get("kind") not in _MAKERS:
                 kept[f"owned by {owner.get('kind')}" if owner else "made by no controller"] += 1
@@ -167,19 +167,12 @@ def _cheapest_first(pods: Sequence[_Movable], count: int) -> Iterator[tuple[_Mov
     yield from sorted(first, key=lambda chosen: (sum(pod.priority for pod in chosen), [pod.key for pod in chosen]))
 
 
-def _owners(plain: Plain) -> list[dict[str, Any]]:
-    return list((plain.get("metadata") or {}).get("ownerReferences") or ())
-
-
 def _protects(budget_key: Key, budget: Plain, key: Key, plain: Plain) -> bool:
     """Say whether a PodDisruptionBudget is about a pod."""
     selector = (budget.get("spec") or {}).get("selector")
-    labels: Mapping[str, str] = (plain.get("metadata") or {}).get("labels") or {}
-    return budget_key[0] == key[0] and selects(
-        msgspec.convert(selector, LabelSelector) if selector is not None else None, labels
-    )
+    read = msgspec.convert(selector, LabelSelector | None)
+    return budget_key[0] == key[0] and selects(read, plain["metadata"].get("labels") or {})
 
 
 def _allowed(budget: Plain) -> int:
-    allowed = (budget.get("status") or {}).get("disruptionsAllowed")
-    return allowed if isinstance(allowed, int) else 0
+    return int((budget.get("status") or {}).get("disruptionsAllowed") or 0)

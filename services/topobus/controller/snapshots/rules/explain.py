@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from topobus.controller.snapshots.rules.changes import find_changes
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, names_of
@@ -51,7 +50,7 @@ def explain_claim(view: ClusterView, key: Key, compiler: SelectorCompiler) -> Ve
         if pod_key[0] != key[0] or (plain.get("spec") or {}).get("nodeName"):
             continue
         pod = view.pod(pod_key)
-        if pod is not None and any(use.claim == key[1] for use in _uses(pod)):
+        if pod is not None and any(use.claim == key[1] for use in pod.uses):
             return explain_pod(view, pod_key, compiler)
     return Verdict(
         subject=claim.shown,
@@ -97,7 +96,7 @@ def _settled(pod: Pod) -> Verdict | None:
         return Verdict(subject=pod.shown, code="ended", message=f"{pod.shown} has ended ({phase})")
     if pod.is_deleting:
         return Verdict(subject=pod.shown, code="deleting", message=f"{pod.shown} is being deleted")
-    gates = [str(gate.get("name")) for gate in _maps(pod.object.spec.get("schedulingGates"))]
+    gates = [str(gate.get("name")) for gate in pod.object.spec.get("schedulingGates") or ()]
     if gates:
         ours = _condition(pod, "topobus.dev/Allocated") if _OUR_GATE in gates else ""
         message = f"{pod.shown} waits behind the scheduling gate{'s' if len(gates) > 1 else ''} {', '.join(gates)}"
@@ -217,7 +216,7 @@ def _over_quota(view: ClusterView, namespace: str, template: str) -> Reason | No
     assert made is not None
     spec = made.spec.get("spec") or {}
     wanted = Counter({_COUNTED_CLAIMS: 1})
-    for request in _maps((spec.get("devices") or {}).get("requests")):
+    for request in (spec.get("devices") or {}).get("requests") or ():
         exact = request.get("exactly") or request
         if exact.get("deviceClassName"):
             wanted[f"{exact['deviceClassName']}.deviceclass.resource.k8s.io/devices"] += int(exact.get("count") or 1)
@@ -349,19 +348,8 @@ def _condition(pod: Pod, kind: str) -> str:
     return next(
         (
             str(condition.get("message") or "")
-            for condition in _maps(pod.object.status.get("conditions"))
+            for condition in pod.object.status.get("conditions") or ()
             if condition.get("type") == kind and condition.get("status") != "True"
         ),
         "",
     )
-
-
-def _uses(pod: Pod) -> Sequence[Any]:
-    try:
-        return pod.uses
-    except ContractError:
-        return ()
-
-
-def _maps(value: object) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from topobus.engine.scheduling.kube_rules.volume_rules import attachment_of
 from topobus.engine.scheduling.kube_rules.volumes import (
+    VOLUME_SHAPES,
     Attachment,
     PodVolume,
     Volume,
@@ -28,7 +29,7 @@ __all__ = ["VOLUME_KINDS", "VolumeIndex"]
 
 Key = tuple[str, str]
 
-VOLUME_KINDS = frozenset({"PersistentVolumeClaim", "PersistentVolume", "StorageClass", "CSINode"})
+VOLUME_KINDS = frozenset(VOLUME_SHAPES)
 
 
 class _User(NamedTuple):

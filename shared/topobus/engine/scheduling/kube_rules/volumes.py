@@ -18,6 +18,7 @@ from topobus.formats.kubernetes.shape import read_as
 from topobus.values.quantity import Quantity
 
 __all__ = [
+    "VOLUME_SHAPES",
     "Attachment",
     "PodVolume",
     "Volume",
@@ -215,6 +216,15 @@ class _CsiNodeSpec(Struct, frozen=True, kw_only=True, rename="camel"):
 
 class _CsiNode(Struct, frozen=True, kw_only=True, rename="camel"):
     spec: _CsiNodeSpec = _CsiNodeSpec()
+
+
+VOLUME_SHAPES: Mapping[str, type[Struct]] = {
+    "PersistentVolumeClaim": _Claim,
+    "PersistentVolume": _Volume,
+    "StorageClass": _Class,
+    "CSINode": _CsiNode,
+}
+"""What is read of an object of each kind."""
 
 
 def volumes_of(pod: str, spec: Mapping[str, Any]) -> tuple[PodVolume, ...]:
