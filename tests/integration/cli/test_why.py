@@ -133,6 +133,25 @@ async def test_snapshot_answers_as_the_cluster_does_and_keeps_no_secret(tmp_path
     assert packed.read_bytes().startswith(b"\x1f\x8b")
 
 
+async def test_snapshot_with_replaced_names_answers_by_its_list_of_names(tmp_path: Path) -> None:
+    """The file has none of the names, and the list beside it says which pod to ask about."""
+    file = tmp_path / "cluster.json"
+    async with ApiServerSimulator() as server:
+        for each in _cluster():
+            server.put(each)
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        code, _, complaint = await _run("snapshot", str(file), "--replace-names", kubeconfig=kubeconfig)
+
+    names = {old: new for new, old in json.loads((tmp_path / "cluster.json.names").read_text("utf-8")).items()}
+    asked, output, _ = await _run("why", names["train"], "-n", names["default"], "-o", "json", "--snapshot", str(file))
+
+    verdict = json.loads(output)
+    assert (code, asked, verdict["code"]) == (0, 1, "no-node-fits"), complaint
+    assert [group["holders"][0]["pods"] for group in verdict["groups"]] == [[f"{names['default']}/{names['taker']}"]]
+    assert f"{file}.names: what each name stands for" in complaint
+    assert "taker" not in file.read_text(encoding="utf-8")
+
+
 async def test_why_says_what_it_could_not_see(tmp_path: Path) -> None:
     """With the rights of the example the answer is whole; without the right to list namespaces, it says
     so and goes on.

@@ -77,18 +77,30 @@ def snapshot(
     file: Annotated[Path, Parameter(name="FILE", help="Where to write; .gz at the end compresses it.")],
     /,
     *,
+    replace_names: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Replace the names of nodes, namespaces, pods, claims, owners and the like, and your own values of "
+            "labels. FILE.names says what each stands for.",
+        ),
+    ] = False,
     options: ClusterOptions = CLUSTER_DEFAULTS,
 ) -> int:
     """Save what `topobus why` reads of a cluster to a file: nodes, pods, claims, classes, slices.
 
-    Images, commands, environment and mounts of containers are left out.
+    Images, commands, environment and mounts of containers are left out. With --replace-names the file
+    gives the same answers, and can be passed on: devices, classes and drivers stay as they are.
     """
     out = Output()
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent}", next_step="name a file in a folder that exists")
-    saved = ask(["save", *options.arguments(), "--file", str(file)], out)
+    arguments = ["save", *options.arguments(), "--file", str(file)]
+    saved = ask([*arguments, *(["--replace-names"] if replace_names else [])], out)
     for unseen in saved["unseen"]:
         out.note(f"left out: {unseen['kind']} objects ({unseen['why']})")
+    if replace_names:
+        out.note(f"{file}.names: what each name stands for; keep it to yourself")
     out.note(f"{file}: {saved['objects']} objects; `topobus why pod/NAME --snapshot {file}` reads it")
     return ExitCode.OK
 

@@ -190,7 +190,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Node by node, drawn", "topobus free --by node --by model"),
         ("How many more of this pod fit", "topobus free --for pod.yaml"),
     ),
-    "snapshot": (("Of the cluster of the current kubeconfig context", "topobus snapshot cluster.json.gz"),),
+    "snapshot": (
+        ("Of the cluster of the current kubeconfig context", "topobus snapshot cluster.json.gz"),
+        ("For somebody else, without your names", "topobus snapshot cluster.json.gz --replace-names"),
+    ),
     "what-if": (
         ("Where do the pods of a node go?", "topobus what-if --without node/big-1"),
         ("With one more DGX", "topobus what-if -f node-and-slices.yaml"),

@@ -23,6 +23,7 @@ from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Pl
 from topobus.controller.snapshots.rules.defrag import plan_moves
 from topobus.controller.snapshots.rules.explain import explain_claim, explain_pod
 from topobus.controller.snapshots.rules.free import GROUPINGS, add_pod, count_fits, device_states, free_rows
+from topobus.controller.snapshots.rules.replaced_names import replace_names
 from topobus.controller.snapshots.rules.shapes import without_nulls, wrong_types
 from topobus.controller.snapshots.rules.snapshot import Snapshot
 from topobus.controller.snapshots.rules.what_if import edits_of, what_if
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain.add_argument("--name", required=True)
     save = questions.add_parser("save", parents=[source], help="write the snapshot to a file")
     save.add_argument("--file", type=Path, required=True)
+    save.add_argument("--replace-names", action="store_true", help="and write what each stands for to FILE.names")
     defrag = questions.add_parser(
         "defrag", parents=[source], help="what would have to move for the pod on standard input"
     )
@@ -76,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 explained = explain_pod if asked.kind == "Pod" else explain_claim
                 answer: object = explained(ClusterView(snapshot), (asked.namespace, asked.name), CelCompiler())
             case "save":
-                content, file = msgspec.json.encode(snapshot), asked.file
-                file.write_bytes(gzip.compress(content, mtime=0) if file.suffix == ".gz" else content)
+                _save(snapshot, asked.file, with_names=not asked.replace_names)
                 answer = {"objects": len(snapshot.items), "unseen": snapshot.unseen}
             case "what-if":
                 view = ClusterView(snapshot)
@@ -138,6 +139,14 @@ def _free(view: ClusterView, by: Sequence[str], wanted: Sequence[Plain], namespa
     fits = count_fits(view, key, compiler)
     is_none = not any(fit.count for fit in fits)
     return FreeAnswer(rows=rows, fits=fits, verdict=explain_pod(view, key, compiler) if is_none else None)
+
+
+def _save(snapshot: Snapshot, file: Path, *, with_names: bool) -> None:
+    if not with_names:
+        snapshot, names = replace_names(snapshot)
+        file.with_name(f"{file.name}.names").write_bytes(msgspec.json.format(msgspec.json.encode(names)))
+    content = msgspec.json.encode(snapshot)
+    file.write_bytes(gzip.compress(content, mtime=0) if file.suffix == ".gz" else content)
 
 
 def read_snapshot(path: Path) -> Snapshot:

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from topobus.values.errors import ContractError
 
-__all__ = ["Problem", "check_names", "did_you_mean", "problem_of", "read_as"]
+__all__ = ["Problem", "check_names", "did_you_mean", "only_fields", "problem_of", "read_as"]
 
 S = TypeVar("S", bound=Struct)
 # How msgspec ends a message: with the place of what it is about.
@@ -95,6 +95,17 @@ def check_names(
             if item is not None
         }
     return value
+
+
+def only_fields(value: Any, wanted: object) -> Any:
+    """Leave out what an annotation has no field for, at any depth."""
+    structure, element, is_map = _shape(wanted)
+    if isinstance(value, dict) and structure is not None:
+        fields = _fields(structure)
+        return {key: only_fields(inner, fields[key]) for key, inner in value.items() if key in fields}
+    if isinstance(value, dict) and is_map:
+        return {key: only_fields(inner, element) for key, inner in value.items()}
+    return [only_fields(inner, element) for inner in value] if isinstance(value, list) else value
 
 
 def read_as(value: object, wanted: type[S], *, where: str) -> S:

@@ -18,6 +18,7 @@ from topobus.formats.kubernetes.shape import read_as
 from topobus.values.quantity import Quantity
 
 __all__ = [
+    "READ_ANNOTATIONS",
     "VOLUME_SHAPES",
     "Attachment",
     "PodVolume",
@@ -40,6 +41,8 @@ Attachment = tuple[str, str]
 _BOUND = "pv.kubernetes.io/bind-completed"
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 _OLD_CLASS = "volume.beta.kubernetes.io/storage-class"
+READ_ANNOTATIONS = (_BOUND, _SELECTED_NODE, _OLD_CLASS)
+"""The annotations of volumes and their claims that are read."""
 _DELAYED = "WaitForFirstConsumer"
 _NOTHING = Quantity(0)
 
