@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.why_edits import applied
 from topobus.controller.snapshots.rules.cluster_view import ClusterView
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.snapshot import Snapshot
@@ -107,6 +108,18 @@ def test_pod_of_the_lowest_priority_goes() -> None:
     )
 
     assert _change(verdict, "remove-holders").message == "it fits on node b once these are gone: pod default/b1, pod default/b2"  # fmt: skip  # noqa: E501
+
+
+def test_pod_and_its_claim_change_together_when_neither_helps_alone() -> None:
+    """The only node is tainted and has two of the three devices; with both changes the pod fits."""
+    cluster = [*_node("a", 2, taints=[{"key": "team", "effect": "NoSchedule"}]), *_pod("job", 3)]
+
+    (change,) = _verdict(cluster).changes
+
+    text = "it fits on node a if the pod tolerated team and with 2 devices instead of 3 for request r0"
+    assert (change.code, change.message) == ("toleration", text)
+    assert sorted(edit.kind for edit in change.edits) == ["Pod", "ResourceClaim"]
+    assert _verdict(list(applied(cluster, change.edits))).code == "fits"
 
 
 def test_largest_number_of_devices_on_any_node_is_told() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, names_of
@@ -77,6 +78,10 @@ def find_changes(
         changes += [change for way in search.placements(node) for change in search.tried(way, (node,))]
     for node in (node for group in (*lacking, *excluded) for node in group.nodes[:_GROUPS]):
         changes += search.removals(node)
+    # Neither the pod alone nor its claims alone: both.
+    for node in (node for group in excluded for node in group.nodes if not changes):
+        for placing, asking in product(search.placements(node), search.relaxations()):
+            changes += search.tried(_together((placing, asking)), (node,))
     # Of a kind the smallest; of equals the first, on the nearest node.
     smallest: dict[str, tuple[float, Change]] = {}
     for cost, change in changes:
@@ -279,22 +284,9 @@ class _Changes:
         """Yield what would let the pod onto one node by its rules, all of it together."""
         at = self._view.node_facts[node]
         ways = [*self._tolerating(at), *self._labelled(at), *self._fewer_requests(at)]
-        if len(ways) > 1:
+        if ways:
             # A node that excludes a pod by several rules needs all of these at once.
-            edits: dict[tuple[str, str, str], Edit] = {}
-            for way in ways:
-                for edit in way.edits:
-                    place = (edit.kind, edit.namespace, edit.name)
-                    before = edits[place].patch if place in edits else {}
-                    edits[place] = Edit(
-                        kind=edit.kind,
-                        namespace=edit.namespace,
-                        name=edit.name,
-                        patch=_both(before or {}, edit.patch or {}),
-                    )
-            yield _Way(ways[0].code, " and ".join(way.text for way in ways), tuple(edits.values()))
-        else:
-            yield from ways
+            yield _together(ways)
 
     def _tolerating(self, at: NodeFacts) -> Iterator[_Way]:
         taints = untolerated(self._trial.placing, at)
@@ -437,6 +429,18 @@ class _Changes:
             if not view.users_of(claim) and claim.is_allocated:
                 holders[f"claim {key[0]}/{key[1]}"] = {("ResourceClaim", key): None}
         return holders
+
+
+def _together(ways: Sequence[_Way]) -> _Way:
+    """Make one change of several."""
+    edits: dict[tuple[str, str, str], Edit] = {}
+    for edit in (edit for way in ways for edit in way.edits):
+        place = (edit.kind, edit.namespace, edit.name)
+        before = edits[place].patch if place in edits else {}
+        patch = _both(before or {}, edit.patch or {})
+        edits[place] = Edit(kind=edit.kind, namespace=edit.namespace, name=edit.name, patch=patch)
+    text = " and ".join(way.text for way in ways)
+    return _Way(ways[0].code, text, tuple(edits.values()), sum(way.cost for way in ways))
 
 
 def _devices(claim: Claim) -> dict[str, Any]:
