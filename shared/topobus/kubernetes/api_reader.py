@@ -85,12 +85,13 @@ class ApiReader:
                 if answer.code == NOT_FOUND:
                     self.drop_versions()
                 raise self._refused(kind, answer)
-            listed = answer.get("metadata")
-            metadata = listed if isinstance(listed, dict) else {}
+            # An empty list of items is null on the wire.
+            items, metadata = answer.get("items") or [], answer.get("metadata")
+            if not isinstance(items, list) or not isinstance(metadata, dict) or not metadata.get("resourceVersion"):
+                raise PeerUnavailable(f"API server {self.server}: list of {kind.plural}: the answer is no list")
             more = str(metadata.get("continue") or "")
-            items = answer.get("items")
-            plain = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
-            yield Page(items=plain, version=str(metadata.get("resourceVersion") or ""), is_last=not more)
+            plain = tuple(item for item in items if isinstance(item, dict))
+            yield Page(items=plain, version=str(metadata["resourceVersion"]), is_last=not more)
             if not more:
                 return
             params = {**params, "continue": more}
@@ -148,14 +149,21 @@ class ApiReader:
         )
 
     async def ask(
-        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        is_applied: bool = False,
     ) -> Plain | Rejected:
-        """Send one request. A refusal by the server is returned as a value.
+        """Send one request, see `KubernetesClient.ask`. A refusal by the server is returned as a
+        value.
 
         Errors: raises PeerUnavailable.
         """
         try:
-            return await self._client.ask(method, path, params=params, body=body)
+            return await self._client.ask(method, path, params=params, body=body, is_applied=is_applied)
         except NotServed:
             # The server may have been upgraded since its versions were read.
             self.drop_versions()

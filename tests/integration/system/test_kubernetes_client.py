@@ -295,14 +295,15 @@ async def test_server_is_left_alone_when_it_wants_a_pause(tmp_path: Path, open_i
     async with ApiServerSimulator(token="secret", bookmark_s=0.1) as server:
         server.put({"kind": "Node", "metadata": {"name": NODE}})
         read, close = open_it(kubeconfig(tmp_path, server.url, {"token": "secret"}))
+        other, close_other = of_gateway(kubeconfig(tmp_path, server.url, {"token": "secret"}))
         assert await read(NODE)
+        assert await other(NODE)
         count = len(server.requests)
         server.refuse("GET", "nodes", code=429, retry_after_s=30)
         with pytest.raises(PeerUnavailable):
             await read(NODE)
         early = asyncio.create_task(read(NODE))
         # Time for a request that nothing holds back: another one beside it comes and goes.
-        other, close_other = of_gateway(kubeconfig(tmp_path, server.url, {"token": "secret"}))
         assert await other(NODE)
         asked = [request.code for request in server.requests[count:]]
         early.cancel()

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.cluster.objects import PODS, Cluster, ResourceKind
+from topobus.gateway.cluster.objects import PODS, Cluster, Kind
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
 from topobus.gateway.cluster.rules.pod_ports import bandwidth_of, host_ports_of
 from topobus.testing.clock import LoopClock
@@ -40,7 +40,7 @@ class Pods:
         self.takes_s = takes_s
         self.reads = 0
 
-    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
+    async def get(self, kind: Kind, name: str, namespace: str = "") -> ApiObject | None:
         """Read the pod."""
         assert (kind, name, namespace) == (PODS, "p", "default")
         self.reads += 1

@@ -19,7 +19,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.cluster.event_recorder import EventRecorder
-from topobus.gateway.cluster.objects import ClusterChange, ClusterChangeKind, Rejected, ResourceKind
+from topobus.gateway.cluster.objects import ClusterChange, ClusterChangeKind, Kind, Rejected
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.config import ClusterSettings
@@ -65,13 +65,13 @@ class SmallCluster:
         self.broken: dict[str, Exception] = {}
         """What is raised when a pod is annotated."""
 
-    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
+    async def get(self, kind: Kind, name: str, namespace: str = "") -> ApiObject | None:
         """Read a claim."""
         self.reads.append(name)
         return self.claims.get(name)
 
     async def annotate(
-        self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
+        self, kind: Kind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
     ) -> Rejected | None:
         """Note which pod was annotated, or break."""
         if name in self.broken:
@@ -79,7 +79,7 @@ class SmallCluster:
         self.annotated.append(name)
         return None
 
-    async def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
+    async def watch(self, kind: Kind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
         """Tell of what the test puts into `changes`."""
         while True:
             yield await self.changes.get()

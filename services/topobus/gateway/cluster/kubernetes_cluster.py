@@ -1,9 +1,8 @@
 """Implements `Cluster` on an API server: objects in the shape of resource.k8s.io/v1, whatever
 version the server has, and watches that reconnect.
 
-Connection and requests are in `topobus.kubernetes`, which the controller uses as well. The version
-of resource.k8s.io is read from the server, and the rest of the gateway sees only v1. This module is
-imported only when a cluster is configured.
+Connection, versions and reads are in `topobus.kubernetes`, which the controller uses as well. The
+rest of the gateway sees only v1. This module is imported only when a cluster is configured.
 """
 
 from __future__ import annotations
@@ -24,18 +23,14 @@ from topobus.gateway.cluster.objects import (
     ClusterChange,
     ClusterChangeKind,
     Rejected,
-    ResourceKind,
 )
-from topobus.gateway.cluster.rules.api_versions import (
-    GROUP,
-    VERSIONS,
-    from_served,
-    to_served,
-)
+from topobus.gateway.cluster.rules.api_versions import from_served, to_served
 from topobus.gateway.config import ClusterSettings
 from topobus.kubernetes.access import AccessSettings
-from topobus.kubernetes.answers import CONFLICT, GONE, INVALID, NOT_FOUND, HistoryLost, NotServed, Plain
+from topobus.kubernetes.answers import CONFLICT, INVALID, NOT_FOUND, HistoryLost
+from topobus.kubernetes.api_reader import ApiReader
 from topobus.kubernetes.client import BACKOFF_LIMIT_S, KubernetesClient, object_path
+from topobus.kubernetes.reading import Kind, WatchEventKind
 from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.values.dra_names import group_of_class
@@ -46,7 +41,6 @@ __all__ = ["KubernetesCluster"]
 _PAGE = 250
 # Also the answer of a disruption budget that refuses an eviction.
 _TOO_MANY_REQUESTS = 429
-_RIGHTS = "check the gateway's rights in the cluster"
 
 
 class KubernetesCluster:
@@ -55,8 +49,7 @@ class KubernetesCluster:
     def __init__(self, settings: ClusterSettings, client: KubernetesClient) -> None:
         self._settings = settings
         self._client = client
-        self._version = ""
-        """The version of resource.k8s.io. Empty: not read yet, or to be read again."""
+        self._api = ApiReader(client, _PAGE, "deploy/kubernetes/gateway.yaml")
 
     @classmethod
     def open(cls, settings: ClusterSettings) -> KubernetesCluster:
@@ -74,56 +67,44 @@ class KubernetesCluster:
         )
         return cls(settings, KubernetesClient.open(access))
 
-    @property
-    def server(self) -> str:
-        """The server's address."""
-        return self._client.server
-
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
 
-    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
+    async def get(self, kind: Kind, name: str, namespace: str = "") -> ApiObject | None:
         """Read an object. None: it does not exist.
 
         Errors: raises PeerUnavailable.
         """
-        version = await self._version_of(kind)
-        answer = await self._ask("GET", _path(kind, version, namespace, name))
-        if isinstance(answer, Rejected):
-            if answer.code == NOT_FOUND:
-                return None
-            raise PeerUnavailable(f"API server: {kind.kind} {name}: {answer.message}", next_step=_RIGHTS)
-        return _object(kind, version, answer)
+        plain = await self._api.get(kind, namespace, name)
+        return _object(kind, await self._api.version_of(kind), plain) if plain is not None else None
 
-    async def create(
-        self, kind: ResourceKind, api_object: ApiObject, *, is_dry_run: bool = False
-    ) -> ApiObject | Rejected:
+    async def create(self, kind: Kind, api_object: ApiObject, *, is_dry_run: bool = False) -> ApiObject | Rejected:
         """Create an object, or ask what the server would store."""
         return await self._write("POST", kind, "", api_object, {"dryRun": "All"} if is_dry_run else None)
 
-    async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
+    async def update(self, kind: Kind, api_object: ApiObject) -> ApiObject | Rejected:
         """Replace an object."""
         return await self._write("PUT", kind, str(api_object.metadata.get("name", "")), api_object)
 
-    async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
+    async def delete(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
         """Delete exactly this object."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
             "preconditions": {"uid": uid, "resourceVersion": resource_version},
         }
-        answer = await self._ask("DELETE", _path(kind, await self._version_of(kind), "", name), body=body)
+        answer = await self._api.ask("DELETE", await self._api.path_of(kind, "", name), body=body)
         return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
 
     async def annotate(
-        self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
+        self, kind: Kind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
     ) -> Rejected | None:
         """Set annotations of exactly this object, even when its other fields have changed."""
         # A uid in a patch is a precondition: another object with the same name is refused as a
         # conflict.
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
-        answer = await self._ask("PATCH", _path(kind, await self._version_of(kind), namespace, name), body=body)
+        answer = await self._api.ask("PATCH", await self._api.path_of(kind, namespace, name), body=body)
         return answer if isinstance(answer, Rejected) else None
 
     async def apply_device_status(
@@ -132,21 +113,20 @@ class KubernetesCluster:
         """Apply the entries of a claim's devices of a class, under the class's name. Its earlier
         entries that are not in the list are removed. Entries of other classes and drivers stay.
         """
-        version = await self._version_of(CLAIMS)
         # No list instead of an empty one: what this manager applied before is removed either way.
         status = {"devices": list(devices)} if devices else {}
         # A uid in the applied object is a precondition: another claim with the same name is refused
         # as a conflict.
         body = {
-            "apiVersion": f"{GROUP}/{version}",
-            "kind": CLAIMS.kind,
+            "apiVersion": f"{CLAIMS.group}/{await self._api.version_of(CLAIMS)}",
+            "kind": CLAIMS.name,
             "metadata": {"name": name, "namespace": namespace, "uid": uid},
             "status": status,
         }
         # Only the driver writes entries of its devices, so it may take over a contested field.
         params = {"fieldManager": group_of_class(device_class), "force": "true"}
-        path = _path(CLAIMS, version, namespace, name, part="status")
-        answer = await self._ask("PATCH", path, params=params, body=body, is_applied=True)
+        path = await self._api.path_of(CLAIMS, namespace, name, "status")
+        answer = await self._api.ask("PATCH", path, params=params, body=body, is_applied=True)
         if isinstance(answer, Rejected):
             return (
                 await self._replace_device_status(name, namespace, uid, device_class, devices)
@@ -172,8 +152,8 @@ class KubernetesCluster:
         on 1.36; kubectl sorts keys and leaves out spaces, Python's and JavaScript's clients do
         not).
         """
-        path = _path(CLAIMS, await self._version_of(CLAIMS), namespace, name)
-        claim = await self._ask("GET", path)
+        path = await self._api.path_of(CLAIMS, namespace, name)
+        claim = await self._api.ask("GET", path)
         if isinstance(claim, Rejected):
             return claim
         present = (claim.get("status") or {}).get("devices") or []
@@ -195,7 +175,7 @@ class KubernetesCluster:
             },
             change,
         ]
-        answer = await self._ask(
+        answer = await self._api.ask(
             "PATCH", f"{path}/status", params={"fieldManager": group_of_class(device_class)}, body=patch
         )
         if not isinstance(answer, Rejected):
@@ -220,8 +200,8 @@ class KubernetesCluster:
 
         A server that does not support protobuf has refused it already.
         """
-        version = await self._version_of(CLAIMS)
-        body = await self._client.fetch_bytes(_path(CLAIMS, version, namespace, name), PROTOBUF)
+        path = await self._api.path_of(CLAIMS, namespace, name)
+        body = await self._client.fetch_bytes(path, PROTOBUF)
         if isinstance(body, Rejected):
             return body
         try:
@@ -235,20 +215,17 @@ class KubernetesCluster:
         # It contains the resource version that was read, so a write by another client in between is
         # a conflict.
         return await self._client.put_bytes(
-            _path(CLAIMS, version, namespace, name, part="status"),
-            PROTOBUF,
-            content,
-            params={"fieldManager": group_of_class(device_class)},
+            f"{path}/status", PROTOBUF, content, params={"fieldManager": group_of_class(device_class)}
         )
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Create a v1 Event."""
-        answer = await self._ask("POST", object_path("v1", "events", namespace=namespace), body=dict(event))
+        answer = await self._api.ask("POST", object_path("v1", "events", namespace=namespace), body=dict(event))
         return answer if isinstance(answer, Rejected) else None
 
     async def patch_event(self, namespace: str, name: str, changes: Mapping[str, Any]) -> Rejected | None:
         """Change a v1 Event."""
-        answer = await self._ask(
+        answer = await self._api.ask(
             "PATCH", object_path("v1", "events", namespace=namespace, name=name), body=dict(changes)
         )
         return answer if isinstance(answer, Rejected) else None
@@ -262,7 +239,7 @@ class KubernetesCluster:
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         try:
-            answer = await self._ask(
+            answer = await self._api.ask(
                 "POST", object_path("v1", "pods", namespace=namespace, name=name, part="eviction"), body=body
             )
         except PeerUnavailable as err:
@@ -271,21 +248,22 @@ class KubernetesCluster:
             return Rejected(code=_TOO_MANY_REQUESTS, reason="TooManyRequests", message=err.message)
         return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
 
-    async def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
+    async def watch(self, kind: Kind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
         """Follow objects until cancelled. A lasting outage is logged once."""
+        kind = msgspec.structs.replace(kind, fields=fields)
         version = ""
         is_troubled = False
         failures = lost = 0
         while True:
             try:
                 if not version:
-                    objects, version = await self._list(kind, fields)
+                    objects, version = await self._list(kind)
                     yield ClusterChange(kind=ClusterChangeKind.SNAPSHOT, objects=objects)
                 if is_troubled:
-                    get_logger().info("cluster.watch-healed", kind=kind.kind)
+                    get_logger().info("cluster.watch-healed", kind=kind.name)
                 is_troubled, failures = False, 0
                 is_alive = False
-                async with aclosing(self._stream(kind, fields, version)) as stream:
+                async with aclosing(self._stream(kind, version)) as stream:
                     async for change, newest in stream:
                         version, lost, is_alive = newest, 0, True
                         if change is not None:
@@ -295,7 +273,7 @@ class KubernetesCluster:
                     # be requested in a hot loop.
                     await asyncio.sleep(full_jitter(0, least_s=self._settings.retry_s))
             except HistoryLost:
-                get_logger().info("cluster.history-lost", kind=kind.kind, resource_version=version)
+                get_logger().info("cluster.history-lost", kind=kind.name, resource_version=version)
                 version = ""
                 # Once is ordinary. A server that loses every version at once must not be requested
                 # in a hot loop.
@@ -304,111 +282,47 @@ class KubernetesCluster:
                 lost += 1
             except PeerUnavailable as err:
                 if not is_troubled:
-                    get_logger().warning("cluster.watch-lost", kind=kind.kind, error=str(err))
+                    get_logger().warning("cluster.watch-lost", kind=kind.name, error=str(err))
                 is_troubled = True
                 # It may come back with another version.
-                self._version = ""
+                self._api.drop_versions()
                 pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=BACKOFF_LIMIT_S)
                 await asyncio.sleep(max(pause_s, min(err.retry_after_s, BACKOFF_LIMIT_S)))
                 failures += 1
 
-    async def _list(self, kind: ResourceKind, fields: str) -> tuple[tuple[ApiObject, ...], str]:
-        api_objects: list[ApiObject] = []
-        params = {"fieldSelector": fields, "limit": str(_PAGE)}
-        served = await self._version_of(kind)
-        while True:
-            answer = await self._ask("GET", _path(kind, served), params=params)
-            if isinstance(answer, Rejected):
-                if answer.code == GONE:
-                    raise HistoryLost
-                raise PeerUnavailable(f"API server: list of {kind.plural}: {answer.message}", next_step=_RIGHTS)
-            # An empty list of items is null on the wire.
-            items, metadata = answer.get("items") or [], answer.get("metadata")
-            if not isinstance(items, list) or not isinstance(metadata, dict) or not metadata.get("resourceVersion"):
-                raise PeerUnavailable(f"API server {self.server}: list of {kind.plural}: the answer is no list")
-            api_objects += [_object(kind, served, item) for item in items]
-            if not metadata.get("continue"):
-                return tuple(api_objects), str(metadata.get("resourceVersion", ""))
-            params = {**params, "continue": str(metadata["continue"])}
+    async def _list(self, kind: Kind) -> tuple[tuple[ApiObject, ...], str]:
+        objects: list[ApiObject] = []
+        version = ""
+        served = await self._api.version_of(kind)
+        async with aclosing(self._api.pages(kind)) as pages:
+            async for page in pages:
+                objects += [_object(kind, served, item) for item in page.items]
+                version = page.version
+        return tuple(objects), version
 
-    async def _stream(
-        self, kind: ResourceKind, fields: str, version: str
-    ) -> AsyncGenerator[tuple[ClusterChange | None, str], None]:
+    async def _stream(self, kind: Kind, version: str) -> AsyncGenerator[tuple[ClusterChange | None, str], None]:
         """Read one watch to its end: changes (None for a bookmark) with their version."""
-        served = await self._version_of(kind)
-        async with aclosing(
-            self._client.watch(_path(kind, served), version, params={"fieldSelector": fields})
-        ) as events:
-            async for change, plain in events:
-                newest = str(plain["metadata"]["resourceVersion"])
-                if change == "BOOKMARK":
-                    yield None, newest
+        served = await self._api.version_of(kind)
+        async with aclosing(self._api.watch(kind, version)) as events:
+            async for event in events:
+                if event.kind is WatchEventKind.BOOKMARK:
+                    yield None, event.version
                     continue
-                kind_of_change = ClusterChangeKind.DELETE if change == "DELETED" else ClusterChangeKind.PUT
-                yield ClusterChange(kind=kind_of_change, objects=(_object(kind, served, plain),)), newest
+                kind_of_change = (
+                    ClusterChangeKind.DELETE if event.kind is WatchEventKind.DELETE else ClusterChangeKind.PUT
+                )
+                yield ClusterChange(kind=kind_of_change, objects=(_object(kind, served, event.object),)), event.version
 
     async def _write(
-        self, method: str, kind: ResourceKind, name: str, api_object: ApiObject, params: Mapping[str, str] | None = None
+        self, method: str, kind: Kind, name: str, api_object: ApiObject, params: Mapping[str, str] | None = None
     ) -> ApiObject | Rejected:
-        version = await self._version_of(kind)
         body = {key: value for key, value in msgspec.to_builtins(api_object).items() if key != "status"}
-        path = _path(kind, version, str(api_object.metadata.get("namespace", "")), name)
-        body = to_served(kind.kind, body, version) if version else body
-        answer = await self._ask(method, path, params=params, body=body)
+        path = await self._api.path_of(kind, str(api_object.metadata.get("namespace", "")), name)
+        version = await self._api.version_of(kind)
+        answer = await self._api.ask(
+            method, path, params=params, body=to_served(kind.name, body, version) if kind.group else body
+        )
         return answer if isinstance(answer, Rejected) else _object(kind, version, answer)
-
-    async def _version_of(self, kind: ResourceKind) -> str:
-        """Return the newest version of resource.k8s.io that the server has and we know.
-
-        Empty for kinds of other groups.
-        Errors: raises PeerUnavailable.
-        """
-        if not kind.api_version.startswith(f"{GROUP}/"):
-            return ""
-        if not self._version:
-            for version in VERSIONS:
-                try:
-                    answer = await self._ask("GET", f"/apis/{GROUP}/{version}")
-                except NotServed:
-                    continue
-                if isinstance(answer, Rejected) and answer.code != NOT_FOUND:
-                    # Discovery is forbidden to us. The present version is the best guess, and a
-                    # request to a wrong one fails with a clear error.
-                    self._version = VERSIONS[0]
-                    break
-                names = (
-                    {resource.get("name") for resource in answer.get("resources") or ()}
-                    if isinstance(answer, dict)
-                    else set()
-                )
-                if kind.plural in names:
-                    self._version = version
-                    get_logger().info("cluster.version-chosen", server=self.server, group=GROUP, version=version)
-                    break
-            else:
-                raise PeerUnavailable(
-                    f"API server {self.server} has {kind.plural} in none of "
-                    f"{', '.join(f'{GROUP}/{each_version}' for each_version in VERSIONS)}",
-                    next_step="Kubernetes 1.34 or newer has them; 1.32 and 1.33 with DynamicResourceAllocation and "
-                    "their beta version switched on",
-                )
-        return self._version
-
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: object = None,
-        is_applied: bool = False,
-    ) -> Plain | Rejected:
-        try:
-            return await self._client.ask(method, path, params=params, body=body, is_applied=is_applied)
-        except NotServed:
-            # The server may have been upgraded since its versions were read.
-            self._version = ""
-            raise
 
 
 def _keys(devices: Iterable[Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
@@ -431,17 +345,7 @@ def _is_about_bytes(rejected: Rejected) -> bool:
     return rejected.code == INVALID and "status.allocation" in rejected.message
 
 
-def _path(kind: ResourceKind, version: str, namespace: str = "", name: str = "", *, part: str = "") -> str:
-    """Return the path of a kind, an object or its part. `version` is that of resource.k8s.io, empty
-    for kinds of other groups.
-    """
-    api_version = f"{GROUP}/{version}" if version else kind.api_version
-    return object_path(
-        api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name, part=part
-    )
-
-
-def _object(kind: ResourceKind, version: str, plain: object) -> ApiObject:
+def _object(kind: Kind, version: str, plain: object) -> ApiObject:
     """Read an object in the shape of v1.
 
     Errors: raises PeerUnavailable for a value that is not an object.
@@ -449,12 +353,12 @@ def _object(kind: ResourceKind, version: str, plain: object) -> ApiObject:
     if not isinstance(plain, dict) or not all(
         isinstance(plain.get(part) or {}, dict) for part in ("metadata", "spec", "status")
     ):
-        raise PeerUnavailable(f"API server: something that is no {kind.kind}: {str(plain)[:80]!r}")
-    seen = from_served(kind.kind, plain, version)
+        raise PeerUnavailable(f"API server: something that is no {kind.name}: {str(plain)[:80]!r}")
+    seen = from_served(kind.name, plain, version)
     # The items of a list have neither kind nor version.
     return ApiObject(
-        api_version=kind.api_version,
-        kind=kind.kind,
+        api_version=f"{kind.group}/v1" if kind.group else "v1",
+        kind=kind.name,
         metadata=seen.get("metadata") or {},
         spec=seen.get("spec") or {},
         status=seen.get("status") or {},

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.answers import Rejected
+from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Kind
 
 __all__ = [
     "CLAIMS",
@@ -27,8 +28,8 @@ __all__ = [
     "ClusterChange",
     "ClusterChangeKind",
     "ClusterClaims",
+    "Kind",
     "Rejected",
-    "ResourceKind",
 ]
 
 
@@ -36,22 +37,9 @@ NOT_KEPT = 501
 """Our own code for a server that accepted a write and dropped the field it was about."""
 
 
-class ResourceKind(Struct, frozen=True, kw_only=True):
-    """A kind and where it is served."""
-
-    api_version: str
-    kind: str
-    plural: str
-    is_namespaced: bool = False
-
-
-SLICES = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceSlice", plural="resourceslices")
-CLAIMS = ResourceKind(
-    api_version="resource.k8s.io/v1", kind="ResourceClaim", plural="resourceclaims", is_namespaced=True
-)
-DEVICE_CLASSES = ResourceKind(api_version="resource.k8s.io/v1", kind="DeviceClass", plural="deviceclasses")
-PODS = ResourceKind(api_version="v1", kind="Pod", plural="pods", is_namespaced=True)
-NODES = ResourceKind(api_version="v1", kind="Node", plural="nodes")
+SLICES = Kind(name="ResourceSlice", plural="resourceslices", group=DRA_GROUP, versions=DRA_VERSIONS)
+DEVICE_CLASSES = Kind(name="DeviceClass", plural="deviceclasses", group=DRA_GROUP, versions=DRA_VERSIONS)
+NODES = Kind(name="Node", plural="nodes")
 
 
 class ClusterChangeKind(StrEnum):
@@ -81,26 +69,24 @@ class Cluster(Protocol):
     All methods raise PeerUnavailable when it does not answer, or asks the client to retry later.
     """
 
-    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
+    async def get(self, kind: Kind, name: str, namespace: str = "") -> ApiObject | None:
         """Read an object. None: it does not exist."""
         ...
 
-    async def create(
-        self, kind: ResourceKind, api_object: ApiObject, *, is_dry_run: bool = False
-    ) -> ApiObject | Rejected:
+    async def create(self, kind: Kind, api_object: ApiObject, *, is_dry_run: bool = False) -> ApiObject | Rejected:
         """Create an object. Returns what the server stored, or would store (`is_dry_run`)."""
         ...
 
-    async def update(self, kind: ResourceKind, api_object: ApiObject) -> ApiObject | Rejected:
+    async def update(self, kind: Kind, api_object: ApiObject) -> ApiObject | Rejected:
         """Replace an object with the resource version that it carries."""
         ...
 
-    async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
+    async def delete(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
         """Delete an object if it is still this one. None: it is deleted, or was gone already."""
         ...
 
     async def annotate(
-        self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
+        self, kind: Kind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
     ) -> Rejected | None:
         """Set annotations of an object if it is still this one. None: it is done."""
         ...
@@ -129,7 +115,7 @@ class Cluster(Protocol):
         """Request a pod's eviction if it is still this one. None: accepted, or the pod is gone."""
         ...
 
-    def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
+    def watch(self, kind: Kind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
         """Follow objects until cancelled: a snapshot, changes, a snapshot after lost history."""
         ...
 

@@ -225,7 +225,7 @@ def a_slice(**device: Any) -> ApiObject:
         "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
         "devices": [{"name": "gpu-0", "attributes": {"model": {"string": "T4"}}, **device}],
     }
-    return ApiObject(api_version=SLICES.api_version, kind=SLICES.kind, metadata={"name": "s"}, spec=spec)
+    return ApiObject(api_version="resource.k8s.io/v1", kind=SLICES.name, metadata={"name": "s"}, spec=spec)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ async def test_server_without_dra_is_named_with_what_would_do(server: ApiServerS
     async with older_server(server.url, "v1alpha3", token="secret") as older:
         cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
         with pytest.raises(
-            PeerUnavailable, match=r"has resourceclaims in none of resource.k8s.io/v1, .*v1beta1 .*1\.34"
+            PeerUnavailable, match=r"does not serve resourceclaims: wanted one of resource.k8s.io/v1, .*v1beta1 .*1\.32"
         ):
             await cluster.get(CLAIMS, "c", "default")
         await cluster.close()

@@ -38,7 +38,7 @@ async def scripted(lists: list[str], watches: list[str]) -> tuple[asyncio.Server
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             target = head.split(" ")[1]
             if "resourceslices" not in target:
-                text = json.dumps({"resources": [{"name": "resourceslices"}]})
+                text = json.dumps({"resources": [{"name": "resourceslices", "verbs": ["list", "watch"]}]})
             else:
                 kind = "watch" if "watch=true" in target else "list"
                 texts = watches if kind == "watch" else lists

@@ -1,5 +1,4 @@
-"""Chooses the version of resource.k8s.io that a server offers, and converts objects between it and
-v1.
+"""Converts objects between the version of resource.k8s.io that a server offers and v1.
 
 v1beta2 differs from v1 only in its name. v1beta1 wraps everything of a device except its name.
 Claims are only read, and the part that is read (status.allocation) is equal in all versions.
@@ -11,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["GROUP", "VERSIONS", "from_served", "to_served"]
+__all__ = ["from_served", "to_served"]
 
-GROUP = "resource.k8s.io"
-VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Newest first: 1.34 serves v1, 1.33 v1beta2, 1.32 v1beta1."""
-
+_GROUP = "resource.k8s.io"
 _WRAPPED = "v1beta1"
 
 
@@ -26,7 +22,7 @@ def to_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, Any
     >>> to_served("ResourceSlice", {"apiVersion": "resource.k8s.io/v1", "spec": {"devices": [{"name": "a", "taints": []}]}}, "v1beta1")
     {'apiVersion': 'resource.k8s.io/v1beta1', 'spec': {'devices': [{'name': 'a', 'basic': {'taints': []}}]}}
     """  # noqa: E501
-    shown = {**body, "apiVersion": f"{GROUP}/{version}"}
+    shown = {**body, "apiVersion": f"{_GROUP}/{version}"}
     if version == _WRAPPED and kind == "ResourceSlice":
         shown["spec"] = _with_devices(body.get("spec"), _wrap)
     return shown
