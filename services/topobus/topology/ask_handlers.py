@@ -106,24 +106,15 @@ class AskHandlers:
         async def decide(ledger: Ledger) -> Step:
             view = await self._view(ledger, asked.pod, asked.op_id)
             outcome = await asyncio.to_thread(place, view, asked.pod)
-            made = decision_id(ledger, asked.op_id)
             pending = self._pending(ledger, asked.pod.owner, asked.pod, view)
             if isinstance(outcome, Refusal):
-                return transitions.record_refusal(
-                    ledger,
-                    op_id=asked.op_id,
-                    verb="place",
-                    owner=asked.pod.owner,
-                    decision_id=made,
-                    refusal=outcome,
-                    pending=pending,
-                )
+                return _refused(ledger, "place", asked.op_id, outcome, pending)
             return transitions.reserve(
                 ledger,
                 op_id=asked.op_id,
                 request=asked.pod,
                 placement=outcome,
-                decision_id=made,
+                decision_id=decision_id(ledger, asked.op_id),
                 phase=AllocationPhase.RESERVED if asked.is_reservation else AllocationPhase.COMMITTED,
                 pending=pending,
             )
@@ -202,17 +193,7 @@ class AskHandlers:
                     ledger, taken.adoption, op_id=asked.op_id, decision_id=made, groups=taken.groups, pending=pending
                 )
             )
-            if isinstance(step, Refusal):
-                return transitions.record_refusal(
-                    ledger,
-                    op_id=asked.op_id,
-                    verb="adopt",
-                    owner=asked.owner,
-                    decision_id=made,
-                    refusal=step,
-                    pending=pending,
-                )
-            return step
+            return _refused(ledger, "adopt", asked.op_id, step, pending) if isinstance(step, Refusal) else step
 
         record = (await self._change("adopt", asked.op_id, asked.owner, decide, began)).record
         reused = _reused(asked.op_id, record, "adopt", asked.owner)
@@ -235,17 +216,7 @@ class AskHandlers:
         async def decide(ledger: Ledger) -> Step:
             made, pending = decision_id(ledger, asked.op_id), self._pending(ledger, asked.owner, None, None)
             step = transitions.commit(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=made, pending=pending)
-            if isinstance(step, Refusal):
-                return transitions.record_refusal(
-                    ledger,
-                    op_id=asked.op_id,
-                    verb="commit",
-                    owner=asked.owner,
-                    decision_id=made,
-                    refusal=step,
-                    pending=pending,
-                )
-            return step
+            return _refused(ledger, "commit", asked.op_id, step, pending) if isinstance(step, Refusal) else step
 
         record = (await self._change("commit", asked.op_id, asked.owner, decide, began)).record
         refusal = _reused(asked.op_id, record, "commit", asked.owner)
@@ -452,6 +423,19 @@ class AskHandlers:
 def _accept(complaint: str) -> None:
     if complaint:
         raise ContractError(complaint)
+
+
+def _refused(ledger: Ledger, verb: str, op_id: str, refusal: Refusal, pending: PendingDecision) -> Step:
+    """Store a refusal as the operation's answer."""
+    return transitions.record_refusal(
+        ledger,
+        op_id=op_id,
+        verb=verb,
+        owner=pending.owner,
+        decision_id=decision_id(ledger, op_id),
+        refusal=refusal,
+        pending=pending,
+    )
 
 
 def _reused(op_id: str, record: OperationRecord, verb: str, owner: Owner) -> Refusal | None:

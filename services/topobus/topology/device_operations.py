@@ -122,9 +122,6 @@ class DeviceOperations:
         device = inventory.device(operation.device) if inventory is not None else None
 
         async def decide(ledger: Ledger) -> Step:
-            recorded = transitions.recorded_operation(ledger, op_id)
-            if recorded is not None:
-                return Step(ledger=ledger, record=recorded, is_repeat=True)
             return transitions.record_refusal(
                 ledger,
                 op_id=op_id,
