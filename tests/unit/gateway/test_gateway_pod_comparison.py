@@ -58,11 +58,7 @@ def test_compare_adopts_all_of_a_claim_when_one_of_its_devices_is_free() -> None
     comparison = compare([BY_CLAIM], {"nic": {"nic-0": CLAIM}}, PREPARED)
 
     (holding,) = comparison.lacking
-    assert (holding.owner, holding.devices, holding.whole) == (
-        CLAIM,
-        ("gpu-0",),
-        (("gpu", ("gpu-0",)), ("nic", ("nic-0",))),
-    )
+    assert (holding.claim, holding.devices) == (PREPARED["default", "training"], ("gpu-0",))
 
 
 def test_compare_adopts_only_what_is_free_when_a_container_has_more() -> None:
@@ -73,7 +69,7 @@ def test_compare_adopts_only_what_is_free_when_a_container_has_more() -> None:
 
     comparison = compare([use], {"gpu": {"gpu-0": OTHER}}, {})
 
-    assert [holding.whole for holding in comparison.lacking] == [(("gpu", ("gpu-1",)),)]
+    assert [(holding.claim, holding.devices) for holding in comparison.lacking] == [(None, ("gpu-1",))]
     assert [disagreement.device for disagreement in comparison.disagreements] == ["gpu-0"]
 
 
@@ -96,9 +92,7 @@ def test_compare_is_silent_when_a_claim_only_looks_at_the_device() -> None:
     assert (comparison.lacking, comparison.disagreements) == ((), ())
 
 
-SHARING = {
-    ("default", "training"): PreparedHere(owner=CLAIM, held={"gpu": ("gpu-0",)}, by_share=frozenset({("gpu", "gpu-0")}))
-}
+SHARING = {("default", "training"): PreparedHere(owner=CLAIM, held={"gpu": ("gpu-0",)}, by_share={"gpu": ("gpu-0",)})}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +115,7 @@ def test_compare_takes_shares_of_others_for_no_disagreement(
     comparison = compare([BY_CLAIM], holders, SHARING, {("gpu", "gpu-0"): frozenset(sharers)})
 
     assert comparison.disagreements == ()
-    assert [lack.by_share for lack in comparison.lacking] == ([(("gpu", ("gpu-0",)),)] if lacks else [])
+    assert [lack.claim for lack in comparison.lacking] == ([SHARING["default", "training"]] if lacks else [])
 
 
 def test_compare_names_both_sides_when_a_share_meets_a_whole() -> None:

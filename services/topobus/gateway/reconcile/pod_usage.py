@@ -6,7 +6,7 @@ The answer to `pods` also contains the checkpoint's claims and the gateway's own
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -21,7 +21,8 @@ from topobus.formats.messages.messages import (
     RuntimeConnection,
 )
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.rules.claim_allocation import add_amounts
+from topobus.gateway.claims.rules.claim_allocation import names_by_class, shares_by_class
+from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.device_plugins.pod_resources import Listing, PodResourcesReader
 from topobus.gateway.device_plugins.rules.lists import sharers_of
@@ -29,7 +30,6 @@ from topobus.gateway.device_plugins.rules.replicas import replica_holders
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.rules.pods import Comparison, PodUse, PreparedHere, compare
 from topobus.values.device import Inventory
-from topobus.values.device_sharing import HeldShare
 from topobus.values.dra_names import DRIVER
 from topobus.values.request import Owner
 from topobus.values.shares import replica_id
@@ -156,34 +156,27 @@ class PodLook:
         )
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
-        prepared: dict[tuple[str, str], PreparedHere] = {}
+        """Return what the claims hold. One whose preparation has begun may hold its devices already,
+        while its containers do not run yet.
+        """
+        entries: dict[tuple[str, str], list[ClaimEntry]] = {}
         for entry in self._checkpoint.entries():
-            # A claim whose preparation has begun may hold its devices already, while its containers
-            # do not run yet.
-            earlier = prepared.get((entry.namespace, entry.name))
-            held = dict(earlier.held) if earlier is not None else {}
-            looked_at = earlier.looked_at if earlier is not None else frozenset()
-            if names := tuple(sorted({device.device for device in entry.devices if not device.is_shared})):
-                held[entry.device_class] = names
-            by_share = (earlier.by_share if earlier is not None else frozenset()) | {
-                (entry.device_class, device.device)
-                for device in entry.devices
-                if device.share_id and not device.is_shared
-            }
-            shares = dict(earlier.shares) if earlier is not None else {}
-            sums: dict[str, dict[str, int]] = {}
-            for device in entry.devices:
-                if device.amounts and not device.is_shared:
-                    add_amounts(sums.setdefault(device.device, {}), device.amounts)
-            if sums:
-                shares[entry.device_class] = {name: HeldShare(amounts=amounts) for name, amounts in sums.items()}
-            group_cpus = {**(earlier.group_cpus if earlier is not None else {}), **entry.cpus}
-            looked_at |= {(entry.device_class, device.device) for device in entry.devices if device.is_shared}
-            owner = entry.claim.owner
-            prepared[(entry.namespace, entry.name)] = PreparedHere(
-                owner=owner, held=held, looked_at=looked_at, by_share=by_share, shares=shares, group_cpus=group_cpus
-            )
-        return prepared
+            entries.setdefault((entry.namespace, entry.name), []).append(entry)
+        return {name: _prepared_here(of_claim) for name, of_claim in entries.items()}
+
+
+def _prepared_here(entries: Sequence[ClaimEntry]) -> PreparedHere:
+    """Join the entries of a claim's classes."""
+    devices = [device for entry in entries for device in entry.devices]
+    held = [device for device in devices if not device.is_shared]
+    return PreparedHere(
+        owner=entries[0].claim.owner,
+        held=names_by_class(held),
+        looked_at=frozenset((device.device_class, device.device) for device in devices if device.is_shared),
+        by_share=names_by_class(device for device in held if device.share_id),
+        shares=shares_by_class(held),
+        group_cpus={group: cpus for entry in entries for group, cpus in entry.cpus.items()},
+    )
 
 
 def _container(use: PodUse, inventory: Inventory | None) -> ContainerDevices:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
-from topobus.formats.messages.messages import AdoptRequest, Disagreement
+from topobus.formats.messages.messages import Adopted, AdoptRequest, Disagreement
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.broadcast import first_of
 from topobus.gateway.config import DeadlineSettings
@@ -40,7 +40,7 @@ from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation
 from topobus.values.outcome import Refusal
-from topobus.values.request import Owner, OwnerKind
+from topobus.values.request import OwnerKind
 
 __all__ = ["Reconciler"]
 
@@ -77,7 +77,7 @@ class Reconciler:
         """Check until cancelled. Nothing happens where kubelet has no such socket."""
         self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
         idle_before: frozenset[_Mark] = frozenset()
-        lacking_before: frozenset[Lacking | ExclusiveUse] = frozenset()
+        lacking_before: list[Lacking | ExclusiveUse] = []
         while True:
             beat.rest()
             await self._pause()
@@ -85,13 +85,13 @@ class Reconciler:
             self._detect_kubelet_restart()
             seen = await self._usage.compare_with_ledger()
             if isinstance(seen, str) or self._state.ledger is None or not self._state.is_connected:
-                idle_before, lacking_before = frozenset(), frozenset()
+                idle_before, lacking_before = frozenset(), []
                 continue
             listing, comparison = seen
             await self._users.name(listing)
             await self._report(frozenset(comparison.disagreements))
-            lacking: frozenset[Lacking | ExclusiveUse] = frozenset({*comparison.lacking, *comparison.exclusive})
-            for lack in sorted(lacking & lacking_before, key=lambda lack: lack.where):
+            lacking: list[Lacking | ExclusiveUse] = [*comparison.lacking, *comparison.exclusive]
+            for lack in sorted((lack for lack in lacking if lack in lacking_before), key=lambda lack: lack.where):
                 await (self._adopt(lack) if isinstance(lack, Lacking) else self._adopt_exclusive(lack))
             lacking_before = lacking
             idle = (
@@ -204,85 +204,55 @@ class Reconciler:
 
     async def _adopt(self, lack: Lacking) -> None:
         """Record in the ledger what a container has without an owner, so that it stays taken."""
-        owner = lack.owner or plugin_owner(lack.resource, lack.devices)
-        # CPUs are chosen only from those that the claim has, so it gets the CPUs again on which its
-        # containers run.
-        cpus = CpuSet.of(cpu for _, chosen in lack.group_cpus for cpu in chosen)
-        devices, shared, shares = self._wanted(lack)
-        try:
-            adopted = await self._asks.adopt(
-                AdoptRequest(
-                    op_id=f"reconcile-{uuid.uuid4().hex}",
-                    owner=owner,
-                    devices=devices,
-                    shared=shared,
-                    shares=shares,
-                    is_prepared=lack.owner is not None,
-                    group_cpus={group: len(chosen) for group, chosen in lack.group_cpus},
-                    owned_cpus=cpus,
-                )
-            )
-        except TopobusError as err:
-            self._log_failure(owner, lack.where, str(err))
+        claim, device_class = lack.claim, lack.device_class
+        if claim is not None:
+            owner, devices, shared, shares = claim.owner, claim.held, claim.by_share, claim.shares
+        else:
+            # Kubelet lists replicas, the ledger has devices.
+            chosen = chosen_of(lack.devices, self._state.inventories().get(device_class))
+            owner, devices = plugin_owner(lack.resource, lack.devices), {device_class: chosen.devices}
+            shared = {device_class: tuple(chosen.shares)} if chosen.shares else {}
+            shares = {device_class: chosen.shares} if chosen.shares else {}
+        group_cpus = claim.group_cpus if claim is not None else {}
+        request = AdoptRequest(
+            op_id=f"reconcile-{uuid.uuid4().hex}",
+            owner=owner,
+            devices=devices,
+            shared=shared,
+            shares=shares,
+            is_prepared=claim is not None,
+            group_cpus={group: len(cpus) for group, cpus in group_cpus.items()},
+            # CPUs are chosen only from those that the claim has, so it gets the CPUs again on which
+            # its containers run.
+            owned_cpus=CpuSet.of(cpu for cpus in group_cpus.values() for cpu in cpus),
+        )
+        adopted = await self._ask_to_adopt(request, lack.where)
+        if adopted is None:
             return
-        if isinstance(adopted, Refusal):
-            why = "; ".join(reason.message for reason in adopted.reasons)
-            self._log_failure(owner, lack.where, why)
-            return
-        for device_class, names in devices.items():
-            parts = dict.fromkeys(shared.get(device_class, ()), HeldShare()) | shares.get(device_class, {})
-            self._state.hand_out(device_class, names, owner, adopted.ledger_sequence, parts)
+        for name, names in devices.items():
+            parts = dict.fromkeys(shared.get(name, ()), HeldShare()) | shares.get(name, {})
+            self._state.hand_out(name, names, owner, adopted.ledger_sequence, parts)
         get_logger().warning(
             "holding.adopted",
             owner=owner.key,
-            device_class=lack.device_class,
+            device_class=device_class,
             devices=list(lack.devices),
             kubelet=lack.where,
             ledger="free",
         )
 
-    def _wanted(
-        self, lack: Lacking
-    ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, dict[str, HeldShare]]]:
-        """Return what is to be adopted: devices, those of them by share, and how much.
-
-        Kubelet lists replicas, the ledger has devices.
-        """
-        if lack.owner is not None:
-            shares = {
-                device_class: {name: HeldShare(amounts=dict(amounts)) for name, amounts in devices}
-                for device_class, devices in lack.shares
-            }
-            return dict(lack.whole), dict(lack.by_share), shares
-        chosen = {
-            device_class: chosen_of(names, self._state.inventories().get(device_class))
-            for device_class, names in lack.whole
-        }
-        return (
-            {device_class: each.devices for device_class, each in chosen.items()},
-            {device_class: tuple(each.shares) for device_class, each in chosen.items() if each.shares},
-            {device_class: each.shares for device_class, each in chosen.items() if each.shares},
-        )
-
     async def _adopt_exclusive(self, use: ExclusiveUse) -> None:
         """Record what kubelet's CPU and memory managers gave, so that alignment counts it."""
         devices = {CPU_RESOURCE: tuple(f"cpu-{cpu}" for cpu in use.cpus)} if use.cpus else {}
-        try:
-            adopted = await self._asks.adopt(
-                AdoptRequest(
-                    op_id=f"reconcile-{uuid.uuid4().hex}",
-                    owner=use.owner,
-                    devices=devices,
-                    memory=use.memory,
-                    container=use.container,
-                )
-            )
-        except TopobusError as err:
-            self._log_failure(use.owner, use.where, str(err))
-            return
-        if isinstance(adopted, Refusal):
-            why = "; ".join(reason.message for reason in adopted.reasons)
-            self._log_failure(use.owner, use.where, why)
+        request = AdoptRequest(
+            op_id=f"reconcile-{uuid.uuid4().hex}",
+            owner=use.owner,
+            devices=devices,
+            memory=use.memory,
+            container=use.container,
+        )
+        adopted = await self._ask_to_adopt(request, use.where)
+        if adopted is None:
             return
         if devices:
             self._state.hand_out(CPU_RESOURCE, devices[CPU_RESOURCE], use.owner, adopted.ledger_sequence)
@@ -293,11 +263,20 @@ class Reconciler:
             memory_bytes=sum(memory_block.size_bytes for memory_block in use.memory),
         )
 
-    def _log_failure(self, owner: Owner, where: str, why: str) -> None:
-        """Log once why something cannot be recorded. It is tried again at each check."""
-        if self._failed.get(owner.key) != why:
-            self._failed[owner.key] = why
-            get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=where, error=why)
+    async def _ask_to_adopt(self, request: AdoptRequest, where: str) -> Adopted | None:
+        """Adopt. None when it failed, which is logged once. It is tried again at each check."""
+        try:
+            adopted = await self._asks.adopt(request)
+        except TopobusError as err:
+            why = str(err)
+        else:
+            if not isinstance(adopted, Refusal):
+                return adopted
+            why = "; ".join(reason.message for reason in adopted.reasons)
+        if self._failed.get(request.owner.key) != why:
+            self._failed[request.owner.key] = why
+            get_logger().warning("holding.adopt-failed", owner=request.owner.key, kubelet=where, error=why)
+        return None
 
     async def _report(self, disagreements: frozenset[Disagreement]) -> None:
         """Report each disagreement once, when it is seen at a second check.

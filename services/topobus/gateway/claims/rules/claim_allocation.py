@@ -36,9 +36,10 @@ from topobus.values.request import Owner
 __all__ = [
     "AllocatedDevice",
     "ClaimAllocation",
-    "add_amounts",
     "allocation_of",
     "is_allocated_here",
+    "names_by_class",
+    "shares_by_class",
 ]
 
 _PLACE = "status.allocation"
@@ -200,13 +201,13 @@ def allocation_of(
         own += _parts(grant, parts) if grant.device_class == SHAPE_CLASS else [grant]
     held = [grant for grant in own if not grant.device.is_shared]
     whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
-    shares = [grant for grant in held if (grant.device_class, grant.device.device) not in whole]
+    shares = [grant.device for grant in held if (grant.device_class, grant.device.device) not in whole]
     untolerated = {grant.device.device for grant in own if not grant.tolerates_sickness}
     return ClaimAllocation(
         devices=tuple(grant.device for grant in own),
-        held=_names_by_class(held),
-        by_share=_names_by_class(shares),
-        shares=_amounts_by_class(shares),
+        held=names_by_class(grant.device for grant in held),
+        by_share=names_by_class(shares),
+        shares=shares_by_class(shares),
         config=_config_by_device((grant.device for grant in own), config),
         group_cpus=_cpus_by_group(held),
         generation=_generation(claim),
@@ -231,10 +232,25 @@ def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool
         return True
 
 
-def add_amounts(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
-    """Add one share of a device to the other shares that a claim has of it."""
-    for name, amount in amounts.items():
-        sums[name] = sums.get(name, 0) + amount
+def names_by_class(devices: Iterable[AllocatedDevice]) -> dict[str, tuple[str, ...]]:
+    """Return the names of devices by class, both sorted."""
+    names: dict[str, set[str]] = {}
+    for device in devices:
+        names.setdefault(device.device_class, set()).add(device.device)
+    return {device_class: tuple(sorted(of_class)) for device_class, of_class in sorted(names.items())}
+
+
+def shares_by_class(devices: Iterable[AllocatedDevice]) -> dict[str, dict[str, HeldShare]]:
+    """Add up what a claim has of devices of which it has amounts, by class and device, sorted."""
+    sums: dict[str, dict[str, dict[str, int]]] = {}
+    for device in devices:
+        for name, amount in device.amounts.items():
+            amounts = sums.setdefault(device.device_class, {}).setdefault(device.device, {})
+            amounts[name] = amounts.get(name, 0) + amount
+    return {
+        device_class: {name: HeldShare(amounts=amounts) for name, amounts in sorted(of_class.items())}
+        for device_class, of_class in sorted(sums.items())
+    }
 
 
 def _allocated(claim: ApiObject) -> DevicesAllocated:
@@ -363,25 +379,6 @@ def _config_by_device(
             and parameters not in own
         ]
     return {device: tuple(own) for device, own in sorted(by_device.items()) if own}
-
-
-def _names_by_class(grants: Iterable[_Grant]) -> dict[str, tuple[str, ...]]:
-    names: dict[str, set[str]] = {}
-    for grant in grants:
-        names.setdefault(grant.device_class, set()).add(grant.device.device)
-    return {device_class: tuple(sorted(devices)) for device_class, devices in sorted(names.items())}
-
-
-def _amounts_by_class(shares: Iterable[_Grant]) -> dict[str, dict[str, HeldShare]]:
-    sums: dict[str, dict[str, dict[str, int]]] = {}
-    for share in shares:
-        if share.device.amounts:
-            devices = sums.setdefault(share.device_class, {})
-            add_amounts(devices.setdefault(share.device.device, {}), share.device.amounts)
-    return {
-        device_class: {name: HeldShare(amounts=amounts) for name, amounts in sorted(devices.items())}
-        for device_class, devices in sorted(sums.items())
-    }
 
 
 def _cpus_by_group(held: Iterable[_Grant]) -> dict[str, int]:

@@ -47,7 +47,7 @@ class PreparedHere(Struct, frozen=True, kw_only=True):
     owner: Owner
     held: dict[str, tuple[str, ...]]
     looked_at: frozenset[tuple[str, str]] = frozenset()
-    by_share: frozenset[tuple[str, str]] = frozenset()
+    by_share: dict[str, tuple[str, ...]] = {}
     """Of what it holds, that of which others may hold a share as well."""
     shares: dict[str, dict[str, HeldShare]] = {}
     """How much of it, where that is known, by class and device."""
@@ -56,25 +56,16 @@ class PreparedHere(Struct, frozen=True, kw_only=True):
 
 
 class Lacking(Struct, frozen=True, kw_only=True):
-    """Devices in use that have no owner in the ledger.
-
-    `owner` None: the holder is kubelet's own allocation of `resource`.
-    """
+    """Devices in use that have no owner in the ledger."""
 
     device_class: str
     devices: tuple[str, ...]
     where: str
     resource: str = ""
-    owner: Owner | None = None
-    whole: tuple[tuple[str, tuple[str, ...]], ...]
-    """What is to be adopted, by class. For a claim it is all that it holds, because an owner has
-    one entry in the ledger."""
-    by_share: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Those of `whole` that have to be adopted by share."""
-    shares: tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...] = ()
-    """How much of those of `by_share`: class, device, capacity and amount."""
-    group_cpus: tuple[tuple[str, CpuSet], ...] = ()
-    """Those of `whole` that are groups of CPUs, with the CPUs that its containers run on."""
+    """The resource by which kubelet allocated them. Empty: they are a claim's."""
+    claim: PreparedHere | None = None
+    """The claim whose they are. All that it holds is to be adopted, because an owner has one entry
+    in the ledger. None: kubelet's own allocation of `resource` holds them."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -111,7 +102,7 @@ def compare(
                 continue
             holder = holders.get(use.device_class, {}).get(name)
             sharing = sharers.get((use.device_class, name), frozenset())
-            if claim is not None and (use.device_class, name) in claim.by_share and (holder is None or sharing):
+            if claim is not None and name in claim.by_share.get(use.device_class, ()) and (holder is None or sharing):
                 # Other owners of a share are no disagreement. The claim's own share is what the
                 # ledger lacks.
                 free += [] if claim.owner in sharing else [name]
@@ -134,13 +125,7 @@ def compare(
                     devices=tuple(sorted(free)),
                     where=use.where,
                     resource=use.resource,
-                    owner=claim.owner if claim is not None else None,
-                    whole=tuple(sorted(claim.held.items()))
-                    if claim is not None
-                    else ((use.device_class, tuple(sorted(free))),),
-                    by_share=_by_class(claim.by_share) if claim is not None else (),
-                    shares=_amounts(claim.shares) if claim is not None else (),
-                    group_cpus=tuple(sorted(claim.group_cpus.items())) if claim is not None else (),
+                    claim=claim,
                 )
             )
     return Comparison(lacking=tuple(lacking), disagreements=tuple(disagreements))
@@ -149,22 +134,6 @@ def compare(
 def is_listed(uses: Iterable[PodUse], namespace: str, claim: str) -> bool:
     """Return whether kubelet lists a container with a claim. It lists a claim only by its name."""
     return any((use.claim_namespace, use.claim) == (namespace, claim) for use in uses)
-
-
-def _by_class(devices: Iterable[tuple[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    names: dict[str, list[str]] = {}
-    for device_class, name in sorted(devices):
-        names.setdefault(device_class, []).append(name)
-    return tuple((device_class, tuple(listed)) for device_class, listed in names.items())
-
-
-def _amounts(
-    shares: Mapping[str, Mapping[str, HeldShare]],
-) -> tuple[tuple[str, tuple[tuple[str, tuple[tuple[str, int], ...]], ...]], ...]:
-    return tuple(
-        (device_class, tuple((name, tuple(sorted(share.amounts.items()))) for name, share in sorted(devices.items())))
-        for device_class, devices in sorted(shares.items())
-    )
 
 
 def _is_the_same(use: PodUse, holder: Owner) -> bool:
