@@ -10,7 +10,7 @@ import pytest
 
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
-from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers, open_nodes, with_processes
+from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers, with_processes
 from topobus.gateway.device_plugins.rules.holdings import allocations_of
 from topobus.gateway.device_plugins.rules.replicas import Chosen
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -94,10 +94,11 @@ async def test_process_is_named_when_it_has_a_node_open(tmp_path: Path) -> None:
 
     Nothing is said where there is none.
     """
-    tree = machine(tmp_path)
+    containers = LiveContainers()
+    containers.tree = machine(tmp_path)
 
-    assert await open_nodes(["/dev/nvidia0"], tree) == " (process 4711 (python3) has /dev/nvidia0 open)"
-    assert await open_nodes(["/dev/nvidia1"], tree) == ""
+    assert await containers.openers_of(["/dev/nvidia0"]) == " (process 4711 (python3) has /dev/nvidia0 open)"
+    assert await containers.openers_of(["/dev/nvidia1"]) == ""
 
 
 @pytest.mark.parametrize(

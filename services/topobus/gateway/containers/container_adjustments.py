@@ -17,8 +17,9 @@ from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.sandbox_rules import of_claim
 from topobus.gateway.containers.values import RunningContainer
+from topobus.gateway.device_plugins.rules.edits import join
 from topobus.process.clock import Clock
-from topobus.values.edits import ContainerEdits, Mount
+from topobus.values.edits import ContainerEdits
 from topobus.values.errors import TopobusError
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Reason, Refusal
@@ -66,7 +67,7 @@ class ContainerAdjustments:
             if isinstance(answer, Refusal):
                 return answer
             parts += answer
-        return _joined(parts)
+        return join(parts)
 
     async def _ask(
         self, entry: ClaimEntry, devices: tuple[str, ...], name: ContainerName, container_id: str, left_s: float
@@ -101,30 +102,6 @@ class ContainerAdjustments:
                 )
                 return _refuse(entry, devices, "adjust-unsupported", text)
         return [answer.edits[device] for device in devices]
-
-
-def _joined(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
-    """Join the edits of one container.
-
-    Two values of one variable, or two mounts at one path, contradict each other.
-    """
-    env: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    mounts: dict[str, Mount] = {}
-    for edits in parts:
-        for names, news in ((env, edits.env), (annotations, edits.annotations)):
-            for name, value in news.items():
-                if names.setdefault(name, value) != value:
-                    return _conflict(name)
-        for mount in edits.mounts:
-            if mounts.setdefault(mount.container_path, mount) != mount:
-                return _conflict(mount.container_path)
-    return ContainerEdits(env=env, annotations=annotations, mounts=tuple(mounts.values()))
-
-
-def _conflict(what: str) -> Refusal:
-    text = f"two devices of a container set {what} to different values"
-    return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": what}),))
 
 
 def _refuse(entry: ClaimEntry, devices: tuple[str, ...], code: str, why: str) -> Refusal:

@@ -30,7 +30,7 @@ from topobus.values.ledger import Allocation
 from topobus.values.names import ClaimUid
 from topobus.values.request import OwnerKind
 
-__all__ = ["LiveContainer", "LiveContainers", "StillRuns", "nodes_of", "open_nodes", "why_lingering", "with_processes"]
+__all__ = ["LiveContainer", "LiveContainers", "StillRuns", "nodes_of", "why_lingering", "with_processes"]
 
 # Seconds between two checks of a container that the runtime no longer lists and that has processes.
 _LOOK_S = 0.5
@@ -94,7 +94,13 @@ class LiveContainers:
 
         Empty where none has, or none is visible.
         """
-        return await open_nodes(paths, self.tree)
+        nodes = {path.removeprefix("/dev/") for path in paths if path.startswith("/dev/")}
+        try:
+            node_users = await asyncio.to_thread(openers, self.tree, nodes)
+        except HardwareError as err:
+            get_logger().debug("processes.unseen", error=str(err))
+            return ""
+        return f" ({'; '.join(node_users.users)})" if node_users.users else ""
 
     async def run(self) -> None:
         """Check until cancelled the containers that a restarted runtime does not list. A container
@@ -220,7 +226,7 @@ def why_lingering(allocation: Allocation, containers: LiveContainers) -> str:
     )
 
 
-def with_processes(container_ids: Collection[str], tree: Tree = LIVE) -> frozenset[str]:
+def with_processes(container_ids: Collection[str], tree: Tree) -> frozenset[str]:
     """Return which containers have processes on this machine, by the control groups.
 
     Empty where this process sees only its own container.
@@ -247,17 +253,3 @@ def nodes_of(entry: ClaimEntry) -> tuple[str, ...]:
     """Return the host's device nodes that a claim's containers get."""
     edits = [device.edits for device in entry.cdi.devices] if entry.cdi is not None else []
     return tuple(node.host_path or node.path for each in edits for node in each.device_nodes)
-
-
-async def open_nodes(paths: Collection[str], tree: Tree = LIVE) -> str:
-    """Describe which processes have device nodes of the host open, as the end of a sentence.
-
-    Empty where none has, or none is visible.
-    """
-    nodes = {path.removeprefix("/dev/") for path in paths if path.startswith("/dev/")}
-    try:
-        node_users = await asyncio.to_thread(openers, tree, nodes)
-    except HardwareError as err:
-        get_logger().debug("processes.unseen", error=str(err))
-        return ""
-    return f" ({'; '.join(node_users.users)})" if node_users.users else ""

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -251,22 +252,11 @@ def refuse_forbidden(
 
 def _joined(first: EditRights, second: EditRights) -> EditRights:
     """Return rights that allow what either of the two allows."""
-    return EditRights(
-        device_nodes=(*first.device_nodes, *second.device_nodes),
-        may_mknod=first.may_mknod or second.may_mknod,
-        mounts=(*first.mounts, *second.mounts),
-        libraries=(*first.libraries, *second.libraries),
-        writable_mounts=(*first.writable_mounts, *second.writable_mounts),
-        variables=(*first.variables, *second.variables),
-        annotations=(*first.annotations, *second.annotations),
-        cpus=first.cpus or second.cpus,
-        hooks=(*first.hooks, *second.hooks),
-        gids=first.gids or second.gids,
-        majors=(*first.majors, *second.majors),
-        net_devices=first.net_devices or second.net_devices,
-        rdt=first.rdt or second.rdt,
-        as_kubelet=first.as_kubelet or second.as_kubelet,
-    )
+    joined: dict[str, Any] = {}
+    for name, ours in structs.asdict(first).items():
+        theirs = getattr(second, name)
+        joined[name] = (*ours, *theirs) if isinstance(ours, tuple) else ours or theirs
+    return EditRights(**joined)
 
 
 def _reason(device_class: str, breaches: Sequence[tuple[str, str]], wanted: str) -> Reason:
