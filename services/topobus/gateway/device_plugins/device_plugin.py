@@ -41,7 +41,6 @@ from topobus.gateway.device_plugins.sockets import (
     refuse,
     within,
 )
-from topobus.gateway.device_plugins.wire_forms import allocate_response, wire_list
 from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
@@ -161,7 +160,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             return self._list[1]
         # Usually one device of a thousand changes. Encoding the others again would take most of the
         # time.
-        parts = [self._parts.get(list_entry) or wire_list(list_entry) for list_entry in entries]
+        parts = [self._parts.get(list_entry) or _wire_list(list_entry) for list_entry in entries]
         self._parts = dict(zip(entries, parts, strict=True))
         size = sum(map(len, parts))
         left_out = 0
@@ -264,7 +263,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             await self._refuse_given_twice(names, await self._wait_for_former(names))
         async with self._state.hand_overs.of(self.device_class):
             return pb.AllocateResponse(
-                container_responses=[allocate_response(await self._allocate_container(names)) for names in containers]
+                container_responses=[_allocate_response(await self._allocate_container(names)) for names in containers]
             )
 
     async def _refuse_given_twice(self, names: list[str], former: Sequence[Allocation]) -> None:
@@ -537,3 +536,32 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self.open_streams += step
         self.streams_seen += max(step, 0)
         self.streams_changed.announce()
+
+
+def _wire_list(entry: ListEntry) -> bytes:
+    """Encode a list of this one entry. Concatenated, such lists form the list of all entries."""
+    # No topology message at all when the node is unknown, because an empty one or -1 would be an
+    # opinion.
+    topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in entry.nodes])
+    device = pb.Device(ID=entry.wire_id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)
+    return pb.ListAndWatchResponse(devices=[device]).SerializeToString()
+
+
+def _allocate_response(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
+    """Convert what a container gets."""
+    return pb.ContainerAllocateResponse(
+        envs=edits.env,
+        annotations=edits.annotations,
+        mounts=[
+            pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only="ro" in mount.options)
+            for mount in edits.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(
+                container_path=device_node.path,
+                host_path=device_node.host_path or device_node.path,
+                permissions=device_node.permissions,
+            )
+            for device_node in edits.device_nodes
+        ],
+    )
