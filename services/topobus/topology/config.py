@@ -65,15 +65,7 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def options(self) -> CpuOptions:
         """Return the same as the domain's value."""
-        return CpuOptions(
-            full_pcpus_only=self.full_pcpus_only,
-            distribute_cpus_across_numa=self.distribute_cpus_across_numa,
-            align_by_socket=self.align_by_socket,
-            distribute_cpus_across_cores=self.distribute_cpus_across_cores,
-            prefer_align_cpus_by_uncorecache=self.prefer_align_cpus_by_uncorecache,
-            strict_cpu_reservation=self.strict_cpu_reservation,
-            is_corrected=self.is_corrected,
-        )
+        return CpuOptions(**structs.asdict(self))
 
 
 class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

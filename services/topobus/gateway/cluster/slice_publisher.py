@@ -31,9 +31,9 @@ from topobus.gateway.cluster.objects import (
 )
 from topobus.gateway.cluster.rules.slices import (
     LIST_FIELDS,
-    Deletion,
     SlicePlan,
     SlicePool,
+    deletion_of,
     dropped_fields,
     has_gated_fields,
     has_lists,
@@ -216,10 +216,10 @@ class SlicePublisher:
             # show devices that this pool cannot have.
             own = [spec for spec in specs if not spec.devices]
             strange = [api_object for api_object in present if self._read(api_object) not in own]
-            deletes = tuple(map(_as_deletion, strange))
+            deletes = tuple(map(deletion_of, strange))
             plan = SlicePlan(generation=0, deletes=deletes, foreign=tuple(map(_name, strange)))
         elif not offered:
-            plan = SlicePlan(generation=0, deletes=tuple(map(_as_deletion, present)))
+            plan = SlicePlan(generation=0, deletes=tuple(map(deletion_of, present)))
         else:
             node_uid = await self._uid_of_node()
             for device_class in offered:
@@ -351,7 +351,8 @@ class SlicePublisher:
             self._count("delete", refused)
             if refused is not None:
                 return _OVERTAKEN if refused.code == _CONFLICT else refused.message
-            self._drop_slice(deletion)
+            if self._present is not None:
+                self._present.pop(deletion.name, None)
         for verb, objects, write in (
             ("update", plan.updates, self._cluster.update),
             ("create", plan.creates, self._cluster.create),
@@ -442,10 +443,6 @@ class SlicePublisher:
         else:
             self._present[_name(api_object)] = api_object
 
-    def _drop_slice(self, deletion: Deletion) -> None:
-        if self._present is not None:
-            self._present.pop(deletion.name, None)
-
     def _count(self, verb: str, answer: object) -> None:
         self._metrics.writes.labels(
             verb, answer.reason or str(answer.code) if isinstance(answer, Rejected) else "ok"
@@ -478,11 +475,3 @@ def _version(api_object: ApiObject) -> int:
     # numbers as well.
     text = str(api_object.metadata.get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
-
-
-def _as_deletion(api_object: ApiObject) -> Deletion:
-    return Deletion(
-        name=_name(api_object),
-        uid=str(api_object.metadata.get("uid", "")),
-        resource_version=str(api_object.metadata.get("resourceVersion", "")),
-    )

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import DISAGREEMENT
 from topobus.formats.messages.messages import Disagreement, DisagreementEvent
@@ -68,28 +70,15 @@ class LedgerDrift:
             for received in await self._bus.last(DISAGREEMENT, limit=_RECALLED, node=self._node):
                 newest[(received.value.device_class, received.value.device)] = received.value
             self._published = {
-                key: Disagreement(
-                    device_class=disagreement_event.device_class,
-                    device=disagreement_event.device,
-                    kubelet=disagreement_event.kubelet,
-                    ledger=disagreement_event.ledger,
-                )
-                for key, disagreement_event in newest.items()
-                if not disagreement_event.is_over
+                key: Disagreement(**{name: getattr(event, name) for name in Disagreement.__struct_fields__})
+                for key, event in newest.items()
+                if not event.is_over
             }
         return self._published
 
     async def _publish(self, disagreement: Disagreement, *, is_over: bool) -> None:
-        time = rfc3339(self._clock.now())
-        event = DisagreementEvent(
-            node=self._node,
-            device_class=disagreement.device_class,
-            device=disagreement.device,
-            kubelet=disagreement.kubelet,
-            ledger=disagreement.ledger,
-            is_over=is_over,
-            time=time,
-        )
+        facts, time = structs.asdict(disagreement), rfc3339(self._clock.now())
+        event = DisagreementEvent(node=self._node, is_over=is_over, time=time, **facts)
         sides = hashlib.sha256(
             f"{disagreement.kubelet}\n{disagreement.ledger}\n{is_over}\n{time}".encode()
         ).hexdigest()[:16]
@@ -102,12 +91,6 @@ class LedgerDrift:
             device_class=disagreement.device_class,
             device=disagreement.device,
         )
-        facts = {
-            "device_class": disagreement.device_class,
-            "device": disagreement.device,
-            "kubelet": disagreement.kubelet,
-            "ledger": disagreement.ledger,
-        }
         if is_over:
             get_logger().info("holding.agreed", **facts)
         else:

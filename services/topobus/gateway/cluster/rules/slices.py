@@ -51,6 +51,7 @@ __all__ = [
     "Deletion",
     "SlicePlan",
     "SlicePool",
+    "deletion_of",
     "dropped_fields",
     "has_gated_fields",
     "has_lists",
@@ -283,7 +284,7 @@ def slice_plan(
     creates = [_created(index, wanted(index, generation), owner) for index in missing]
     return SlicePlan(
         generation=generation,
-        deletes=tuple(map(_deletion, obsolete)),
+        deletes=tuple(map(deletion_of, obsolete)),
         updates=tuple(updates),
         creates=tuple(creates),
         foreign=_foreign(obsolete, specs),
@@ -409,7 +410,8 @@ def _updated(api_object: ApiObject, spec: SliceSpec, owner: dict[str, Any]) -> A
     return ApiObject(api_version=API_VERSION, kind="ResourceSlice", metadata=metadata, spec=msgspec.to_builtins(spec))
 
 
-def _deletion(api_object: ApiObject) -> Deletion:
+def deletion_of(api_object: ApiObject) -> Deletion:
+    """Return the deletion of a slice."""
     return Deletion(
         name=str(api_object.metadata.get("name", "")),
         uid=str(api_object.metadata.get("uid", "")),
