@@ -26,7 +26,7 @@ from topobus.gateway.claims.claim_files import ClaimFiles
 from topobus.gateway.claims.claim_forwarder import ClaimForwarder
 from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
-from topobus.gateway.claims.claim_reading import ClaimReader, stored_claims, without_claims
+from topobus.gateway.claims.claim_reading import stored_claims, without_claims
 from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.claims.claim_steps import ClaimSteps
 from topobus.gateway.claims.claims import ClaimPreparer
@@ -36,7 +36,7 @@ from topobus.gateway.claims.ledger_release import LedgerRelease
 from topobus.gateway.claims.rules.socket_paths import driver_sockets
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
-from topobus.gateway.cluster.objects import Cluster, ClusterClaims
+from topobus.gateway.cluster.objects import Cluster, claims_of
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
@@ -233,24 +233,29 @@ class _Gateway:
         # What must survive a reboot is beside the checkpoint.
         checkpoint = await asyncio.to_thread(lambda: Checkpoint.load(path, boot_id=boot_id()))
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
-        reader: ClaimReader = stored_claims(self._runtime.bus, settings.nats)
+        read_claim = stored_claims(self._runtime.bus, settings.nats)
         releaser: LedgerRelease | None = None
         reports: ClusterReports | None = None
         if self._cluster is not None:
-            reader = ClusterClaims(self._cluster)
+            read_claim = claims_of(self._cluster)
             reported = await asyncio.to_thread(ReportRecord.open, path.with_name("reports.json"))
             reports = ClusterReports(self._cluster, reported, self._runtime, self._state, checkpoint)
-            releaser = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
+            releaser = LedgerRelease(self._state, self._asks, read_claim, checkpoint, settings.deadlines)
         elif settings.nats.is_nodes_own and settings.offers_any_dra:
             # Not refused, because device plugins need no claims.
             err = without_claims()
             get_logger().warning("claims.unreadable", error=err.message, next_step=err.next_step)
-        metadata = ClaimMetadata.open(settings.metadata, path.parent, self._state.inventories, checkpoint.of_claim)
+        metadata = ClaimMetadata(
+            Path(settings.metadata.dir or path.with_name("device-metadata")),
+            settings.metadata.versions,
+            self._state.inventories,
+            checkpoint.of_claim,
+        )
         hearer = reports or ClaimReports()
         attachments = SandboxAttachments(
             self._asks,
             checkpoint,
-            reader,
+            read_claim,
             self._runtime.clock,
             settings.runtime.attach_s,
             reports=hearer,
@@ -259,9 +264,9 @@ class _Gateway:
         runtime_door = self._runtime_door(checkpoint, attachments, hearer)
         pinning = runtime_door.pinning if runtime_door is not None else None
         files = self._claim_files(metadata, pinning)
-        ledger = ClaimLedger(self._state, self._asks, reader, checkpoint, releaser)
+        ledger = ClaimLedger(self._state, self._asks, read_claim, checkpoint, releaser)
         devices = ClaimDevices(self._asks, checkpoint, self._state.device, self._state.containers.why_held)
-        steps = ClaimSteps(self._state, reader, checkpoint, ledger, devices, attachments, pinning, files)
+        steps = ClaimSteps(self._state, read_claim, checkpoint, ledger, devices, attachments, pinning, files)
         preparer = ClaimPreparer(
             self._state, checkpoint, settings.deadlines, ledger, steps, files, hearer, self._claim_metrics
         )
@@ -385,7 +390,7 @@ class _Gateway:
         group.create_task(publisher.run())
         group.create_task(releaser.run())
         group.create_task(work.reports.run())
-        claims, deadlines = ClusterClaims(self._cluster), self._settings.deadlines
+        claims, deadlines = claims_of(self._cluster), self._settings.deadlines
         forgotten = ForgottenClaims(work.preparer, self._checkpoint, claims, work.pods, deadlines, self._runtime.node)
         group.create_task(forgotten.run())
         attempts, settings = work.preparer.attempts, self._settings.cluster

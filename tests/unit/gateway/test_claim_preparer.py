@@ -193,9 +193,9 @@ class Node:
             metrics=metrics,
             tell=lambda _: None,
         )
-        ledger = ClaimLedger(state, us, us, self.checkpoint, None)
+        ledger = ClaimLedger(state, us, us.read, self.checkpoint, None)
         devices = ClaimDevices(us, self.checkpoint, lambda _class, _name: None, lambda _: "")
-        steps = ClaimSteps(state, us, self.checkpoint, ledger, devices, us, None, files)
+        steps = ClaimSteps(state, us.read, self.checkpoint, ledger, devices, us, None, files)
         deadlines = DeadlineSettings(claim_retry_s=self.retry_s)
         return ClaimPreparer(state, self.checkpoint, deadlines, ledger, steps, files, cast(Any, Reports(self)), metrics)
 

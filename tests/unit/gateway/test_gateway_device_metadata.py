@@ -200,7 +200,7 @@ async def test_container_finds_the_file_where_kubernetes_puts_it(
         f"{base}/{folder}/slow/topobus.dev-metadata.json",
     ]
     assert json.loads(render(spec))["devices"][0]["containerEdits"]["mounts"][0]["options"] == ["ro", "bind"]
-    assert [(device.device, device.cdi_devices) for device in answer_of(entry)] == [
+    assert [(device.device, device.cdi_devices) for device in answer_of([entry])] == [
         ("nic-0", ("topobus.dev/nic=claim-3cec_metadata-fast",)),
         ("nic-1", ()),
         ("nic-2", ("topobus.dev/nic=claim-3cec_metadata-slow",)),
@@ -235,7 +235,7 @@ async def test_claim_has_no_files_when_no_version_is_set(tmp_path: Path) -> None
     before = await described(metadata(tmp_path))
     await off.attached(before, {"nic-0": NET1})
 
-    assert (entry.has_metadata, off.described(entry), [device.cdi_devices for device in answer_of(entry)]) == (
+    assert (entry.has_metadata, off.described(entry), [device.cdi_devices for device in answer_of([entry])]) == (
         False,
         None,
         [(), (), ()],

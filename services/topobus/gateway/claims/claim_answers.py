@@ -1,10 +1,13 @@
-"""Builds kubelet's answer for a prepared claim from its checkpoint entry.
+"""Builds kubelet's answer for a prepared claim from its checkpoint entries.
 
 Each device comes with the CDI names of its request. One more entry has the CDI name for containers
 that name no request.
 """
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct
@@ -31,8 +34,22 @@ class PreparedDevice(Struct, frozen=True, kw_only=True):
     share_id: str = ""
 
 
-def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
-    """List the devices of a prepared claim in the form that kubelet gets."""
+def answer_of(entries: Iterable[ClaimEntry]) -> tuple[PreparedDevice, ...]:
+    """List the devices of a prepared claim of all classes in the form that kubelet gets. The parts
+    of a shape are one device to it.
+    """
+    joined: dict[tuple[str, str, str, str], PreparedDevice] = {}
+    for prepared in itertools.chain.from_iterable(map(_answer_of_class, entries)):
+        key = (prepared.request, prepared.pool, prepared.device, prepared.share_id)
+        earlier = joined[key].cdi_devices if key in joined else ()
+        # The parts of a class have the name of their request in common.
+        names = tuple(dict.fromkeys((*earlier, *prepared.cdi_devices)))
+        joined[key] = msgspec.structs.replace(prepared, cdi_devices=names)
+    # The lists of the whole claim override those of its requests, which may have come later.
+    return tuple(sorted(joined.values(), key=lambda prepared: prepared.request == WHOLE_CLAIM))
+
+
+def _answer_of_class(entry: ClaimEntry) -> list[PreparedDevice]:
     # The file of a request comes with its first device, which every container that names the
     # request gets.
     firsts = {device.request: device for device in reversed(entry.devices)} if entry.has_metadata else {}
@@ -51,9 +68,8 @@ def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
     ]
     whole = cdi_whole_names(entry.cdi, entry.uid)
     if whole:
-        # Last, so that its lists override those of the single requests.
         devices.append(msgspec.structs.replace(devices[-1], request=WHOLE_CLAIM, cdi_devices=whole))
-    return tuple(devices)
+    return devices
 
 
 def _metadata_name(entry: ClaimEntry, request: str) -> str:

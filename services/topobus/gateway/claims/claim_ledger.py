@@ -18,7 +18,7 @@ from topobus.formats.messages.messages import AdoptRequest
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey, refused
-from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.gateway.claims.ledger_release import LedgerRelease
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, is_allocated_here
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
@@ -40,13 +40,13 @@ class ClaimLedger:
         self,
         state: NodeState,
         asks: NodeAsks,
-        reader: ClaimReader,
+        read_claim: ReadClaim,
         checkpoint: Checkpoint,
         releaser: LedgerRelease | None,
     ) -> None:
         self._state = state
         self._asks = asks
-        self._reader = reader
+        self._read_claim = read_claim
         self._checkpoint = checkpoint
         self._releaser = releaser
 
@@ -151,7 +151,7 @@ class ClaimLedger:
 
         While the claim is allocated its devices stay its own, prepared or not. The component that
         deallocates it releases them. In a cluster that is the releaser, because undoing must not
-        wait for the API server. Where no claims can be read (`claim_reading.NoClaims`) it is the
+        wait for the API server. Where no claims can be read (`claim_reading`) it is the
         hub's controller, for claims that were prepared earlier.
         Errors: raises ClaimFailed when the ledger refuses, PeerUnavailable when the ledger or the
         claim cannot be reached.
@@ -164,7 +164,7 @@ class ClaimLedger:
 
     async def _is_allocated(self, claim: ClaimKey) -> bool:
         try:
-            return is_allocated_here(await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node)
+            return is_allocated_here(await self._read_claim(claim.namespace, claim.name), claim.uid, self._state.node)
         except ConfigError:
             # Claims are read nowhere now. This one was prepared when they were, and this node must
             # assume that it is allocated.

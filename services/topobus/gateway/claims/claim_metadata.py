@@ -22,7 +22,6 @@ from topobus.formats.kubernetes.slices import slice_device
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.rules.device_metadata import DescribedClaim, described_spec, documents, generation_of
-from topobus.gateway.config import MetadataSettings
 from topobus.gateway.disk import DiskWork
 from topobus.process.logging import get_logger
 from topobus.values.device import Inventory
@@ -54,18 +53,6 @@ class ClaimMetadata:
         self._versions = versions
         self._inventories = inventories
         self._disk = DiskWork()
-
-    @classmethod
-    def open(
-        cls,
-        settings: MetadataSettings,
-        beside: Path,
-        inventories: Callable[[], Mapping[str, Inventory]],
-        of_claim: Callable[[ClaimUid], Iterable[ClaimEntry]],
-    ) -> ClaimMetadata:
-        """Open with the settings and the folder that contains the checkpoint."""
-        folder = Path(settings.dir) if settings.dir else beside / "device-metadata"
-        return cls(folder, settings.versions, inventories, of_claim)
 
     async def restore(self, entries: Iterable[ClaimEntry]) -> None:
         """Write missing files, without attributes where no inventory is known yet, and remove those

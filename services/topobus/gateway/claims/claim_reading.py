@@ -7,7 +7,7 @@ the one that kubelet means.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from topobus.bus.bus import Bus
 from topobus.formats.kubernetes.classic.classic_handles import as_structured
@@ -16,46 +16,11 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.process.config import NatsSettings
 from topobus.values.errors import ConfigError
 
-__all__ = ["BusClaims", "ClaimReader", "NoClaims", "stored_claims", "without_claims"]
+__all__ = ["ReadClaim", "stored_claims", "without_claims"]
 
-
-class ClaimReader(Protocol):
-    """Reads claims from the stand-alone store or from a cluster's API server."""
-
-    async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim. None: it does not exist.
-
-        Errors: raises PeerUnavailable or ContractError, and ConfigError where no claims are read at
-        all.
-        """
-        ...
-
-
-class BusClaims:
-    """Claims of the stand-alone store."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-
-    async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim from the bucket. A claim of classic DRA is converted to the shape of
-        structured ones.
-
-        Errors: raises ContractError for a classic claim with handles that Topobus did not write.
-        """
-        entry = await self._bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
-        return as_structured(entry.value) if entry else None
-
-
-class NoClaims:
-    """Reads no claims: on a node with a server of its own they are stored only at the hub."""
-
-    async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Refuse to read.
-
-        Errors: raises ConfigError with the reason.
-        """
-        raise without_claims()
+ReadClaim = Callable[[str, str], Awaitable[ApiObject | None]]
+"""Reads a claim by namespace and name. None: it does not exist. Raises PeerUnavailable or
+ContractError, and ConfigError where no claims are read at all."""
 
 
 def without_claims() -> ConfigError:
@@ -69,6 +34,18 @@ def without_claims() -> ConfigError:
     )
 
 
-def stored_claims(bus: Bus, nats: NatsSettings) -> ClaimReader:
-    """Choose the reader of stand-alone claims: the central server's store, or none."""
-    return NoClaims() if nats.is_nodes_own else BusClaims(bus)
+def stored_claims(bus: Bus, nats: NatsSettings) -> ReadClaim:
+    """Return the function that reads stand-alone claims from the central server's store. On a node
+    with a server of its own they are stored only at the hub, and it raises ConfigError.
+
+    A claim of classic DRA is converted to the shape of structured ones. With handles that Topobus
+    did not write it is a ContractError.
+    """
+
+    async def read(namespace: str, name: str) -> ApiObject | None:
+        if nats.is_nodes_own:
+            raise without_claims()
+        entry = await bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
+        return as_structured(entry.value) if entry else None
+
+    return read

@@ -23,7 +23,7 @@ from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey, refused
 from topobus.gateway.claims.claim_ledger import ClaimLedger
-from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.gateway.claims.rules.claim_allocation import ClaimAllocation, allocation_of
 from topobus.gateway.claims.rules.claim_cdi import cdi_spec
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
@@ -48,7 +48,7 @@ class ClaimSteps:
     def __init__(
         self,
         state: NodeState,
-        reader: ClaimReader,
+        read_claim: ReadClaim,
         checkpoint: Checkpoint,
         ledger: ClaimLedger,
         devices: ClaimDevices,
@@ -58,7 +58,7 @@ class ClaimSteps:
     ) -> None:
         """`pinning` is None where kubelet alone manages CPUs."""
         self._state = state
-        self._reader = reader
+        self._read_claim = read_claim
         self._checkpoint = checkpoint
         self._ledger = ledger
         self._devices = devices
@@ -100,7 +100,7 @@ class ClaimSteps:
         cannot be read.
         """
         with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
-            api_object = await self._reader.read(claim.namespace, claim.name)
+            api_object = await self._read_claim(claim.namespace, claim.name)
         allocation = allocation_of(
             api_object,
             namespace=claim.namespace,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from topobus.gateway.asks import StillAtWork
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.claim_answers import WHOLE_CLAIM, PreparedDevice, answer_of
+from topobus.gateway.claims.claim_answers import PreparedDevice, answer_of
 from topobus.gateway.claims.claim_files import ClaimFiles, why_unwritable
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey
 from topobus.gateway.claims.claim_ledger import ClaimLedger
@@ -293,7 +293,7 @@ class ClaimPreparer:
         if entries and all(map(self._checkpoint.is_ready, entries)):
             for entry in entries:
                 await self._steps.mend(entry)
-            return _answer(entries)
+            return answer_of(entries)
         allocation = await self._steps.read(claim)
         if entries and (
             {entry.device_class: entry.devices for entry in entries}
@@ -312,7 +312,7 @@ class ClaimPreparer:
         get_logger().info(
             "claim.prepared", claim_uid=claim.uid, claim=where, classes=list(allocation.classes), devices=devices
         )
-        return _answer(entries)
+        return answer_of(entries)
 
     async def _unprepare(self, claim: ClaimKey) -> None:
         entries = self._checkpoint.of_claim(claim.uid)
@@ -330,17 +330,3 @@ class ClaimPreparer:
         self._metrics.set_prepared(
             entry.device_class for entry in self._checkpoint.entries() if self._checkpoint.is_ready(entry)
         )
-
-
-def _answer(entries: Iterable[ClaimEntry]) -> tuple[PreparedDevice, ...]:
-    """Join the answers of a claim's classes. The parts of a shape are one device to kubelet."""
-    joined: dict[tuple[str, str, str, str], PreparedDevice] = {}
-    for entry in entries:
-        for prepared in answer_of(entry):
-            key = (prepared.request, prepared.pool, prepared.device, prepared.share_id)
-            earlier = joined[key].cdi_devices if key in joined else ()
-            # The parts of a class have the name of their request in common.
-            names = tuple(dict.fromkeys((*earlier, *prepared.cdi_devices)))
-            joined[key] = msgspec.structs.replace(prepared, cdi_devices=names)
-    # The lists of the whole claim override those of its requests, which may have come later.
-    return tuple(sorted(joined.values(), key=lambda prepared: prepared.request == WHOLE_CLAIM))

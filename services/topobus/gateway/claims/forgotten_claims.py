@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.gateway.claims.claims import ClaimPreparer
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
 from topobus.gateway.config import DeadlineSettings
@@ -30,14 +30,14 @@ class ForgottenClaims:
         self,
         preparer: ClaimPreparer,
         checkpoint: Checkpoint,
-        reader: ClaimReader,
+        read_claim: ReadClaim,
         usage: PodLook,
         deadlines: DeadlineSettings,
         node: str,
     ) -> None:
         self._preparer = preparer
         self._checkpoint = checkpoint
-        self._reader = reader
+        self._read_claim = read_claim
         self._usage = usage
         self._deadlines = deadlines
         self._node = node
@@ -72,7 +72,7 @@ class ForgottenClaims:
             if not entry.is_running or is_listed(listing.uses, entry.namespace, entry.name):
                 continue
             try:
-                claim = await self._reader.read(entry.namespace, entry.name)
+                claim = await self._read_claim(entry.namespace, entry.name)
             except TopobusError as err:
                 get_logger().warning("claim.forgotten-unknown", claim_uid=entry.uid, error=str(err))
                 return frozenset()

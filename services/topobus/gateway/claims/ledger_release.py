@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.broadcast import first_of
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.node_state import NodeState
@@ -38,11 +38,16 @@ class LedgerRelease:
     """Checks the ledger's claims periodically and on request."""
 
     def __init__(
-        self, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, deadlines: DeadlineSettings
+        self,
+        state: NodeState,
+        asks: NodeAsks,
+        read_claim: ReadClaim,
+        checkpoint: Checkpoint,
+        deadlines: DeadlineSettings,
     ) -> None:
         self._state = state
         self._asks = asks
-        self._reader = reader
+        self._read_claim = read_claim
         self._checkpoint = checkpoint
         self._deadlines = deadlines
         self._over_before: frozenset[str] = frozenset()
@@ -105,7 +110,7 @@ class LedgerRelease:
             if owner.uid in prepared:
                 continue
             try:
-                claim = await self._reader.read(owner.namespace, owner.name)
+                claim = await self._read_claim(owner.namespace, owner.name)
                 if is_allocated_here(claim, ClaimUid(owner.uid), self._state.node):
                     continue
                 over.add(owner.key)

@@ -21,7 +21,7 @@ from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimFailed, refused
-from topobus.gateway.claims.claim_reading import ClaimReader
+from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.rules.claim_pods import pods_of
@@ -63,7 +63,7 @@ class SandboxAttachments:
         self,
         asks: NodeAsks,
         checkpoint: Checkpoint,
-        reader: ClaimReader,
+        read_claim: ReadClaim,
         clock: Clock,
         limit_s: float,
         *,
@@ -77,7 +77,7 @@ class SandboxAttachments:
         """Returns why no events arrive. Empty: they do."""
         self._asks = asks
         self._checkpoint = checkpoint
-        self._reader = reader
+        self._read_claim = read_claim
         self._clock = clock
         self._limit_s = limit_s
         self._reports = reports
@@ -358,7 +358,7 @@ class SandboxAttachments:
         """
         if entry.is_reserved_for(sandbox):
             return None
-        claim = await self._reader.read(entry.namespace, entry.name)
+        claim = await self._read_claim(entry.namespace, entry.name)
         pods = pods_of(claim) if claim is not None and claim.metadata.get("uid") == entry.uid else ()
         if pods and sandbox.uid in pods:
             await self._checkpoint.change(

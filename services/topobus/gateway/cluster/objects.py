@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from topobus.formats.messages.messages import ApiObject
+from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Kind
 
@@ -27,9 +28,9 @@ __all__ = [
     "Cluster",
     "ClusterChange",
     "ClusterChangeKind",
-    "ClusterClaims",
     "Kind",
     "Rejected",
+    "claims_of",
 ]
 
 
@@ -120,12 +121,6 @@ class Cluster(Protocol):
         ...
 
 
-class ClusterClaims:
-    """Reads claims of a cluster for the preparation. The caller compares the uid."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim from the API server."""
-        return await self._cluster.get(CLAIMS, name, namespace)
+def claims_of(cluster: Cluster) -> ReadClaim:
+    """Return the function that reads claims from an API server."""
+    return lambda namespace, name: cluster.get(CLAIMS, name, namespace)
