@@ -4,6 +4,7 @@ how long it waits for other processes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -362,141 +363,118 @@ def owned_cpus(settings: CpuSettings) -> CpuSet | None:
 
 
 def check(settings: GatewaySettings) -> None:
-    """Refuse settings that would only fail later, at a socket or at kubelet.
+    """Refuse settings that would only fail later, at a socket or at kubelet, and folders of other
+    programs.
 
     Errors: raises ConfigError that names the key.
     """
-    if not is_extended_resource_name(f"{settings.resource_prefix}/x"):
-        raise ConfigError(
-            f"gateway: resource_prefix: got {settings.resource_prefix!r}, wanted a DNS subdomain that is not "
-            "Kubernetes' own",
-            next_step="set TOPOBUS_GATEWAY__RESOURCE_PREFIX",
-            key="resource_prefix",
-        )
     owned = owned_cpus(settings.cpus)
-    if (owned is None or owned) and not settings.runtime.socket:
-        raise ConfigError(
-            f"gateway: cpus.owned is {settings.cpus.owned!r} and runtime.socket is empty: containers get CPUs "
-            "by the container runtime's socket (NRI)",
-            next_step="set TOPOBUS_GATEWAY__RUNTIME__SOCKET, or leave TOPOBUS_GATEWAY__CPUS__OWNED empty",
-            key="runtime.socket",
+    for key, fault, next_step in (
+        *_faults(settings, has_cpus=owned is None or bool(owned)),
+        *_path_faults(settings),
+        *_socket_faults(settings),
+    ):
+        raise ConfigError(f"gateway: {key}: {fault}", next_step=next_step, key=key)
+
+
+_Faults = Iterator[tuple[str, str, str]]
+"""Key, what is wrong, and the next step."""
+
+
+def _faults(settings: GatewaySettings, *, has_cpus: bool) -> _Faults:
+    if not is_extended_resource_name(f"{settings.resource_prefix}/x"):
+        yield (
+            "resource_prefix",
+            f"got {settings.resource_prefix!r}, wanted a DNS subdomain that is not Kubernetes' own",
+            "set TOPOBUS_GATEWAY__RESOURCE_PREFIX",
         )
-    for key, names in (("exposure", settings.exposure), ("ids", settings.ids)):
+    if has_cpus and not settings.runtime.socket:
+        yield (
+            "runtime.socket",
+            f"cpus.owned is {settings.cpus.owned!r} and runtime.socket is empty: containers get CPUs by the container "
+            "runtime's socket (NRI)",
+            "set TOPOBUS_GATEWAY__RUNTIME__SOCKET, or leave TOPOBUS_GATEWAY__CPUS__OWNED empty",
+        )
+    for key, names, wanted in (
+        ("exposure", settings.exposure, "a class or a pool of one, such as gpu or gpu-h100"),
+        ("ids", settings.ids, "a class or a pool of one, such as gpu or gpu-h100"),
+        ("edits", settings.edits, "a class such as gpu or widget-acme"),
+    ):
         for name in names:
             if not is_dns_label(name):
-                raise ConfigError(
-                    f"gateway: {key}: got {name!r}, wanted a class or a pool of one, such as gpu or gpu-h100", key=key
-                )
+                yield key, f"got {name!r}, wanted {wanted}", f"name it so in {key}"
     if settings.ids.get("cpu", "topobus") != "topobus":
-        raise ConfigError(
-            f"gateway: ids: got {settings.ids['cpu']!r} for class cpu: CPUs have neither a PCI address nor a UUID",
-            next_step="take cpu out of the setting ids",
-            key="ids",
+        yield (
+            "ids",
+            f"got {settings.ids['cpu']!r} for class cpu: CPUs have neither a PCI address nor a UUID",
+            "take cpu out of the setting ids",
         )
-    for device_class, rights in settings.edits.items():
-        _check_rights(device_class, rights)
-    _check_paths(settings)
-    _check_sockets(settings)
-
-
-def _check_paths(settings: GatewaySettings) -> None:
-    """Refuse impossible folders, and those of other programs.
-
-    Errors: raises ConfigError.
-    """
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
-        raise ConfigError(
-            f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} "
-            "do not go together",
-            next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or "
-            "neither",
-            key="cluster",
+        yield (
+            "cluster",
+            f"mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
+            "set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
         )
+
+
+def _path_faults(settings: GatewaySettings) -> _Faults:
+    """Name impossible folders, those of other programs, and rights to all of the host."""
     if settings.node_labels_dir and not is_plain_path(settings.node_labels_dir):
-        raise ConfigError(
-            f"gateway: node_labels_dir: got {settings.node_labels_dir!r}, wanted an absolute path of a "
-            "folder, without '..'",
-            next_step="set TOPOBUS_GATEWAY__NODE_LABELS_DIR, or leave it empty",
-            key="node_labels_dir",
+        yield (
+            "node_labels_dir",
+            f"got {settings.node_labels_dir!r}, wanted an absolute path of a folder, without '..'",
+            "set TOPOBUS_GATEWAY__NODE_LABELS_DIR, or leave it empty",
         )
     if settings.metadata.dir and (not is_plain_path(settings.metadata.dir) or settings.metadata.dir == "/"):
-        raise ConfigError(
-            f"gateway: metadata.dir: got {settings.metadata.dir!r}, wanted an absolute path of a folder, without '..'",
-            next_step="set TOPOBUS_GATEWAY__METADATA__DIR",
-            key="metadata.dir",
+        yield (
+            "metadata.dir",
+            f"got {settings.metadata.dir!r}, wanted an absolute path of a folder, without '..'",
+            "set TOPOBUS_GATEWAY__METADATA__DIR",
         )
-    kubelets = (
-        settings.kubelet.device_plugin_dir,
-        settings.kubelet.plugins_registry_dir,
-        settings.kubelet.plugins_dir,
-        str(Path(settings.pod_resources_socket).parent),
-    )
-    # Compared after resolving links, because every socket in `foreign.dir` is removed at the start.
-    if settings.foreign.dir and Path(settings.foreign.dir).resolve() in {
-        Path(each_kubelet).resolve() for each_kubelet in kubelets
-    }:
-        raise ConfigError(
-            f"gateway: foreign.dir: got {settings.foreign.dir}, which is a folder of kubelet's: its sockets "
-            "would be removed",
-            next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
-            key="foreign.dir",
-        )
-
-
-def _check_sockets(settings: GatewaySettings) -> None:
-    """Refuse folders in which the path of a socket would be too long.
-
-    Errors: raises ConfigError.
-    """
-    # The longest names that we make.
-    longest_class = "c" * SHORT_NAME
     kubelet = settings.kubelet
-    if not is_instance_name(settings.instance):
-        raise ConfigError(
-            f"gateway: instance: got {settings.instance!r}, wanted at most 63 letters, digits, '-', '_' and "
-            "'.', such as a pod's uid",
-            next_step="set TOPOBUS_GATEWAY__INSTANCE to metadata.uid of the pod, or leave it empty",
-            key="instance",
+    folders = (kubelet.device_plugin_dir, kubelet.plugins_registry_dir, kubelet.plugins_dir)
+    kubelets = {Path(folder).resolve() for folder in (*folders, Path(settings.pod_resources_socket).parent)}
+    # Compared after resolving links, because every socket in `foreign.dir` is removed at the start.
+    if settings.foreign.dir and Path(settings.foreign.dir).resolve() in kubelets:
+        yield (
+            "foreign.dir",
+            f"got {settings.foreign.dir}, which is a folder of kubelet's: its sockets would be removed",
+            "set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
         )
-    # The shortest names to which a driver's sockets can fall back.
-    sockets = driver_sockets(
-        kubelet.plugins_dir,
-        kubelet.plugins_registry_dir,
-        DRIVER,
-        settings.instance or "00000000",
-    )
+    for device_class, rights in settings.edits.items():
+        for name in ("device_nodes", "mounts", "libraries", "writable_mounts"):
+            for path in getattr(rights, name):
+                # A prefix of nodes may end with a slash.
+                plain = path.removesuffix("/") if name == "device_nodes" else path
+                if plain in ("", "/") or not is_plain_path(plain):
+                    yield (
+                        f"edits.{device_class}.{name}",
+                        f"got {path!r}, wanted an absolute path of the host without '..', and not all of it",
+                        "name what the driver of this class gives to containers",
+                    )
+
+
+def _socket_faults(settings: GatewaySettings) -> _Faults:
+    """Name folders in which the path of a socket would be too long, with the longest names that we
+    make and the shortest to which a driver's sockets can fall back.
+    """
+    if not is_instance_name(settings.instance):
+        yield (
+            "instance",
+            f"got {settings.instance!r}, wanted at most 63 letters, digits, '-', '_' and '.', such as a pod's uid",
+            "set TOPOBUS_GATEWAY__INSTANCE to metadata.uid of the pod, or leave it empty",
+        )
+    kubelet, longest_class = settings.kubelet, "c" * SHORT_NAME
+    sockets = driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, DRIVER, settings.instance or "00000000")
     for key, path in (
         ("kubelet.device_plugin_dir", f"{kubelet.device_plugin_dir}/topobus-{longest_class}-00000000-00.sock"),
         ("kubelet.plugins_registry_dir", sockets.registration),
         ("kubelet.plugins_dir", sockets.service),
     ):
-        if len(path.encode()) > SOCKET_PATH_LIMIT:
-            raise ConfigError(
-                f"gateway: {key}: {path} has {len(path.encode())} bytes, a unix socket's path may have "
-                f"{SOCKET_PATH_LIMIT}",
-                next_step="use a shorter folder",
-                key=key,
+        size_bytes = len(path.encode())
+        if size_bytes > SOCKET_PATH_LIMIT:
+            yield (
+                key,
+                f"{path} has {size_bytes} bytes, a unix socket's path may have {SOCKET_PATH_LIMIT}",
+                "use a shorter folder",
             )
-
-
-def _check_rights(device_class: str, rights: EditRights) -> None:
-    """Refuse rights with a path that is not absolute or covers everything.
-
-    Errors: raises ConfigError.
-    """
-    key = f"edits.{device_class}"
-    if not is_dns_label(device_class):
-        raise ConfigError(
-            f"gateway: edits: got {device_class!r}, wanted a class such as gpu or widget-acme", key="edits"
-        )
-    for name in ("device_nodes", "mounts", "libraries", "writable_mounts"):
-        for path in getattr(rights, name):
-            # A prefix of nodes may end with a slash.
-            plain = path.removesuffix("/") if name == "device_nodes" else path
-            if plain in ("", "/") or not is_plain_path(plain):
-                raise ConfigError(
-                    f"gateway: {key}.{name}: got {path!r}, wanted an absolute path of the host without '..', "
-                    "and not all of it",
-                    next_step="name what the driver of this class gives to containers",
-                    key=key,
-                )
