@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from support.alignment_nodes import dgx_facts
 from topobus.controller.commit.allocator import Allocator, Member, member
 from topobus.controller.config import ControllerSettings
-from topobus.controller.dry_run.rules.run import dry_run
+from topobus.controller.dry_run.rules.run import DryRun
 from topobus.controller.dry_run.rules.situation import DryAnswer, Silence, Situation
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.cluster.api_server_state import ApiServerState
@@ -51,6 +51,11 @@ DATA = Path(__file__).parent.parent / "data" / "allocation" / "structured-alloca
 CHUNKS = 10
 API = "resource.k8s.io/v1"
 SHARE = re.compile(r'"shareID":"[^"]*"')
+
+
+def dry_run(situation: Situation, compiler: CelCompiler) -> tuple[DryAnswer, ...]:
+    """Answer all that is wanted."""
+    return DryRun(situation, compiler).answer_all(situation.wanted)
 
 
 def _cases(chunk: int) -> Iterator[dict[str, Any]]:

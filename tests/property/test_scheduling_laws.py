@@ -31,7 +31,6 @@ from topobus.engine.scheduling.decisions import (
     filter_node,
     post_filter,
     pre_filter,
-    reserve,
 )
 from topobus.engine.scheduling.score import rank, score_node
 from topobus.formats.messages.messages import ApiObject
@@ -97,16 +96,15 @@ class Home:
         return None
 
     def bind(self, plan: PodPlan, fit: NodeFit) -> None:
-        """Write what Reserve says."""
-        for reservation in reserve(plan, fit):
-            if reservation.is_new:
-                bound = objects.with_bound_allocation(
-                    reservation.claim.claim.object, reservation.allocation, plan.pod, now=NOW
-                )
+        """Write the new allocations, and a reservation into each claim."""
+        new = iter(fit.results)
+        for claim in plan.claims:
+            if claim.allocation is None:
+                bound = objects.with_bound_allocation(claim.claim.object, next(new), plan.pod, now=NOW)
             else:
-                bound = objects.with_reservation(reservation.claim.claim.object, plan.pod)
+                bound = objects.with_reservation(claim.claim.object, plan.pod)
             assert isinstance(bound, ApiObject)
-            self.claims[reservation.claim.name] = bound
+            self.claims[claim.name] = bound
         self.bound[plan.pod.uid] = fit.node
 
     def leave(self, name: str) -> None:

@@ -10,16 +10,22 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import dgx_facts
-from topobus.controller.dry_run.rules.run import DryRun, dry_run
+from topobus.controller.dry_run.rules.run import DryRun
 from topobus.controller.dry_run.rules.situation import DryAnswer, Situation
 from topobus.engine.allocation.suggestions import nearest, would_fit
 from topobus.engine.allocation.values import Allocated, Mode, NoFit
+from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Reason
 from unit.controller.allocation import COMPILER, claim, given, gpus, request, slice_of, solve
 
 ROOT = "resource.kubernetes.io/pcieRoot"
+
+
+def dry_run(situation: Situation, compiler: CelCompiler) -> tuple[DryAnswer, ...]:
+    """Answer all that is wanted."""
+    return DryRun(situation, compiler).answer_all(situation.wanted)
 
 
 def _slice(node: str, count: int) -> ApiObject:

@@ -17,8 +17,9 @@ from topobus.engine.allocation.values import (
     Outcome,
 )
 from topobus.engine.claims import reservations as objects
+from topobus.engine.claims.attempts import Attempt, with_attempt
 from topobus.engine.claims.objects import Claim, Pod
-from topobus.engine.claims.reservations import AllocationMode, PodRef
+from topobus.engine.claims.reservations import PodRef
 from topobus.engine.scheduling.decisions import (
     Blocked,
     NodeFit,
@@ -31,11 +32,10 @@ from topobus.engine.scheduling.decisions import (
     filter_outcome,
     post_filter,
     pre_filter,
-    reserve,
+    static_miss,
 )
 from topobus.engine.scheduling.score import (
     NodeScore,
-    normalize,
     preference,
     rank,
     score_node,
@@ -117,15 +117,12 @@ def _found(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
 
 
 def test_pre_filter_gives_pending_and_allocated_claims_when_all_is_well() -> None:
-    """A pod goes on with its claims in its own order, told apart, and with the nodes that the
-    allocated ones name.
-    """
+    """A pod goes on with its claims in its own order, told apart."""
     plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n2"), users=["other"])))
 
     assert [claim.name for claim in plan.claims] == ["trainer-own-1", "common"]
     assert [pod_claim.name for pod_claim in plan.pending] == ["trainer-own-1"]
     assert [pod_claim.name for pod_claim in plan.allocated] == ["common"]
-    assert plan.nodes == frozenset({"n2"})
     assert not plan.is_reserved
 
 
@@ -136,10 +133,9 @@ def test_pre_filter_gives_pending_and_allocated_claims_when_all_is_well() -> Non
         (_claim("common", deletionTimestamp="2026-01-01T00:00:00Z"), "claim-deleting"),
         (_claim("common", users=["other"]), "claim-reserved"),
         (_claim("common", allocation=_wire("n1"), users=[f"u{index}" for index in range(256)]), "claim-full"),
-        (_claim("common", annotations={objects.ALLOCATION_MODE_ANNOTATION: "Immediate"}), "claim-immediate"),
         (_claim("common", annotations={objects.ALLOCATION_MODE_ANNOTATION: "Soon"}), "malformed"),
     ],
-    ids=["missing", "deleting", "reserved-unallocated", "256-users", "immediate", "unknown-mode"],
+    ids=["missing", "deleting", "reserved-unallocated", "256-users", "unknown-mode"],
 )
 def test_pre_filter_blocks_when_a_claim_cannot_be_used(common: ApiObject | None, code: str) -> None:
     """Each thing that no node can mend is told with its own code."""
@@ -170,9 +166,10 @@ def test_pre_filter_blocks_when_claims_are_not_made_or_are_anothers() -> None:
 
 def test_pre_filter_blocks_when_somebody_allocates_the_claim_now() -> None:
     """What is in flight is not allocated a second time."""
-    state = _state(_claim("trainer-own-1", **OWNED), _claim("common"))
+    attempt = Attempt(number=1, node="n1", allocation=_allocation("n1", "d0"))
+    state = _state(_claim("trainer-own-1", **OWNED), with_attempt(_claim("common"), attempt))
 
-    assert _codes(pre_filter(Pod(POD), state.get, in_flight={"uid-common"})) == ["claim-in-flight"]
+    assert _codes(pre_filter(Pod(POD), state.get)) == ["claim-in-flight"]
 
 
 def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none() -> None:
@@ -190,17 +187,12 @@ def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none(
     assert [claim.name for claim in plan.claims] == ["common"]
 
 
-def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> None:
-    """A claim that does not say follows the default.
+def test_pre_filter_allocates_an_immediate_claim_when_it_is_still_free() -> None:
+    """A claim that is free when its pod comes is best allocated where the pod fits."""
+    immediate = _claim("common", annotations={objects.ALLOCATION_MODE_ANNOTATION: "Immediate"})
+    plan = _plan(_state(_claim("trainer-own-1", **OWNED), immediate))
 
-    A template's claim is always allocated for its pod.
-    """
-    answer = pre_filter(
-        Pod(POD), _state(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE
-    )
-
-    assert isinstance(answer, Blocked)
-    assert [(reason.code, reason.facts["claim"]) for reason in answer.reasons] == [("claim-immediate", "common")]
+    assert [pod_claim.name for pod_claim in plan.pending] == ["trainer-own-1", "common"]
 
 
 def test_filter_allocates_pending_claims_together_when_the_node_is_right() -> None:
@@ -232,7 +224,6 @@ def test_filter_searches_nothing_when_all_claims_are_allocated() -> None:
         raise AssertionError(f"searched {node} for {claims}")
 
     assert filter_node(plan, Node("n1"), search) == NodeFit("n1")
-    assert plan.nodes is None
 
 
 def test_filter_honours_labels_when_the_node_selector_has_some() -> None:
@@ -248,7 +239,7 @@ def test_filter_honours_labels_when_the_node_selector_has_some() -> None:
 def test_filter_skips_a_node_when_it_refused_the_pod() -> None:
     """The reason of the refusal is what people are told of that node."""
     plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common")))
-    missed = filter_node(plan, Node("n1"), _found, refused=Reason(code="refused", message="node n1 refused it"))
+    missed = static_miss(plan, Node("n1"), refused=Reason(code="refused", message="node n1 refused it"))
 
     assert isinstance(missed, NodeMiss)
     assert isinstance(missed.outcome, NoFit)
@@ -303,23 +294,6 @@ def test_post_filter_takes_back_when_only_this_pod_has_reserved_it() -> None:
 
     assert isinstance(missed, NodeMiss)
     assert isinstance(post_filter(plan, [missed]), TakeBack)
-
-
-def test_reserve_gives_each_claim_its_allocation_when_a_node_is_chosen() -> None:
-    """New results go to the pending claims in order; the others keep what they have."""
-    plan = _plan(_state(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n1", "d9"))))
-    fit = filter_node(plan, Node("n1"), _found)
-    assert isinstance(fit, NodeFit)
-
-    made = reserve(plan, fit)
-
-    assert [
-        (reservation.claim.name, reservation.is_new, reservation.allocation.devices.results[0].device)
-        for reservation in made
-    ] == [
-        ("trainer-own-1", True, "n1-d0"),
-        ("common", False, "d9"),
-    ]
 
 
 def test_reservation_is_undone_when_the_pod_is_unreserved() -> None:
@@ -406,13 +380,11 @@ def test_score_prefers_early_alternatives_when_nodes_fit() -> None:
 
     assert [score.preference for score in scores] == [7, 8, 8]
     assert rank(scores) == ("n3", "n2", "n1")
-    assert normalize(scores) == {"n1": 87, "n2": 100, "n3": 100}
 
 
 def test_score_is_by_name_when_nothing_tells_nodes_apart() -> None:
     """Without alternatives and places the first node by name wins, in any order of looking."""
     assert rank([NodeScore("n3"), NodeScore("n1"), NodeScore("n2")]) == ("n1", "n2", "n3")
-    assert normalize([NodeScore("n1")]) == {"n1": 0}
     assert preference([], []) == 0
 
 

@@ -193,7 +193,7 @@ class NodeFilter:
         ]
         pod = Pod(msgspec.structs.replace(whole, spec={**whole.spec, "resourceClaims": rest}))
         claims = self._consumers.claims(key)
-        plan = pre_filter(pod, lambda name: claims[name].claim if name in claims else None, waits_for_immediate=False)
+        plan = pre_filter(pod, lambda name: claims[name].claim if name in claims else None)
         if isinstance(plan, Blocked):
             return (), plan.reasons
         wanted = own_request(pod)

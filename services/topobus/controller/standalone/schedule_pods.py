@@ -164,11 +164,7 @@ class PodScheduler:
             await self._pods.report(key, stored, "Unschedulable", waiting)
             return None
         claims, world = self._consumers.claims(key), self._world(key)
-        # An immediate claim that is still free when its pod comes is
-        # best allocated where the pod fits.
-        plan = pre_filter(
-            stored.pod, lambda name: claims[name].structured if name in claims else None, waits_for_immediate=False
-        )
+        plan = pre_filter(stored.pod, lambda name: claims[name].structured if name in claims else None)
         if isinstance(plan, Blocked):
             version = (stored.revision, world)
             if all(reason.code == "claim-taken-back" for reason in plan.reasons) and not self._queue.has_waited(

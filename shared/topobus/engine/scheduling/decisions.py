@@ -7,8 +7,6 @@ dynamic-resources plugin.
                  allocated there together
     PostFilter   no node fits: which allocation to deallocate, so that another node becomes possible
     PreScore, Score   which of the nodes that fit is best
-    Reserve      what each claim gets on the chosen node. Unreserve undoes it, and PostBind ends the
-                 scheduling
 
 The values are frozen and have reasons. `claims.reservations` makes the next versions of objects.
 The caller passes in the search for devices and decides where it runs. No clock and no randomness:
@@ -19,7 +17,7 @@ docs/knowledge/dynamic-resource-allocation.md#scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from topobus.engine.allocation.explanations import explain_nodes
@@ -35,11 +33,11 @@ from topobus.engine.claims.lifecycle import devices_of
 from topobus.engine.claims.objects import Claim, Pod
 from topobus.engine.claims.reservations import (
     MAX_CONSUMERS,
-    AllocationMode,
     Consumer,
     PodRef,
     full_reason,
     is_made_for,
+    mode_of,
 )
 from topobus.engine.scheduling.aligned_allocation import read_alignment_request
 from topobus.engine.shapes.shape_parts import Parts, without_shapes
@@ -58,7 +56,6 @@ __all__ = [
     "NodeMiss",
     "PodClaim",
     "PodPlan",
-    "Reservation",
     "TakeBack",
     "enough_nodes",
     "explain_misses",
@@ -66,7 +63,6 @@ __all__ = [
     "filter_outcome",
     "post_filter",
     "pre_filter",
-    "reserve",
     "static_miss",
 ]
 
@@ -113,9 +109,6 @@ class PodPlan:
 
     pod: PodRef
     claims: tuple[PodClaim, ...]
-    nodes: frozenset[str] | None = None
-    """The only nodes on which the allocated claims can be used, where they name them; None:
-    any node is worth a look."""
 
     @property
     def pending(self) -> tuple[PodClaim, ...]:
@@ -191,34 +184,18 @@ class TakeBack:
     why: str
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """The next state of one claim on the chosen node."""
-
-    claim: PodClaim
-    allocation: AllocationResult
-    is_new: bool
-    """True: allocated for this pod now. False: it had its devices, only the reservation is new."""
-
-
 def pre_filter(
     pod: Pod,
     find: Callable[[str], Claim | None],
     *,
-    in_flight: Collection[str] = (),
-    default_mode: AllocationMode = AllocationMode.DELAYED,
-    waits_for_immediate: bool = True,
     has_own_notes: bool = True,
 ) -> PodPlan | Blocked:
     """Gather the claims of a pod and decide whether nodes may be filtered for it.
 
-    Shapes: find — the claim of this name in the pod's namespace; in_flight — uids of claims that
-            another worker is allocating now; default_mode — the mode of a claim without one;
-            waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as
-            in classic DRA; has_own_notes — True where an attempt in a claim's annotations is the
-            work of another worker, and the claim's mode counts. It is False in a cluster, where an
-            attempt only notes the pod that we allocate the claim for, and an API server has no
-            modes.
+    Shapes: find — the claim of this name in the pod's namespace; has_own_notes — True where an
+            attempt in a claim's annotations is the work of another worker, and the claim may have a
+            mode. It is False in a cluster, where an attempt only notes the pod that we allocate the
+            claim for, and an API server has no modes.
     Order: claims as the pod lists them. All problems are reported, claim by claim.
     Errors: raises ContractError for a pod that cannot be read.
     """
@@ -246,16 +223,9 @@ def pre_filter(
             continue  # two entries may name one claim
         try:
             pod_claim = _read(use.entry, claim)
-            mode = (claim.mode if has_own_notes else None) or default_mode
-            is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
-            problem = _problem(
-                who,
-                pod_claim,
-                is_generated=use.is_generated,
-                in_flight=in_flight,
-                is_waited_for=is_waited_for,
-                has_own_notes=has_own_notes,
-            )
+            if has_own_notes:
+                mode_of(claim.object)  # refuses a mode that does not exist
+            problem = _problem(who, pod_claim, is_generated=use.is_generated, has_own_notes=has_own_notes)
         except ContractError as err:
             reasons.append(Reason(code="malformed", message=err.message, facts={"claim": use.claim}))
             continue
@@ -264,7 +234,7 @@ def pre_filter(
         claims[use.claim] = pod_claim
     if reasons:
         return Blocked(tuple(reasons))
-    return PodPlan(who, tuple(claims.values()), _named_nodes(claims.values()))
+    return PodPlan(who, tuple(claims.values()))
 
 
 def static_miss(plan: PodPlan, node: Node, *, refused: Reason | None) -> NodeMiss | None:
@@ -303,7 +273,7 @@ def filter_outcome(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | Node
 
 
 def filter_node(
-    plan: PodPlan, node: Node, search: Callable[[Node, tuple[PodClaim, ...]], Outcome], *, refused: Reason | None = None
+    plan: PodPlan, node: Node, search: Callable[[Node, tuple[PodClaim, ...]], Outcome]
 ) -> NodeFit | NodeMiss:
     """Say whether the pod can run on a node: its allocated claims are usable there and the others
     can be allocated there together.
@@ -311,7 +281,7 @@ def filter_node(
     Shapes: search — finds devices for these claims on this node, as `search.allocate` does. It is
             not called when nothing is pending.
     """
-    missed = static_miss(plan, node, refused=refused)
+    missed = static_miss(plan, node, refused=None)
     if missed is not None:
         return missed
     return filter_outcome(plan, node.name, search(node, plan.pending)) if plan.pending else NodeFit(node.name)
@@ -354,20 +324,6 @@ def explain_misses(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]
     return explain_nodes([miss.node for miss in misses], [miss.outcome for miss in misses])
 
 
-def reserve(plan: PodPlan, fit: NodeFit) -> tuple[Reservation, ...]:
-    """List the next state of each claim of the pod on the chosen node, in the order of the pod's
-    spec.
-    """
-    new = iter(fit.results)
-    made: list[Reservation] = []
-    for claim in plan.claims:
-        if claim.allocation is None:
-            made.append(Reservation(claim, next(new), is_new=True))
-        else:
-            made.append(Reservation(claim, claim.allocation, is_new=False))
-    return tuple(made)
-
-
 def _read(entry: str, claim: Claim) -> PodClaim:
     """Make sure that all parts of a claim that scheduling needs can be read.
 
@@ -378,15 +334,7 @@ def _read(entry: str, claim: Claim) -> PodClaim:
     return PodClaim(entry, claim, wishes)
 
 
-def _problem(
-    pod: PodRef,
-    pod_claim: PodClaim,
-    *,
-    is_generated: bool,
-    in_flight: Collection[str],
-    is_waited_for: bool,
-    has_own_notes: bool,
-) -> Reason | None:
+def _problem(pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, has_own_notes: bool) -> Reason | None:
     """Explain why a pod has to wait because of a claim. None when it need not."""
     claim, name = pod_claim.claim, pod_claim.claim.shown
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
@@ -414,10 +362,8 @@ def _problem(
         return Reason(
             code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts
         )
-    if claim.uid in in_flight or (has_own_notes and claim.attempt is not None):
+    if has_own_notes and claim.attempt is not None:
         return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
-    if is_waited_for:
-        return Reason(code="claim-immediate", message=f"{name} is to be allocated at once, and is not yet", facts=facts)
     return None
 
 
@@ -427,19 +373,6 @@ def _is_usable(pod_claim: PodClaim, node: Node) -> bool:
     """
     selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
     return selector is None or node_matches(node, None, selector, is_everywhere=False)
-
-
-def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
-    """Collect the names of the nodes that all allocated claims are bound to.
-
-    None when no claim is bound by name.
-    """
-    common: frozenset[str] | None = None
-    for claim in claims:
-        names = _names(claim)
-        if names is not None:
-            common = names if common is None else common & names
-    return common
 
 
 def _names(pod_claim: PodClaim) -> frozenset[str] | None:

@@ -9,7 +9,7 @@ pkg/scheduler/framework/plugins/dynamicresources (computeScore, NormalizeScore),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from topobus.engine.allocation.values import DeviceId
@@ -20,9 +20,8 @@ from topobus.formats.kubernetes.resource import AllocationResult, ClaimSpec
 from topobus.values.idset import NodeSet
 from topobus.values.outcome import Placement
 
-__all__ = ["MAX_SCORE", "NodeScore", "normalize", "preference", "rank", "score_node"]
+__all__ = ["NodeScore", "preference", "rank", "score_node"]
 
-MAX_SCORE = 100
 """What the best node gets after normalizing (framework.MaxNodeScore)."""
 
 
@@ -80,14 +79,6 @@ def score_node(
         crossed=own[0] + sum(_crossed(allocation_result, numa_of) for allocation_result in fit.results),
         unpreferred=own[1],
     )
-
-
-def normalize(scores: Sequence[NodeScore]) -> Mapping[str, int]:
-    """Scale the preferences to 0..100, the best one to 100, as kube-scheduler's default normalizing
-    does.
-    """
-    best = max((score.preference for score in scores), default=0)
-    return {score.node: score.preference * MAX_SCORE // best if best else 0 for score in scores}
 
 
 def rank(scores: Sequence[NodeScore]) -> tuple[str, ...]:

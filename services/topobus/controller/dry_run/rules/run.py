@@ -101,7 +101,7 @@ from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import PodRequest
 
-__all__ = ["DryRun", "dry_run"]
+__all__ = ["DryRun"]
 
 # A time as an API server would set it. A dry run has no clock and keeps the given order.
 _NOW = "2026-01-01T00:00:00Z"
@@ -128,14 +128,6 @@ class _Fit(NamedTuple):
     node: NodeFit
     own: Placement | None = None
     """What it would place for the pod itself."""
-
-
-def dry_run(situation: Situation, compiler: SelectorCompiler) -> tuple[DryAnswer, ...]:
-    """Answer each pod, then each claim that no pod names, in the order given.
-
-    Errors: raises ContractError for a wanted object that cannot be read.
-    """
-    return DryRun(situation, compiler).answer_all(situation.wanted)
 
 
 class DryRun:
@@ -217,7 +209,7 @@ class DryRun:
         """Answer a pod. None for a pod that has no claim to allocate."""
         pod, shown = self._with_claims(wanted)
         namespace = pod.ref.namespace
-        plan = pre_filter(pod, lambda name: self._claim(namespace, name), waits_for_immediate=False)
+        plan = pre_filter(pod, lambda name: self._claim(namespace, name))
         if isinstance(plan, Blocked):
             return DryAnswer(name=pod.shown, condition="Unschedulable", reasons=plan.reasons)
         if not plan.pending:

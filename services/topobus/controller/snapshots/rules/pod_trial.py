@@ -53,7 +53,6 @@ class PodTrial:
         self.plan: PodPlan | Blocked = pre_filter(
             pod,
             lambda name: view.claim((key[0], name)),
-            waits_for_immediate=False,
             has_own_notes=False,
         )
 
