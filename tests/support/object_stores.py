@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -21,7 +21,7 @@ from topobus.controller.store.api import WATCHED
 from topobus.controller.store.api_server_store import ApiServerStore
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.controller.store.nats_store import NatsStore, NatsWatch
-from topobus.controller.store.protocol import ObjectStore, ObjectWatch
+from topobus.controller.store.protocol import ObjectStore
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.messages.catalogue import OBJECT
 from topobus.formats.messages.messages import ApiObject
@@ -31,6 +31,37 @@ from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.errors import PeerUnavailable
 
 __all__ = ["Place", "Watched", "api_server_place", "nats_place"]
+
+
+class ObjectWatch(Protocol):
+    """Keeps a copy of the objects in step with a store.
+
+    Order: the objects that exist, then each change by its revision. After a gap (a connection that
+    was cut, a history that the store forgot) the objects that exist are sent again, and those that
+    were deleted meanwhile are dropped. An object that cannot be read is counted and logged once per
+    revision, and does not affect the others.
+    """
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether all objects that existed have arrived.
+
+        False again only when the store itself was lost.
+        """
+
+    @property
+    def trouble(self) -> str:
+        """Why the copy cannot be followed. Empty while it can."""
+
+    async def reached(self, revision: int, timeout_s: float) -> bool:
+        """Wait until the copy shows everything up to a revision.
+
+        False when that takes longer than the time-out.
+        """
+
+    async def run(self) -> None:
+        """Follow the store until cancelled."""
+
 
 MakeWatch = Callable[[str, Callable[[], None], Callable[[Exception], None]], ObjectWatch]
 

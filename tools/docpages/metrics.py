@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from types import ModuleType
 
 from topobus.devicekit.host.device_readings import DEVICE_LABELS
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
-from topobus.process.metric_descriptors import LabelValues, MetricDescriptor, descriptors_of
+from topobus.process.metric_descriptors import HistogramDescriptor, LabelValues, MetricDescriptor
 
-__all__ = ["METRIC_MODULES", "metrics_of", "render_metrics"]
+__all__ = ["METRIC_MODULES", "descriptors_of", "metrics_of", "render_metrics", "series_of"]
 
 METRIC_MODULES: dict[str, tuple[str, ...]] = {
     "every service": ("topobus.process.metrics",),
@@ -23,6 +24,24 @@ METRIC_MODULES: dict[str, tuple[str, ...]] = {
     "relay": ("topobus.relay.metrics",),
 }
 """Where the metrics of each kind of service are declared, besides those of every service."""
+
+
+def descriptors_of(modules: Iterable[ModuleType]) -> tuple[MetricDescriptor, ...]:
+    """List what modules declare, sorted by name."""
+    declared = {
+        value.name: value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, MetricDescriptor)
+    }
+    return tuple(declared[name] for name in sorted(declared))
+
+
+def series_of(metric: MetricDescriptor) -> tuple[str, ...]:
+    """Name what samples of a metric are stored under."""
+    if isinstance(metric, HistogramDescriptor):
+        return tuple(f"{metric.name}_{part}" for part in ("bucket", "count", "sum"))
+    return (metric.name,)
 
 
 def metrics_of(service: str) -> tuple[MetricDescriptor, ...]:

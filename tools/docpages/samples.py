@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from docpages.describe import is_struct
 from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, STATES
-from topobus.formats.messages.codec import from_builtins
+from topobus.formats.messages.codec import decode
 from topobus.values.errors import InvariantError
 from topobus.values.idset import IdSet
 from topobus.values.pci import PciAddress
@@ -62,7 +62,7 @@ def sample(kind: type[M], variant: str = "") -> M:
     """Make a value with every field filled; `variant` names the member (by tag) to take where
     several are possible.
     """
-    return from_builtins(_value(kind, "value", variant), kind, where=f"sample of {kind.__name__}")
+    return decode(msgspec.json.encode(_value(kind, "value", variant)), kind, where=f"sample of {kind.__name__}")
 
 
 def variants(kind: type[Struct]) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Sink(Protocol):
 
 
 class Informer:
-    """Keeps the copy of one kind: the `ObjectWatch` of an API server."""
+    """Keeps the copy of one kind of an API server."""
 
     def __init__(
         self,

@@ -14,10 +14,9 @@ tenth of such a command's imports, is not loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -29,7 +28,6 @@ __all__ = [
     "HistogramDescriptor",
     "LabelValues",
     "MetricDescriptor",
-    "descriptors_of",
 ]
 
 LabelValues = str | tuple[str, ...]
@@ -65,6 +63,8 @@ class MetricDescriptor:
     is_per_device: bool = False
     """It has a line for each device, so its lines are bounded by the devices whoever holds them,
     and it may name the holder."""
+    kind: ClassVar[str]
+    """The Prometheus name of the type."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -77,20 +77,6 @@ class MetricDescriptor:
                     f"metric {self.name}: label {label!r} is not allowed: its values have no bound, or it is misspelt"
                 )
 
-    @property
-    def kind(self) -> str:
-        """The Prometheus name of the type."""
-        raise NotImplementedError
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names under which samples of it are stored.
-
-        >>> HistogramDescriptor(name="topobus_test_call_seconds", meaning="Calls.", buckets=(1.0,)).series
-        ('topobus_test_call_seconds_bucket', 'topobus_test_call_seconds_count', 'topobus_test_call_seconds_sum')
-        """
-        return (self.name,)
-
     def family(self) -> Metric:
         """Make it without a line, for a collector that writes its lines at each scrape."""
         from prometheus_client.metrics_core import Metric
@@ -102,10 +88,7 @@ class MetricDescriptor:
 class CounterDescriptor(MetricDescriptor):
     """A number that only rises while the process lives."""
 
-    @property
-    def kind(self) -> str:
-        """The Prometheus name of the type."""
-        return "counter"
+    kind: ClassVar[str] = "counter"
 
     def register(self, registry: CollectorRegistry | None) -> Counter:
         """Make it in a registry. Without one it counts nothing.
@@ -123,10 +106,7 @@ class CounterDescriptor(MetricDescriptor):
 class GaugeDescriptor(MetricDescriptor):
     """A number that rises and falls."""
 
-    @property
-    def kind(self) -> str:
-        """The Prometheus name of the type."""
-        return "gauge"
+    kind: ClassVar[str] = "gauge"
 
     def register(self, registry: CollectorRegistry | None) -> Gauge:
         """Make it in a registry. Without one it counts nothing.
@@ -146,15 +126,7 @@ class HistogramDescriptor(MetricDescriptor):
 
     buckets: tuple[float, ...]
 
-    @property
-    def kind(self) -> str:
-        """The Prometheus name of the type."""
-        return "histogram"
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names under which samples of it are stored."""
-        return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
+    kind: ClassVar[str] = "histogram"
 
     def register(self, registry: CollectorRegistry | None) -> Histogram:
         """Make it in a registry. Without one it counts nothing.
@@ -166,18 +138,3 @@ class HistogramDescriptor(MetricDescriptor):
         from prometheus_client import Histogram
 
         return Histogram(self.name, self.meaning, tuple(self.labels), registry=registry, buckets=self.buckets)
-
-
-def descriptors_of(modules: Iterable[ModuleType]) -> tuple[MetricDescriptor, ...]:
-    """List what modules declare, sorted by name.
-
-    >>> descriptors_of([])
-    ()
-    """
-    declared = {
-        value.name: value
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, MetricDescriptor)
-    }
-    return tuple(declared[name] for name in sorted(declared))

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from prometheus_client import Metric
 
-from docpages.metrics import metrics_of
+from docpages.metrics import metrics_of, series_of
 from support.metric_pages import families_of, read_page, types_of
 from support.running import SERVICES, all_services, until_all_ready
 from topobus.process.metric_descriptors import MetricDescriptor
@@ -50,7 +50,7 @@ async def test_metric_pages_have_what_is_declared_when_all_services_run(
 
 def _odd_labels(families: tuple[Metric, ...], metrics: tuple[MetricDescriptor, ...]) -> list[str]:
     """Tell samples whose labels, or whose values of them, are not declared."""
-    by_series = {series: metric for metric in metrics for series in metric.series}
+    by_series = {series: metric for metric in metrics for series in series_of(metric)}
     odd: list[str] = []
     for family in families:
         for sample in family.samples:

@@ -9,7 +9,7 @@ import json
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ from topobus.cli.render.output import THEME
 from topobus.cli.render.tables import object_listing
 from topobus.engine.drawing.letters import holders_of
 from topobus.engine.ledger.classic_state import node_allocation_state
-from topobus.formats.messages.codec import from_builtins
+from topobus.formats.messages.codec import decode
 from topobus.formats.messages.messages import ApiObject, ContainerDevices, DecisionEvent, HeldDevice, PodsReply
 from topobus.formats.messages.operation_messages import ClassMaintenance
 from topobus.values.device import Device, Inventory
@@ -35,6 +35,8 @@ from topobus.values.ledger import Ledger
 from topobus.values.maintenance import DeviceVerb, Maintenance
 
 WIDTHS = (60, 80, 100, 200)
+T = TypeVar("T")
+
 _RECORDED = Path(__file__).parents[2] / "data/listings/system.json"
 _NOW = datetime(2026, 11, 24, 1, tzinfo=UTC)
 
@@ -45,14 +47,18 @@ def _recorded() -> dict[str, Any]:
     return document
 
 
+def _read(value: object, wanted: type[T]) -> T:
+    return decode(json.dumps(value), wanted)
+
+
 @cache
 def _listings() -> dict[str, Listing]:
     """Every listing of the command line, of what a `topobus up` had stored."""
     recorded = _recorded()
-    inventories = [from_builtins(value, Inventory) for value in recorded["inventories"]]
-    ledger = from_builtins(recorded["ledgers"][0], Ledger)
+    inventories = [_read(value, Inventory) for value in recorded["inventories"]]
+    ledger = _read(recorded["ledgers"][0], Ledger)
     ledgers, holders = {ledger.node: ledger}, holders_of(ledger)
-    objects = [from_builtins(value, ApiObject) for value in recorded["objects"]]
+    objects = [_read(value, ApiObject) for value in recorded["objects"]]
     gpus = next(inventory for inventory in inventories if inventory.device_class == "gpu")
     container = ContainerDevices(
         namespace="machine-learning",
@@ -71,7 +77,7 @@ def _listings() -> dict[str, Listing]:
     listings = {
         "inventory": summary_listing(inventories, ledgers),
         "health": health_listing(inventories, is_all=True, ledgers=ledgers)[0],
-        "decisions": decision_listing([from_builtins(value, DecisionEvent) for value in recorded["decisions"]], {}),
+        "decisions": decision_listing([_read(value, DecisionEvent) for value in recorded["decisions"]], {}),
         "pods": pods_listing(gpus.node, PodsReply(containers=(container,))),
         "device list": withheld_listing([withheld], ledgers),
         "get nodeallocationstates": states_listing([node_allocation_state(ledger.node, inventories, ledger)]),

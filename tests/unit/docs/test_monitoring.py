@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from docpages.metrics import METRIC_MODULES
+from docpages.metrics import METRIC_MODULES, descriptors_of, series_of
 from support.kustomize import built
-from topobus.process.metric_descriptors import MetricDescriptor, descriptors_of
+from topobus.process.metric_descriptors import MetricDescriptor
 
 _ROOT = Path(__file__).resolve().parents[3]
 _MONITORING = _ROOT / "deploy" / "monitoring"
@@ -28,7 +28,7 @@ _GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 
 def _declared() -> dict[str, MetricDescriptor]:
     modules = [__import__(module, fromlist=["*"]) for names in METRIC_MODULES.values() for module in names]
-    return {series: metric for metric in descriptors_of(modules) for series in metric.series}
+    return {series: metric for metric in descriptors_of(modules) for series in series_of(metric)}
 
 
 def _alerts() -> list[dict[str, Any]]:

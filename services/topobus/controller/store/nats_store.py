@@ -78,7 +78,7 @@ class NatsStore:
 
 
 class NatsWatch:
-    """Keeps the copy of all kinds: the `ObjectWatch` of the bucket.
+    """Keeps the copy of all kinds of the bucket.
 
     After the bucket was lost, the copy is emptied before the new content arrives. Args: changed —
     called after each change; refused — called for each object that the copy does not accept;

@@ -1,5 +1,5 @@
-"""The object store's protocol for both homes: keys, revisions, the three outcomes of a write, and a
-watch that keeps a copy.
+"""The object store's protocol for both homes: keys, revisions and the three outcomes of a
+write.
 
 A NATS stream counts its messages and an API server its resource versions. Both refuse a write whose
 revision is not the stored one, and both may leave a write without an answer. So one protocol serves
@@ -20,7 +20,7 @@ from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import PeerUnavailable
 
-__all__ = ["Conflict", "Deleted", "ObjectStore", "ObjectWatch", "Unknown", "WriteOutcome"]
+__all__ = ["Conflict", "Deleted", "ObjectStore", "Unknown", "WriteOutcome"]
 
 
 @dataclass(frozen=True)
@@ -81,38 +81,4 @@ class ObjectStore(Protocol):
         """Delete an object at a revision. What a user has created under the same name since, and
         what another replica has protected, stays.
         """
-        ...
-
-
-class ObjectWatch(Protocol):
-    """Keeps a copy of the objects in step with a store.
-
-    Order: the objects that exist, then each change by its revision. After a gap (a connection that
-    was cut, a history that the store forgot) the objects that exist are sent again, and those that
-    were deleted meanwhile are dropped. An object that cannot be read is counted and logged once per
-    revision, and does not affect the others.
-    """
-
-    @property
-    def is_whole(self) -> bool:
-        """Say whether all objects that existed have arrived.
-
-        False again only when the store itself was lost.
-        """
-        ...
-
-    @property
-    def trouble(self) -> str:
-        """Why the copy cannot be followed. Empty while it can."""
-        ...
-
-    async def reached(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the copy shows everything up to a revision.
-
-        False when that takes longer than the time-out.
-        """
-        ...
-
-    async def run(self) -> None:
-        """Follow the store until cancelled."""
         ...

@@ -60,8 +60,6 @@ __all__ = ["AlignedClaims", "allocate_near", "read_alignment_request"]
 _KINDS = "Alignment"
 # Places tried at most for all claims of a pod together: each may cost a whole search.
 _MOST = 512
-# A condition is for a person: it shows this number of places with their reasons, then a count.
-_SHOWN = 8
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,6 @@ class AffinityTerm:
     namespaces: frozenset[str]
     namespace_selector: LabelSelector | None = None
 
-    @property
-    def asks_namespaces(self) -> bool:
-        """Say whether the labels of namespaces are needed to evaluate it."""
-        return self.namespace_selector is not None and not self.namespace_selector.is_empty
-
     def matches(self, namespace: str, labels: Mapping[str, str], namespaces: Mapping[str, Mapping[str, str]]) -> bool:
         """Say whether it applies to a pod in a namespace with these labels.
 

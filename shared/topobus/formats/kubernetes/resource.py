@@ -48,7 +48,6 @@ __all__ = [
     "SubRequest",
     "Taint",
     "TaintRuleSpec",
-    "TaintRuleStatus",
     "TaintSelector",
     "Toleration",
     "ValidRange",
@@ -385,9 +384,3 @@ class TaintRuleSpec(Wire, frozen=True, kw_only=True):
 
     device_selector: TaintSelector | None = None
     taint: Taint
-
-
-class TaintRuleStatus(Wire, frozen=True, kw_only=True):
-    """DeviceTaintRule.status."""
-
-    conditions: tuple[Condition, ...] = ()

@@ -17,7 +17,7 @@ from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet, IdSet, NodeSet
 from topobus.values.pci import PciAddress
 
-__all__ = ["decode", "decode_within", "encode", "from_builtins", "to_builtins"]
+__all__ = ["decode", "decode_within", "encode", "to_builtins"]
 
 T = TypeVar("T")
 
@@ -114,14 +114,3 @@ def to_builtins(value: object) -> Any:
     Errors: as in `encode`.
     """
     return msgspec.to_builtins(value, enc_hook=_encode_custom, order="deterministic")
-
-
-def from_builtins(value: object, wanted: type[T], *, where: str = "value") -> T:
-    """Validate dicts, lists and scalars into `wanted`.
-
-    Errors: raises ContractError with the path of the first misfit.
-    """
-    try:
-        return msgspec.convert(value, type=wanted, dec_hook=_decode_custom)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as err:
-        raise ContractError(f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}") from err

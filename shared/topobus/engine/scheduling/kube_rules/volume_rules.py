@@ -22,10 +22,7 @@ from topobus.engine.scheduling.node_fit import selector_matches
 from topobus.formats.kubernetes.resource import NodeRequirement, NodeSelector
 from topobus.values.outcome import Reason
 
-__all__ = ["VOLUME_IN_USE", "PodVolumes", "VolumeView", "attachment_of", "read_pod_volumes"]
-
-VOLUME_IN_USE = "volume-in-use"
-"""Code of a volume for one pod that another has: it ends when that pod goes."""
+__all__ = ["PodVolumes", "VolumeView", "attachment_of", "read_pod_volumes"]
 
 _ONE_POD = "ReadWriteOncePod"
 _NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
