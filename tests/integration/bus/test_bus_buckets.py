@@ -22,7 +22,7 @@ _SSD = {"node": "n1", "device_class": "ssd"}
 async def _put_in_common(bus: Bus, value: Inventory) -> None:
     """Write as a relay does at a hub."""
     key = INVENTORY.key(node=value.node, device_class=value.device_class)
-    await bus._states._jetstream.store(
+    await bus._jetstream.store(
         f"$KV.{INVENTORY.bucket}.{key}", encode(value), stream=f"KV_{INVENTORY.bucket}", headers={}
     )
 
@@ -42,8 +42,7 @@ async def test_class_is_written_to_its_own_bucket_and_others_to_the_common_one(b
     await bus.put(INVENTORY, inventory(1), **_GPU)
     await bus.put(INVENTORY, inventory(2, device_class="ssd"), **_SSD)
     counts = {
-        name: await bus._states._jetstream.subject_counts(f"KV_{INVENTORY.bucket}{name}")
-        for name in ("", "_gpu", "_nic")
+        name: await bus._jetstream.subject_counts(f"KV_{INVENTORY.bucket}{name}") for name in ("", "_gpu", "_nic")
     }
 
     assert counts == {
@@ -111,7 +110,7 @@ async def test_watch_begins_anew_when_one_bucket_was_lost(bus: Bus) -> None:
     await bus.put(INVENTORY, inventory(2, device_class="ssd"), **_SSD)
     async with Reader(bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: items[-1:] != [] and items[-1].kind is ChangeKind.SNAPSHOT_END)
-        await bus._states._jetstream.call(f"STREAM.DELETE.KV_{INVENTORY.home(**_GPU).bucket}")
+        await bus._jetstream.call(f"STREAM.DELETE.KV_{INVENTORY.home(**_GPU).bucket}")
         await bus.provision()
         await bus.put(INVENTORY, inventory(3, device_class="nic"), node="n1", device_class="nic")
         items = await reader.until(lambda items: [item.kind for item in items].count(ChangeKind.SNAPSHOT_END) == 2)
@@ -128,7 +127,7 @@ async def test_key_of_another_class_is_not_told_when_a_stranger_wrote_it_into_a_
     alone.
     """
     own = INVENTORY.home(device_class="nic").bucket
-    await bus._states._jetstream.store(f"$KV.{own}.n1.gpu", encode(inventory(9)), stream=f"KV_{own}", headers={})
+    await bus._jetstream.store(f"$KV.{own}.n1.gpu", encode(inventory(9)), stream=f"KV_{own}", headers={})
     await bus.put(INVENTORY, inventory(1, device_class="nic"), node="n1", device_class="nic")
 
     assert [entry.parts["device_class"] for entry in await bus.list(INVENTORY)] == ["nic"]

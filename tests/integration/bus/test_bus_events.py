@@ -53,7 +53,7 @@ async def test_events_are_cloud_events_when_read_by_somebody_else(bus: Bus) -> N
     what it has.
     """
     await _publish(bus, 1)
-    stored = await bus._events._jetstream.last_message("TOPOBUS_HEALTH", HEALTH.subject(device="gpu-0", **_KEY))
+    stored = await bus._jetstream.last_message("TOPOBUS_HEALTH", HEALTH.subject(device="gpu-0", **_KEY))
 
     assert stored is not None
     headers = {key: value for key, value in stored.headers.items() if key.startswith("ce-")}

@@ -192,7 +192,7 @@ async def test_watch_goes_on_when_its_consumer_is_deleted(bus: Bus) -> None:
     await _put(bus, 1)
     async with Reader(bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: len(items) == 2)
-        api = bus._states._jetstream
+        api = bus._jetstream
         for name in (await api.call("CONSUMER.NAMES.KV_topobus_inventories"))["consumers"]:
             await api.call(f"CONSUMER.DELETE.KV_topobus_inventories.{name}")
         await _put(bus, 2)
@@ -371,7 +371,7 @@ async def test_log_says_that_a_watch_is_fed_again_when_it_said_that_it_waits(
 
     monkeypatch.setattr(feed, "get_logger", Log)
     monkeypatch.setattr(key_feed, "get_logger", Log)
-    await bus._states._jetstream.call("STREAM.DELETE.KV_topobus_inventories")
+    await bus._jetstream.call("STREAM.DELETE.KV_topobus_inventories")
     async with Reader(bus.watch(INVENTORY, **watched)) as reader:
         await heard["feed.waiting"].wait()
         await bus.provision()
@@ -457,7 +457,7 @@ async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(
     """Start.NEW skips what was there, and from then on nothing, a restart included."""
     await _publish(own_bus, 1)
     async with Reader(own_bus.follow(HEALTH, start=Start.NEW)) as reader:
-        api = own_bus._events._jetstream
+        api = own_bus._jetstream
         async with asyncio.timeout(60):
             # The follower has begun when its consumer exists; each look is a round trip.
             while not (await api.call("CONSUMER.NAMES.TOPOBUS_HEALTH"))["consumers"]:

@@ -75,7 +75,7 @@ async def test_key_watch_says_reset_when_a_lost_bucket_was_made_again_unheard(
     """
     await _write(bus, 1)
     await deaf.until(lambda items: 1 in _generations(items))
-    await bus._states._jetstream.call(f"STREAM.DELETE.{_STREAM}")
+    await bus._jetstream.call(f"STREAM.DELETE.{_STREAM}")
     await bus.provision()
     await _write(bus, 2)
     items = await deaf.until(lambda items: 2 in _generations(items))
@@ -138,7 +138,7 @@ async def test_nothing_of_one_key_needs_a_consumer(bus: Bus, monkeypatch: pytest
         assert [entry.value.generation for entry in await bus.list(INVENTORY, **_KEY)] == [2]
         assert [entry.value.generation for entry in await bus.history(INVENTORY, **_KEY)] == [1, 2]
         assert [event.value.generation for event in await bus.last(HEALTH, limit=1, device="gpu-0", **_KEY)] == [1]
-        infos = [await bus._states._jetstream.stream_info(name) for name in stream_names()]
+        infos = [await bus._jetstream.stream_info(name) for name in stream_names()]
 
     assert [info.consumer_count for info in infos if info is not None] == [0] * len(infos)
     assert [verb for verb in verbs if verb.startswith("CONSUMER")] == []

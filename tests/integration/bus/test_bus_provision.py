@@ -30,7 +30,7 @@ _LIMIT_S = 60.0
 async def test_provision_makes_every_stream_and_bucket_when_the_server_is_empty(bus: Bus) -> None:
     """All of the catalogue exists afterwards, and doing it again changes nothing."""
     await bus.provision()
-    names = (await bus._states._jetstream.call("STREAM.NAMES"))["streams"]
+    names = (await bus._jetstream.call("STREAM.NAMES"))["streams"]
 
     assert sorted(names) == sorted([f"KV_{state.bucket}" for state in BUCKETS] + [event.stream for event in EVENTS])
 
@@ -122,9 +122,7 @@ async def test_provision_names_the_subject_when_a_stream_of_others_takes_it(nats
     and what to do.
     """
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
-        await bus._states._jetstream.call(
-            "STREAM.CREATE.OTHERS", {"name": "OTHERS", "subjects": [f"$KV.{LEDGER.bucket}.>"]}
-        )
+        await bus._jetstream.call("STREAM.CREATE.OTHERS", {"name": "OTHERS", "subjects": [f"$KV.{LEDGER.bucket}.>"]})
 
         with pytest.raises(
             ConfigError, match=rf"KV_{LEDGER.bucket}.*another stream takes.*\$KV\.{LEDGER.bucket}"
@@ -139,7 +137,7 @@ async def test_provision_names_the_difference_when_a_stream_has_drifted(bus: Bus
 
     Nothing is changed behind the operator's back.
     """
-    api = bus._states._jetstream
+    api = bus._jetstream
     info = await api.stream_info("KV_topobus_ledgers")
     assert info is not None
     await api.call("STREAM.UPDATE.KV_topobus_ledgers", {**info.config, "max_msgs_per_subject": 3})
@@ -163,7 +161,7 @@ async def test_provision_makes_the_others_and_names_the_first_when_two_streams_h
     }
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
         for name, config in spoilt.items():
-            await bus._states._jetstream.call(f"STREAM.CREATE.{name}", {**config, "max_msgs_per_subject": 3})
+            await bus._jetstream.call(f"STREAM.CREATE.{name}", {**config, "max_msgs_per_subject": 3})
 
         with pytest.raises(ConfigError, match=stream_names()[1]):
             await bus.provision()
@@ -188,7 +186,7 @@ async def test_provision_refuses_when_replicas_are_wanted_of_an_old_server(nats_
 
 async def test_bucket_cannot_be_emptied_when_somebody_purges_or_rolls_up(bus: Bus) -> None:
     """Neither a purge nor a rollup header empties the ledger: the stream refuses both."""
-    api = bus._states._jetstream
+    api = bus._jetstream
     with pytest.raises(JetStreamError, match="purge"):
         await api.call(f"STREAM.PURGE.KV_{LEDGER.bucket}")
     with pytest.raises(JetStreamError, match=re.compile("roll", re.IGNORECASE)):
@@ -219,7 +217,7 @@ async def test_provision_refuses_a_stream_that_somebody_made_beforehand(
     name = f"KV_{INVENTORY.bucket}"
     wanted = next(config for config in wanted_streams(1) if config["name"] == name)
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
-        api = bus._states._jetstream
+        api = bus._jetstream
         # No server makes a sealed stream; one that is there can be sealed.
         await api.call(f"STREAM.CREATE.{name}", wanted if "sealed" in field else {**wanted, **field})
         if "sealed" in field:
@@ -259,7 +257,7 @@ async def test_streams_are_made_again_when_somebody_deletes_them_while_the_contr
     """
     async with Bus.session(NatsSettings(url=nats_server.url), name=PROVISIONER) as bus:
         await bus.provision()
-        api = bus._states._jetstream
+        api = bus._jetstream
         for name in stream_names():
             await api.call(f"STREAM.DELETE.{name}")
         async with asyncio.timeout(_LIMIT_S):
@@ -275,6 +273,6 @@ async def test_stream_is_made_again_when_a_writer_misses_it(nats_server: NatsSer
     """
     async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
         await bus.provision()
-        await bus._states._jetstream.call(f"STREAM.DELETE.KV_{INVENTORY.bucket}")
+        await bus._jetstream.call(f"STREAM.DELETE.KV_{INVENTORY.bucket}")
 
         assert await bus.put(INVENTORY, inventory(1), node="n1", device_class="gpu") == 1

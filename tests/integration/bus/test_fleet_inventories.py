@@ -41,13 +41,13 @@ async def test_inventories_of_a_flood_of_nodes_without_a_machine_are_left_unread
     for number in range(20):
         await _put(bus, f"ghost{number:02}", "gpu")
     read: list[str] = []
-    watch = bus._states.watch
+    watch = bus._watch
 
     def noting(state: object, parts: dict[str, str], *rest: object) -> object:
         read.append(parts.get("node", "everything"))
         return watch(state, parts, *rest)  # type: ignore[arg-type]  # as the bus calls it
 
-    monkeypatch.setattr(bus._states, "watch", noting)
+    monkeypatch.setattr(bus, "_watch", noting)
 
     entries, unread = await list_inventories(bus)
 

@@ -48,7 +48,7 @@ async def test_nobody_but_the_controller_makes_streams_when_permissions_are_on(
     beforehand could copy the ledger anywhere.
     """
     async with secured.bus(PROVISIONER) as controller:
-        await controller._states._jetstream.call(f"STREAM.UPDATE.KV_{INVENTORY.bucket}", wanted_streams(1)[1])
+        await controller._jetstream.call(f"STREAM.UPDATE.KV_{INVENTORY.bucket}", wanted_streams(1)[1])
     async with secured.attacker(principal) as attacker:
         for name in stream_names():
             for verb in ("CREATE", "UPDATE", "DELETE", "PURGE"):
@@ -61,9 +61,9 @@ async def test_nobody_but_the_controller_makes_streams_when_permissions_are_on(
 
 async def _bound(controller: Bus, stream: str, max_bytes: int) -> None:
     """Make a stream small, so that it is soon full; only who makes streams may."""
-    info = await controller._states._jetstream.stream_info(stream)
+    info = await controller._jetstream.stream_info(stream)
     assert info is not None
-    await controller._states._jetstream.call(f"STREAM.UPDATE.{stream}", {**info.config, "max_bytes": max_bytes})
+    await controller._jetstream.call(f"STREAM.UPDATE.{stream}", {**info.config, "max_bytes": max_bytes})
 
 
 _SMALL = 24 * 1024 * 1024

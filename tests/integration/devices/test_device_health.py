@@ -219,7 +219,7 @@ async def _fill_health(bus: Bus) -> None:
 
     A small stream, so that it is soon done.
     """
-    api = bus._states._jetstream
+    api = bus._jetstream
     info = await api.stream_info(HEALTH.stream)
     assert info is not None
     await api.call(f"STREAM.UPDATE.{HEALTH.stream}", {**info.config, "max_bytes": 1024 * 1024})

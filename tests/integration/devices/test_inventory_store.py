@@ -67,7 +67,7 @@ async def test_inventory_is_written_again_when_somebody_writes_over_it(bench: De
         inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
         forged = _FORGED_INVENTORIES[forgery](inventory)
         subject, stream = f"$KV.{_BUCKET}.{NODE}.gpu", f"KV_{_BUCKET}"
-        at = (await bench.bus._states._jetstream.store(subject, forged, stream=stream, headers={})).sequence
+        at = (await bench.bus._jetstream.store(subject, forged, stream=stream, headers={})).sequence
         async with Reader(bench.bus.watch(INVENTORY, node=NODE, device_class="gpu")) as changes:
             items = await changes.until(lambda items: any(change.revision > at and change.value for change in items))
             # The end of the snapshot may have come behind it.
@@ -118,7 +118,7 @@ async def test_service_says_all_again_when_a_stream_is_deleted_under_it(bench: D
     async with bench.service(ToyDriver("acme", count=1)):
         await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
         await bench.event(lambda health_event: health_event.device == "gpu-acme-0")
-        await bench.bus._states._jetstream.call(f"STREAM.DELETE.{stream}")
+        await bench.bus._jetstream.call(f"STREAM.DELETE.{stream}")
         inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
         event = await bench.event(lambda health_event: health_event.device == "gpu-acme-0")
 

@@ -139,7 +139,7 @@ async def test_topology_puts_back_what_was_answered_when_its_ledger_is_forged_be
     async with topology(nats_server.url):
         await ask_place(bus, "op-1", TRAINER)
     forged = encode(Ledger(node=NODE, epoch=50, sequence=100))
-    await bus._states._jetstream.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})
+    await bus._jetstream.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})
     async with topology(nats_server.url):
         await ask_place(bus, "op-2", pod("other", container(gpu=1)))
         entry = await bus.get(LEDGER, node=NODE)

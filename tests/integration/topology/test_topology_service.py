@@ -236,7 +236,7 @@ async def test_topology_puts_back_what_it_answered_when_somebody_forges_its_ledg
     numbers that it can read, and none sees an empty one as true.
     """
     await ask_place(bus, "op-1", TRAINER)
-    api = bus._states._jetstream
+    api = bus._jetstream
     before = await bus.get(LEDGER, node=NODE)
     assert before is not None
     forgeries = [

@@ -54,8 +54,12 @@ class Asks:
         self._answerers: list[Answerer] = []
         self._has_twin = False
 
-    async def ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
-        """Ask, and wait for the first answer."""
+    async def ask(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, **parts: str) -> R:
+        """Ask a peer, and wait for the first answer.
+
+        Errors: PeerUnavailable when there is no peer, none answers in time or the peer failed;
+        ContractError when one cannot read the other; HardwareError when the peer's hardware failed.
+        """
         with called(f"ask {ask.name}", **parts):
             return await self._ask(ask, request, timeout_s, parts)
 
@@ -110,9 +114,11 @@ class Asks:
                 self._connection.clock.monotonic() - started
             )
 
-    async def is_answered(self, ask: Ask[Any, Any], timeout_s: float, parts: dict[str, str]) -> Answered | Silent:
+    async def is_answered(self, ask: Ask[Any, Any], *, timeout_s: float, **parts: str) -> Answered | Silent:
         """Ask for a sign of life, which the peer's loop over the subscription gives: no handler is
-        run.
+        run. Every permitted asker may call this.
+
+        Raises nothing for a peer or a server that is away.
         """
         self._check_asker(ask)
         started = self._connection.clock.monotonic()
@@ -144,11 +150,17 @@ class Asks:
         self,
         ask: Ask[Q, R],
         handler: Callable[[Q], Awaitable[R]],
-        concurrency: int,
-        parts: dict[str, str],
+        *,
+        concurrency: int = 64,
         workload: Workload[Q, R] | None = None,
+        **parts: str,
     ) -> None:
-        """Answer from now on."""
+        """Answer an ask from now on, up to `concurrency` at a time.
+
+        A TopobusError of the handler becomes an error answer. More requests wait in a bounded queue
+        and are served asker by asker. `workload` decides which requests are expensive: these run
+        after the others, few at a time.
+        """
         if not ask.queue_group:
             await self._detect_twin(ask, parts)
         answerer = Answerer(self._connection, ask, parts, handler, concurrency, workload)
@@ -229,8 +241,12 @@ class Asks:
         self._has_twin = True
         report_twin(ask, (answer.headers or {}).get(TWIN, "unknown"))
 
-    async def drain(self, *, timeout_s: float, device_class: str = "") -> None:
-        """Stop listening and finish what has arrived, for one class alone if it is given."""
+    async def stop_answering(self, *, timeout_s: float = 1.0, device_class: str = "") -> None:
+        """Answer nothing from now on (for one class alone, if it is given), and finish what has
+        arrived.
+
+        The next instance takes over the answers while this one continues its other work.
+        """
         ending = [answerer for answerer in self._answerers if device_class in ("", answerer.device_class)]
         if ending:
             await asyncio.gather(*(answerer.drain(timeout_s) for answerer in ending))

@@ -77,24 +77,29 @@ class Span:
 
 
 class Events:
-    """Publishes and follows events."""
+    """Publishes and follows events, sends and hears notices.
+
+    Shapes: parts — of the subject by name.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._jetstream = JetStream(connection)
         self._source = quote(f"/topobus/{connection.name}", safe=_SAFE)
 
-    async def publish(self, event: Event[M], value: M, event_id: str, parts: dict[str, str]) -> int:
-        """Store one event. The same id within two minutes is stored once.
+    async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
+        """Store an event, and return its sequence.
 
-        Errors: raises AmbiguousWrite when it was not confirmed, PeerUnavailable when it was not
-        stored.
+        The same id within two minutes is stored once, so an unconfirmed one may be published again.
+
+        Errors: AmbiguousWrite when it was not confirmed, PeerUnavailable when it surely was not
+        stored (StoreFull when there is no room).
         """
         subject = event.subject(**parts)
         headers = {_ID: event_id, **self._attributes(event, event_id, parts, self._now())}
         outcome = "failed"
         try:
-            sequence = await self._store(event.stream, subject, encode(value), headers)
+            sequence = await self._store_event(event.stream, subject, encode(value), headers)
             outcome = "written"
             return sequence
         except JetStreamError as err:
@@ -103,9 +108,11 @@ class Events:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
 
     async def notify(self, notice: Notice[M], values: Mapping[str, M]) -> None:
-        """Send to all listeners, each by its id.
+        """Send notices to all listeners, each by its event id.
 
-        A notice that cannot be sent now is logged, counted and dropped.
+        Best effort: one that cannot be sent now is logged, counted and dropped.
+
+        Cost: no round trip.
         """
         time = self._now()
         for event_id, value in values.items():
@@ -129,12 +136,14 @@ class Events:
             self._connection.metrics.writes.labels(notice.name, outcome).inc()
 
     async def listen(
-        self, notice: Notice[M], parts: dict[str, str], on_missed: Callable[[int], None] | None = None
+        self, notice: Notice[M], *, on_missed: Callable[[int], None] | None = None, **parts: str
     ) -> AsyncGenerator[M, None]:
-        """Yield every notice of the pattern that comes from now on, without end.
+        """Yield every notice that matches from now on, without end.
 
-        Those that come while NATS is away are missed, and `on_missed` gets the number of those that
-        came too fast.
+        Notices that come while NATS is away, or faster than they are read, are missed.
+
+        Shapes: on_missed — called with the number that came too fast, before the next one that was
+        not missed.
         """
         arrived: asyncio.Queue[tuple[Msg, int]] = asyncio.Queue(maxsize=_UNREAD_NOTICES)
         missed = 0
@@ -191,7 +200,7 @@ class Events:
             }
         )
 
-    async def _store(self, stream: str, subject: str, data: bytes, headers: Headers) -> int:
+    async def _store_event(self, stream: str, subject: str, data: bytes, headers: Headers) -> int:
         """Store an event, and return its sequence, or that of the same event that is there already.
 
         A stream takes an id for a repetition whichever process used it, and others that write to
@@ -212,15 +221,17 @@ class Events:
     async def follow(
         self,
         event: Event[M],
-        start: Start,
-        parts: dict[str, str],
+        *,
+        start: Start = Start.PRESENT,
         on_waiting: Callable[[str], None] | None = None,
         on_replaced: Callable[[], None] | None = None,
+        **parts: str,
     ) -> AsyncGenerator[Received[M], None]:
-        """Yield every event of the pattern, without end.
+        """Yield every event that matches, without end, gap or duplicate. A lost connection heals by
+        itself.
 
-        `on_waiting` is called with the reason each time that a read failed, `on_replaced` when all
-        events come again.
+        Shapes: on_waiting — called with the reason each time that a read failed; on_replaced —
+        called when the stream was lost or restored: all events that it has now come again.
         """
         beginning = {Start.PRESENT: From.NEWEST_OF_EACH, Start.ALL: From.ALL, Start.NEW: From.NEW}[start]
         feed = self._feed(event, parts, beginning, on_waiting=on_waiting)
@@ -229,14 +240,15 @@ class Events:
                 if item is Mark.RESET and on_replaced is not None:
                     on_replaced()
                 if isinstance(item, Delivery):
-                    received = self._read(event, item)
+                    received = self._read_event(event, item)
                     if received is not None:
                         yield received
 
-    async def present(self, event: Event[M], parts: dict[str, str]) -> tuple[Received[M], ...]:
-        """Give the newest event of each subject of the pattern.
+    async def present(self, event: Event[M], **parts: str) -> tuple[Received[M], ...]:
+        """Give the newest event of each subject that matches, in their order in the stream.
 
         Those that no contract accepts are logged and left out.
+        Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
         """
         newest: dict[str, Received[M]] = {}
         patience = ReadTimeout(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
@@ -244,7 +256,7 @@ class Events:
             while (item := await patience.next(items)) is not Mark.CAUGHT_UP:
                 if item is Mark.RESET:
                     newest.clear()
-                elif (received := self._read(event, item)) is not None:
+                elif (received := self._read_event(event, item)) is not None:
                     newest[item.subject] = received
         return tuple(newest.values())
 
@@ -261,13 +273,14 @@ class Events:
             raise PeerUnavailable(f"stream {event.stream} does not exist")
         return Span(created=info.created, oldest=max(info.first_sequence, 1), newest=info.last_sequence)
 
-    async def last(self, event: Event[M], limit: int, parts: dict[str, str]) -> tuple[Received[M], ...]:
-        """Return the newest events of the pattern, oldest first.
+    async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
+        """Return the newest events that match, oldest first.
 
         Looks back from the end, twice as far each time, so that half a gigabyte of decisions is not
         read to see the last twenty.
 
-        Errors: raises PeerUnavailable when the stream cannot be read.
+        Errors: PeerUnavailable when the stream cannot be read.
+        Cost: two requests, and those further reads. One event alone needs no consumer.
         """
         try:
             newest = await self._jetstream.last_message(event.stream, event.pattern(**parts))
@@ -276,7 +289,7 @@ class Events:
             raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
         if limit <= 0 or newest is None or info is None:
             return ()
-        if limit == 1 and (only := self._read(event, _delivered(newest))) is not None:
+        if limit == 1 and (only := self._read_event(event, _delivered(newest))) is not None:
             # Without a consumer: the last event of a service must be readable also when users have
             # taken all consumers that the stream may have.
             return (only,)
@@ -299,7 +312,7 @@ class Events:
         try:
             async with aclosing(self._jetstream.messages_of(event.stream, subject)) as messages:
                 async for message in messages:
-                    received = self._read(event, _delivered(message))
+                    received = self._read_event(event, _delivered(message))
                     newest = (received,) if received is not None else newest
         except JetStreamError as err:
             raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
@@ -317,7 +330,7 @@ class Events:
                         return span
                     span.clear()
                     continue
-                received = self._read(event, item)
+                received = self._read_event(event, item)
                 if received is not None:
                     span.append(received)
                 if item.sequence >= upto:
@@ -339,7 +352,7 @@ class Events:
         hints = pattern if connection.name == "user" else stored_subject(pattern)
         return PatternFeed(connection, event.stream, pattern, hints, start, behind=behind, on_waiting=on_waiting)
 
-    def _read(self, event: Event[M], item: Delivery) -> Received[M] | None:
+    def _read_event(self, event: Event[M], item: Delivery) -> Received[M] | None:
         try:
             tokens = item.subject.split(".")[-len(event.parts) :]
             value = decode(item.data, event.message, where=item.subject)

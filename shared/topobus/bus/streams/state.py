@@ -103,7 +103,12 @@ class Unreadable(Generic[M]):
 
 
 class States:
-    """Reads and writes buckets."""
+    """Reads and writes buckets.
+
+    Shapes: parts — of the key by name; all of them where one key is meant, else any, which select.
+    Errors: each method raises ContractError for a part that no subject can hold or a value that no
+    contract accepts, and PeerUnavailable when NATS is away.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -111,10 +116,10 @@ class States:
         self._writers: dict[str, StoredWriter[Any]] = {}
         """By bucket and key: of states with entries, what this process has written last."""
 
-    async def get(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
-        """Read one key from the leader. None when absent or deleted.
+    async def get(self, state: State[M], **parts: str) -> Entry[M] | None:
+        """Read one key from the leader. None when it does not exist.
 
-        Errors: raises ContractError when its bytes fit no contract.
+        Errors: ContractError for bytes that are no such value, PeerUnavailable.
         """
         key = state.key(**parts)
         home, stored = await self._newest_of_all(state, key)
@@ -129,13 +134,14 @@ class States:
             raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
         return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
 
-    async def get_or_last(self, state: State[M], parts: dict[str, str]) -> Entry[M] | Unreadable[M] | None:
-        """Read one key as `get`.
+    async def get_or_last(self, state: State[M], **parts: str) -> Entry[M] | Unreadable[M] | None:
+        """Read one key as `get` does, but return bytes that are no such value as an answer.
 
-        Where its bytes fit no contract, return Unreadable, with the newest value that can be read.
+        Errors: PeerUnavailable.
+        Cost: where the value cannot be read, one request for each that the bucket has kept.
         """
         try:
-            return await self.get(state, parts)
+            return await self.get(state, **parts)
         except ContractError as err:
             revision = err.facts.get("revision")
             if not isinstance(revision, int):
@@ -143,20 +149,27 @@ class States:
             return Unreadable(revision=revision, why=err.message, last=await self._last_readable(state, parts))
 
     async def _last_readable(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
-        return next(reversed(await self.history(state, parts)), None)
+        return next(reversed(await self.history(state, has_deleted=False, **parts)), None)
 
-    async def fingerprint(self, state: State[Any], parts: dict[str, str]) -> str:
-        """Give the revision of a key and a digest of its bytes, unread.
+    async def fingerprint(self, state: State[Any], **parts: str) -> str:
+        """Give the revision of a key and a digest of its bytes, unread: it differs for every stored
+        value. Empty when the key does not exist.
 
-        Empty when absent or deleted.
+        Errors: PeerUnavailable.
+        Cost: one request.
         """
         _, stored = await self._newest_of_all(state, state.key(**parts))
         if stored is None or _OPERATION in stored[1]:
             return ""
         return f"{stored[0]}-{hashlib.sha256(stored[2]).hexdigest()}"
 
-    async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
-        """Write a key whatever it holds."""
+    async def put(self, state: State[M], value: M, **parts: str) -> int:
+        """Write a key whatever it holds, and return the revision.
+
+        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it surely was
+        not done (StoreFull when there is no room), ContractError for a value that is larger than
+        the bucket takes.
+        """
         state = state.home(**parts)
         key = state.key(**parts)
         where = f"{state.bucket}/{key}"
@@ -170,9 +183,14 @@ class States:
         return await self._store(state, key, data, {})
 
     async def compare_and_set(
-        self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]
+        self, state: State[M], value: M, expected_revision: int, **parts: str
     ) -> Written | Conflict:
-        """Write if the key is still at the revision. Revision 0: if it does not exist."""
+        """Write a key that is still at the expected revision. Revision 0: a key that does not
+        exist.
+
+        Errors: AmbiguousWrite when the write was not confirmed. It may still happen, so read again
+        and write at the new revision.
+        """
         state = state.home(**parts)
         key = state.key(**parts)
         where = f"{state.bucket}/{key}"
@@ -194,14 +212,20 @@ class States:
                 return Conflict()
             expected = stored[0]
 
-    async def delete(self, state: State[Any], parts: dict[str, str]) -> None:
-        """Mark the key as deleted."""
+    async def delete(self, state: State[Any], **parts: str) -> None:
+        """Delete a key, whatever it holds now. A key that does not exist is no error.
+
+        Errors: AmbiguousWrite when the deletion was not confirmed, PeerUnavailable when it surely
+        was not done.
+        """
         await self._store(state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL"})
 
-    async def compare_and_delete(
-        self, state: State[Any], expected_revision: int, parts: dict[str, str]
-    ) -> Conflict | None:
-        """Mark the key as deleted if it is still at the revision."""
+    async def compare_and_delete(self, state: State[Any], expected_revision: int, **parts: str) -> Conflict | None:
+        """Delete a key that is still at the expected revision.
+
+        Errors: AmbiguousWrite when the deletion was not confirmed. It may still happen, so read
+        again.
+        """
         try:
             await self._store(
                 state.home(**parts), state.key(**parts), b"", {_OPERATION: "DEL", _EXPECTED: str(expected_revision)}
@@ -210,16 +234,18 @@ class States:
             return Conflict()
         return None
 
-    async def list(
-        self, state: State[M], parts: dict[str, str], on_rejected: Rejected | None = None
-    ) -> tuple[Entry[M], ...]:
-        """Read all present entries, sorted by key.
+    async def list(self, state: State[M], *, on_rejected: Rejected | None = None, **parts: str) -> tuple[Entry[M], ...]:
+        """Read all entries that match, sorted by key.
 
-        Malformed ones are logged, passed to `on_rejected` by key and reason, and left out.
+        An entry that no contract accepts is logged, passed to `on_rejected` by key and reason, and
+        left out.
+
+        Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
+        Cost: all matching values cross the wire. Use `watch` for repeated reads.
         """
         entries: dict[str, Entry[M]] = {}
         patience = ReadTimeout(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
-        async with aclosing(self.watch(state, parts, on_rejected)) as changes:
+        async with aclosing(self._watch(state, parts, on_rejected)) as changes:
             while True:
                 change = await patience.next(changes)
                 if change.kind is ChangeKind.SNAPSHOT_END:
@@ -236,10 +262,13 @@ class States:
                     entries.pop(key, None)
         return tuple(entries[key] for key in sorted(entries))
 
-    async def keys(self, state: State[Any], parts: dict[str, str]) -> tuple[dict[str, str], ...]:
-        """Name the keys that match and exist, sorted, and read no value.
+    async def keys(self, state: State[Any], **parts: str) -> tuple[dict[str, str], ...]:
+        """Name all keys that match, by their parts, sorted.
 
         A stored key that the state cannot have made is left out.
+
+        Errors: PeerUnavailable when nothing comes within the time of `nats.timeout_s`.
+        Cost: a consumer of each of the state's buckets, for headers alone. No value is read.
         """
         newest: dict[str, tuple[int, bool]] = {}
         for bucket in state.buckets():
@@ -277,9 +306,7 @@ class States:
                     )
         return stored
 
-    async def history(
-        self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False
-    ) -> tuple[Entry[M], ...]:
+    async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
         """Read the kept values of one key since it was last deleted, oldest first.
 
         Values that cannot be read are left out. The values are read one by one. Those that the
@@ -312,7 +339,33 @@ class States:
             raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
         return tuple(entry for entry in entries if 0 < oldest <= entry.revision)
 
-    async def watch(
+    def watch(
+        self, state: State[M], on_rejected: Rejected | None = None, /, **parts: str
+    ) -> AsyncGenerator[Change[M], None]:
+        """Yield the present entries, SNAPSHOT_END, then every change, without end. A lost
+        connection heals by itself.
+
+        RESET is yielded when history was lost. The present entries then come again, and a
+        SNAPSHOT_END. A value that no contract accepts is logged and passed to `on_rejected` by key
+        and reason, and the reader keeps the last good one. When all parts of the key are given,
+        only the newest of several close changes is yielded, because only that one is read.
+
+        Errors: raises nothing while NATS is away or the bucket is gone: it waits.
+        Cost: one consumer at the server. For one key there is none: the key is read when the server
+        announces a write, and checked every 30 s.
+        """
+        return self._watch(state, parts, on_rejected)
+
+    def watch_to_write(self, state: State[M], /, **parts: str) -> AsyncGenerator[Change[M], None]:
+        """Watch as `watch` does, for a writer of these keys at their revisions: a value that no
+        contract accepts is yielded as well, so that it can be overwritten.
+
+        Shapes: such a change is UNREADABLE, with the key's revision, and the newest value before it
+        that can be read, None where the bucket has kept none.
+        """
+        return self._watch(state, parts, yields_unreadable=True)
+
+    async def _watch(
         self,
         state: State[M],
         parts: dict[str, str],
@@ -320,16 +373,8 @@ class States:
         *,
         yields_unreadable: bool = False,
     ) -> AsyncGenerator[Change[M], None]:
-        """Yield the snapshot, its end, then every change, without end.
-
-        One key that is named wholly is read without a consumer, and of several changes at once the
-        newest is yielded.
-
-        Shapes: yields_unreadable — a value that no contract accepts is yielded as UNREADABLE, with
-        the newest one that can be read: for writers of the keys, at their revisions.
-
-        After the snapshot also the deletion of a key that was not yielded: its value may have come
-        and gone while the feed was made again, and its writer knows it.
+        """Watch. After the snapshot also the deletion of a key that was not yielded is one: its
+        value may have come and gone while the feed was made again, and its writer knows it.
         """
         prefix = bucket_subject(state, "")
         # For one key: remembering many would take their size in memory.
