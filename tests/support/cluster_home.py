@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from topobus.bus.bus import Bus
 from topobus.controller.cluster.service import ClusterController
 from topobus.controller.config import ClusterSettings, ControllerSettings
-from topobus.controller.store.api import Api
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.formats.kubernetes.built_in_classes import class_selector
 from topobus.process.clock import Clock, SystemClock
@@ -205,7 +204,7 @@ class ClusterHome:
     async def controller(
         self,
         *,
-        wrap: Callable[[Api], Api] = lambda api: api,
+        wrap: Callable[[KubernetesApi], KubernetesApi] = lambda api: api,
         clock: Clock | None = None,
         settings: ControllerSettings | None = None,
     ) -> AsyncIterator[ClusterController]:
@@ -219,7 +218,7 @@ async def running_controller(
     settings: ControllerSettings,
     nats_url: str,
     *,
-    wrap: Callable[[Api], Api] = lambda api: api,
+    wrap: Callable[[KubernetesApi], KubernetesApi] = lambda api: api,
     clock: Clock | None = None,
 ) -> AsyncIterator[ClusterController]:
     """Run one replica at the API server that the settings name."""

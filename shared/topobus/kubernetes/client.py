@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from urllib.parse import quote
 
 import httpx2
@@ -192,15 +192,22 @@ class KubernetesClient:
         path: str,
         params: Mapping[str, str] | None,
         content: bytes | None,
-        headers: Mapping[str, str],
+        headers: dict[str, str],
     ) -> httpx2.Response:
         """Send one request and return an answer that would be the same if asked again.
 
         Errors: raises PeerUnavailable.
         """
+
+        async def request() -> httpx2.Response:
+            access = self._access
+            return await access.client.request(
+                method, access.url(path, params), content=content, headers=headers, extensions=access.extensions
+            )
+
         await self._wait()
         try:
-            answer = await self._send(method, path, params, content, headers)
+            answer = await self._send(request)
         except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError) as err:
             raise PeerUnavailable(f"API server {self.server}: {_describe(err)}", retry_after_s=0.0) from err
         # Checked before the body is read: what rejects requests on the way (a rate limit, a proxy)
@@ -209,39 +216,18 @@ class KubernetesClient:
             raise self._trouble(answer)
         return answer
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        content: bytes | None,
-        headers: Mapping[str, str],
-    ) -> httpx2.Response:
+    async def _send(self, request: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
         """Send a request, and repeat it when our replaced token or certificates made it fail."""
         used = self._access
         try:
-            answer = await self._request(method, path, params, content, headers)
+            answer = await request()
         except (httpx2.TransportError, KubeConfigError, OSError):
             if not await self._renew(used):
                 raise
         else:
             if answer.status_code != _UNAUTHORIZED or not await self._renew(used):
                 return answer
-        return await self._request(method, path, params, content, headers)
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        content: bytes | None,
-        headers: Mapping[str, str],
-    ) -> httpx2.Response:
-        access = self._access
-        url = access.url(path, params)
-        return await access.client.request(
-            method, url, content=content, headers=dict(headers), extensions=access.extensions
-        )
+        return await request()
 
     async def _renew(self, used: Access) -> bool:
         """Read the configuration again if its files have changed since `used` was read.

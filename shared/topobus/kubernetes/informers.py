@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from topobus.formats.kubernetes.objects import ObjectKey
 from topobus.kubernetes.answers import HistoryLost, Plain
 from topobus.kubernetes.object_feed import ObjectFeed
-from topobus.kubernetes.reading import Kind, ReadApi, WatchEventKind
+from topobus.kubernetes.reading import Kind, WatchEventKind
 from topobus.process.backoff import full_jitter
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable
+
+if TYPE_CHECKING:
+    # It loads a client library, which a process that only keeps objects by this protocol does not need.
+    from topobus.kubernetes.api_reader import ApiReader
 
 __all__ = ["Informer", "Key", "Sink"]
 
@@ -52,7 +56,7 @@ class Informer:
 
     def __init__(
         self,
-        api: ReadApi,
+        api: ApiReader,
         kind: Kind,
         sink: Sink,
         *,

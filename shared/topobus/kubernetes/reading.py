@@ -1,21 +1,18 @@
-"""The reading half of a Kubernetes API server's protocol: kinds, pages of lists, lines of watches.
+"""What is read from a Kubernetes API server: kinds, pages of lists, lines of watches. Objects are in
+Kubernetes' wire shape.
 
-Informers depend on this and on no client library. Objects are in Kubernetes' wire shape. A request
-without an answer raises PeerUnavailable.
 Source: Kubernetes API concepts (resource versions, bookmarks, 410).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from enum import StrEnum
-from typing import Protocol
 
 from msgspec import Struct
 
 from topobus.kubernetes.answers import Plain
 
-__all__ = ["CLAIMS", "DRA_GROUP", "DRA_VERSIONS", "PODS", "Kind", "Page", "ReadApi", "WatchEvent", "WatchEventKind"]
+__all__ = ["CLAIMS", "DRA_GROUP", "DRA_VERSIONS", "PODS", "Kind", "Page", "WatchEvent", "WatchEventKind"]
 
 
 class Kind(Struct, frozen=True, kw_only=True):
@@ -62,39 +59,3 @@ class WatchEvent(Struct, frozen=True, kw_only=True):
     kind: WatchEventKind
     version: str
     object: Plain = {}
-
-
-class ReadApi(Protocol):
-    """The reads that an API server offers.
-
-    All methods raise PeerUnavailable when it does not answer, or asks the client to retry later.
-    """
-
-    async def version_of(self, kind: Kind) -> str:
-        """Name the best version of a kind that the server serves and we can read.
-
-        Empty when there is none.
-        """
-        ...
-
-    def drop_versions(self) -> None:
-        """Discard the known versions, because the server may have been replaced or upgraded."""
-        ...
-
-    async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
-        """Read an object from the server. None: it does not exist."""
-        ...
-
-    def pages(self, kind: Kind) -> AsyncGenerator[Page, None]:
-        """List all objects, page by page.
-
-        Raises HistoryLost when the list became too old between two pages.
-        """
-        ...
-
-    def watch(self, kind: Kind, version: str) -> AsyncGenerator[WatchEvent, None]:
-        """Follow changes after a version until the server ends the watch.
-
-        Errors: raises HistoryLost.
-        """
-        ...

@@ -19,13 +19,13 @@ import pytest_asyncio
 
 from support.cluster_home import ClusterHome, claim, pod, template
 from topobus.controller.store.api import (
-    Api,
     Kind,
     Page,
     Plain,
     Rejected,
     WatchEvent,
 )
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.errors import PeerUnavailable
@@ -42,7 +42,7 @@ class MortalApi:
     reaches the server, or after.
     """
 
-    def __init__(self, api: Api, deadly: int, *, is_after: bool, is_silent: bool = False) -> None:
+    def __init__(self, api: KubernetesApi, deadly: int, *, is_after: bool, is_silent: bool = False) -> None:
         self._api = api
         self._deadly = deadly
         self._is_after = is_after
@@ -122,7 +122,7 @@ async def _die_at(
     """Run a replica until it dies at a write; False when the work was done without that many."""
     made: list[MortalApi] = []
 
-    def wrap(api: Api) -> Api:
+    def wrap(api: KubernetesApi) -> KubernetesApi:
         made.append(MortalApi(api, write, is_after=is_after))
         return made[0]
 

@@ -27,13 +27,13 @@ from support.cluster_home import (
 from support.cluster_poison import WHOLE, poison
 from topobus.bus.bus import Bus
 from topobus.controller.store.api import (
-    Api,
     Kind,
     Page,
     Plain,
     Rejected,
     WatchEvent,
 )
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import PlaceRequest, ReleaseReply, ReleaseRequest
 from topobus.simulation.nats_server import NatsServer
@@ -152,7 +152,7 @@ class PoisonedApi:
     server, a defect or an attacker might.
     """
 
-    def __init__(self, api: Api, poison: Mapping[str, list[Plain]]) -> None:
+    def __init__(self, api: KubernetesApi, poison: Mapping[str, list[Plain]]) -> None:
         self._api = api
         self._poison = poison
         self.shown: set[str] = set()
@@ -229,7 +229,7 @@ async def test_malformed_objects_keep_nobody_else_from_devices(home: ClusterHome
     assert len(spoilt_objects) > 30
     api: list[PoisonedApi] = []
 
-    def wrap(real: Api) -> Api:
+    def wrap(real: KubernetesApi) -> KubernetesApi:
         api.append(PoisonedApi(real, {kind.name: spoilt_objects}))
         return api[0]
 

@@ -15,7 +15,8 @@ import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
 from support.cluster_home import node as cluster_node
-from topobus.controller.store.api import Api, Kind
+from topobus.controller.store.api import Kind
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
@@ -192,7 +193,7 @@ class BindingApi:
     intent for another node was written.
     """
 
-    def __init__(self, api: Api, home: ClusterHome) -> None:
+    def __init__(self, api: KubernetesApi, home: ClusterHome) -> None:
         self._api = api
         self._home = home
         self.intended: list[str] = []
@@ -221,7 +222,7 @@ async def test_pod_gets_devices_where_it_is_when_it_was_bound_elsewhere_meanwhil
     home.put(claim("c"), pod("p", "c"))
     made: list[BindingApi] = []
 
-    def wrap(api: Api) -> Any:
+    def wrap(api: KubernetesApi) -> Any:
         made.append(BindingApi(api, home))
         return made[0]
 

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from topobus.controller.store.api import Api, Kind, Rejected
+from topobus.controller.store.api import Kind, Rejected
 from topobus.controller.store.cluster_events import EventRecorder
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.engine.claims.stored import Stored
 from topobus.formats.messages.messages import ApiObject
 from topobus.testing.clock import LoopClock, ManualClock
@@ -49,7 +50,7 @@ async def test_event_has_300_characters_at_most_and_says_where_the_rest_is(
     Of a longer one the beginning is kept, which says the nearest miss.
     """
     server = _Server()
-    events = EventRecorder(cast(Api, server), LoopClock(), "controller-1")
+    events = EventRecorder(cast(KubernetesApi, server), LoopClock(), "controller-1")
 
     await events.warn(POD, "DoesNotFit", message, more=more)
 
@@ -95,7 +96,7 @@ def _pod(number: int, namespace: str = "default") -> Stored:
 async def _told_to(count: int) -> tuple[_Store, EventRecorder, ManualClock]:
     """Tell so many pods the same reason at one moment."""
     server, clock = _Store(), ManualClock()
-    events = EventRecorder(cast(Api, server), clock, "controller-1")
+    events = EventRecorder(cast(KubernetesApi, server), clock, "controller-1")
     for number in range(count):
         await events.warn(_pod(number), "DoesNotFit", f"node n{number} is full")
     return server, events, clock

@@ -33,7 +33,6 @@ from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.store.api import (
     CLAIMS,
     WATCHED,
-    Api,
 )
 from topobus.controller.store.api_server_store import ApiServerStore
 from topobus.controller.store.cluster_events import EventRecorder
@@ -69,7 +68,7 @@ async def serve_cluster(settings: ControllerSettings, runtime: Runtime) -> None:
 class ClusterController:
     """One replica. Tests replace `api` by an API server that fails."""
 
-    def __init__(self, settings: ControllerSettings, runtime: Runtime, api: Api) -> None:
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, api: KubernetesApi) -> None:
         self._settings = settings
         self._runtime = runtime
         self._state = ApiServerState()

@@ -1,16 +1,6 @@
-"""The protocol of a Kubernetes API server as the controller uses it.
-
-No other module of the cluster home depends on a client library. Objects have Kubernetes' wire
-shape, and the server's refusals are values. A request without an answer raises PeerUnavailable, and
-a write without an answer may or may not have taken effect.
-
-Source: Kubernetes API concepts (resource versions, bookmarks, 410, preconditions of a patch).
-"""
+"""The kinds of objects that the controller reads and writes at a Kubernetes API server."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any, Protocol
 
 from topobus.kubernetes.answers import HistoryLost, Plain, Rejected
 from topobus.kubernetes.reading import (
@@ -20,7 +10,6 @@ from topobus.kubernetes.reading import (
     PODS,
     Kind,
     Page,
-    ReadApi,
     WatchEvent,
     WatchEventKind,
 )
@@ -37,7 +26,6 @@ __all__ = [
     "TAINT_RULES",
     "TEMPLATES",
     "WATCHED",
-    "Api",
     "HistoryLost",
     "Kind",
     "Page",
@@ -80,32 +68,3 @@ WATCHED = (
     PODS,
     NODES,
 )
-
-
-class Api(ReadApi, Protocol):
-    """An API server.
-
-    All methods raise PeerUnavailable when it does not answer, or asks the client to retry later.
-    """
-
-    async def create(self, kind: Kind, plain: Mapping[str, Any]) -> Plain | Rejected:
-        """Create an object. Returns what the server stored."""
-        ...
-
-    async def patch(
-        self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = ""
-    ) -> Plain | Rejected:
-        """Change an object by a merge patch.
-
-        A patch that carries metadata.resourceVersion is refused when the object has changed since.
-
-        Shapes: part — `status` changes the status and nothing else.
-        """
-        ...
-
-    async def delete(self, kind: Kind, namespace: str, name: str, *, version: str) -> Rejected | None:
-        """Delete an object that is still at this version.
-
-        The server only marks an object that has finalizers.
-        """
-        ...

@@ -15,10 +15,10 @@ from topobus.controller.state.cluster_objects import downgraded_claim
 from topobus.controller.store.api import (
     CLAIMS,
     WATCHED,
-    Api,
     Kind,
     Rejected,
 )
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.controller.store.protocol import Conflict, Deleted, Unknown, WriteOutcome
 from topobus.engine.claims.gate import version_of
 from topobus.engine.claims.stored import ObjectKey, Stored
@@ -39,7 +39,7 @@ _SET_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation")
 class ApiServerStore:
     """Claims and pods on an API server, and the copy that each write updates."""
 
-    def __init__(self, api: Api, state: ApiServerState, metrics: ClusterMetrics) -> None:
+    def __init__(self, api: KubernetesApi, state: ApiServerState, metrics: ClusterMetrics) -> None:
         self._api = api
         self._state = state
         self._metrics = metrics
@@ -87,7 +87,7 @@ class ApiServerStore:
         stored = self._known(key)
         if stored is None or stored.revision != revision:
             self._count(_KINDS[key.kind], "lost")
-            return Conflict("the copy shows another version")
+            return Conflict()  # the copy shows another version
         patch = bound_patch(stored.value, value)
         kind = _KINDS[key.kind]
         try:
@@ -126,7 +126,7 @@ class ApiServerStore:
             raise _refusal(kind, key, rejected)
         get_logger().debug("write.lost", kind=kind.name, namespace=key.namespace, name=key.name, why=rejected.message)
         await self.get(key)
-        return Conflict(rejected.message)
+        return Conflict()
 
     async def _unknown(self, kind: Kind, key: ObjectKey, error: PeerUnavailable) -> Unknown:
         """Read the object after a write without an answer."""

@@ -19,9 +19,9 @@ from typing import Any
 from topobus.controller.store.api import (
     EVENTS,
     FIELD_MANAGER,
-    Api,
     Rejected,
 )
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.engine.claims.stored import Stored
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
@@ -74,7 +74,7 @@ class _Counted:
 class EventRecorder:
     """Writes Events."""
 
-    def __init__(self, api: Api, clock: Clock, instance: str) -> None:
+    def __init__(self, api: KubernetesApi, clock: Clock, instance: str) -> None:
         self._api = api
         self._clock = clock
         self._instance = instance

@@ -2,7 +2,11 @@
 (`ApiReader`), merge patches.
 
 Connections and requests are in `topobus.kubernetes`, which the gateway uses as well. Only the
-cluster home imports this module.
+cluster home imports this module. Objects have Kubernetes' wire shape, and the server's refusals are
+values. A request without an answer raises PeerUnavailable, and a write without an answer may or may
+not have taken effect.
+
+Source: Kubernetes API concepts (resource versions, bookmarks, 410, preconditions of a patch).
 """
 
 from __future__ import annotations
@@ -52,6 +56,8 @@ class KubernetesApi(ApiReader):
         """Change an object by a merge patch.
 
         A patch that carries metadata.resourceVersion is refused when the object has changed since.
+
+        Shapes: part — `status` changes the status and nothing else.
         """
         return await self.ask("PATCH", await self.path_of(kind, namespace, name, part), params=_WRITER, body=patch)
 

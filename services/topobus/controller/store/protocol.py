@@ -31,8 +31,6 @@ class Conflict:
     The copy has it, or the watch brings it.
     """
 
-    why: str = ""
-
 
 @dataclass(frozen=True)
 class Unknown:
