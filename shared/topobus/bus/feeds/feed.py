@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 from nats.aio.msg import Msg
 
 from topobus.bus.connection.connection import Connection, Headers
@@ -27,7 +27,7 @@ from topobus.bus.connection.subscriptions import Lasting
 from topobus.bus.failures import JetStreamError
 from topobus.bus.feeds.numbers import read_count
 from topobus.bus.feeds.shared_heartbeats import BEAT_S, Seat
-from topobus.bus.streams.jetstream import JetStream
+from topobus.bus.streams.jetstream import JetStream, StoredMessage
 from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.values.errors import ContractError, PeerUnavailable
@@ -73,16 +73,16 @@ class Mark(Enum):
     """The stream is another one now: what was delivered before is void."""
 
 
-class Delivery(Struct, frozen=True, kw_only=True):
-    """One stored message."""
+class Delivery(StoredMessage, frozen=True, kw_only=True):
+    """One stored message of a feed."""
 
-    subject: str
-    headers: Headers
-    data: bytes
-    sequence: int
-    time_ns: int
     is_replay: bool
     """True for what was there before the feed began."""
+
+    @classmethod
+    def of(cls, stored: StoredMessage, *, is_replay: bool) -> Delivery:
+        """Make one of a message that was read by itself."""
+        return cls(**structs.asdict(stored), is_replay=is_replay)
 
 
 class Place(Struct, frozen=True):

@@ -123,14 +123,7 @@ class KeyFeed:
         self._hinted.set()
 
     def _delivered(self, stored: StoredMessage) -> Delivery:
-        return Delivery(
-            subject=stored.subject,
-            headers=stored.headers,
-            data=stored.data,
-            sequence=stored.sequence,
-            time_ns=stored.time_ns,
-            is_replay=stored.sequence <= self._began_at,
-        )
+        return Delivery.of(stored, is_replay=stored.sequence <= self._began_at)
 
     async def _wait(self, look_s: float) -> bool:
         """Wait for a hint, and until the key may be read again.

@@ -21,7 +21,7 @@ from topobus.bus.failures import JetStreamError
 from topobus.bus.feeds.feed import Delivery, Feed, From, Mark
 from topobus.bus.feeds.pattern_feed import PatternFeed
 from topobus.bus.feeds.read_timeout import ReadTimeout
-from topobus.bus.streams.jetstream import JetStream, StoredMessage
+from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.nouns import Event, Notice, from_token, stored_subject
 from topobus.formats.messages.releases import RELEASE
@@ -289,7 +289,7 @@ class Events:
             raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
         if limit <= 0 or newest is None or info is None:
             return ()
-        if limit == 1 and (only := self._read_event(event, _delivered(newest))) is not None:
+        if limit == 1 and (only := self._read_event(event, Delivery.of(newest, is_replay=True))) is not None:
             # Without a consumer: the last event of a service must be readable also when users have
             # taken all consumers that the stream may have.
             return (only,)
@@ -312,7 +312,7 @@ class Events:
         try:
             async with aclosing(self._jetstream.messages_of(event.stream, subject)) as messages:
                 async for message in messages:
-                    received = self._read_event(event, _delivered(message))
+                    received = self._read_event(event, Delivery.of(message, is_replay=True))
                     newest = (received,) if received is not None else newest
         except JetStreamError as err:
             raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
@@ -368,15 +368,3 @@ class Events:
             value=value,
             is_replay=item.is_replay,
         )
-
-
-def _delivered(stored: StoredMessage) -> Delivery:
-    """Turn a message that was read by itself into the delivery of a feed."""
-    return Delivery(
-        subject=stored.subject,
-        headers=stored.headers,
-        data=stored.data,
-        sequence=stored.sequence,
-        time_ns=stored.time_ns,
-        is_replay=True,
-    )
