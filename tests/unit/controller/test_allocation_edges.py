@@ -12,8 +12,9 @@ import pytest
 from topobus.engine.allocation.bitset_allocator import make_bitset_plan
 from topobus.engine.allocation.explanations import explain_nodes
 from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.node_selectors import node_matches
 from topobus.engine.allocation.node_table import NodeTable, Numbers
-from topobus.engine.allocation.pools import gather_pools, node_matches
+from topobus.engine.allocation.pools import gather_pools
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.suggestions import would_fit
 from topobus.engine.allocation.values import (

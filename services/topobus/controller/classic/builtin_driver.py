@@ -26,7 +26,7 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.classic.classic import ClaimWork, ClassicContext
 from topobus.engine.allocation.capacity import rivals
 from topobus.engine.allocation.miss_reasons import summarize
-from topobus.engine.allocation.pools import node_matches
+from topobus.engine.allocation.node_selectors import selector_matches
 from topobus.engine.allocation.values import DeviceId, node_of
 from topobus.engine.claims.lifecycle import owner_of
 from topobus.engine.claims.objects import Claim
@@ -218,7 +218,7 @@ class BuiltinDriver:
             if not claim.resource_class.spec.get("suitableNodes"):
                 continue
             suitable = classic_lifecycle.read_class(claim.resource_class).suitable_nodes
-            if not node_matches(node_of(node), None, suitable, is_everywhere=False):
+            if suitable is None or not selector_matches(suitable, node_of(node)):
                 message = f"node {node}: {name_of(claim.resource_class)} does not have it among its suitableNodes"
                 return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
         excluded = {

@@ -164,11 +164,7 @@ class Intents:
             self._log.info("pod.bound-elsewhere", pod=str(plan.pod), node=bound_to, intended=node)
             await self.withdraw(plan)
             return Progress.ON
-        devices = {
-            DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-            for intent in intents
-            for granted_device in intent.attempt.allocation.devices.results
-        }
+        devices = {DeviceId.of(granted) for intent in intents for granted in intent.attempt.allocation.devices.results}
         later = self._state.gated_pods.later_intents(newest) | self._state.under_way.claims()
         fit = await self._chooser.still_fits(plan, node, devices, later, is_cheap=is_cheap)
         if isinstance(fit, GaveUp):

@@ -85,10 +85,6 @@ class BindingConditions:
     async def _give_back(self, key: ObjectKey, stored: Stored, verdict: BindingFailed) -> None:
         allocation = stored.claim.status.allocation
         results = allocation.devices.results if allocation is not None else ()
-        devices = [
-            DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-            for granted_device in results
-            if granted_device.binding_conditions
-        ]
+        devices = [DeviceId.of(granted) for granted in results if granted.binding_conditions]
         self._allocator.refusals.add(key, devices, f"binding failed: {verdict.why}")
         await self._deallocation.begin(key, stored, f"binding failed: {verdict.why}")

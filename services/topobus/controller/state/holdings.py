@@ -114,20 +114,15 @@ def _read(stored: Stored) -> _Held:
             owner.uid,
             str(owner),
             frozenset(
-                DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-                for granted_device in results
-                if not granted_device.admin_access and granted_device.share_id is None
+                DeviceId.of(granted) for granted in results if not granted.admin_access and granted.share_id is None
             ),
             tuple(
                 (
-                    DeviceId(granted_device.driver, granted_device.pool, granted_device.device),
-                    tuple(
-                        (name, Quantity.parse(amount))
-                        for name, amount in sorted(granted_device.consumed_capacity.items())
-                    ),
+                    DeviceId.of(granted),
+                    tuple((name, Quantity.parse(amount)) for name, amount in sorted(granted.consumed_capacity.items())),
                 )
-                for granted_device in results
-                if granted_device.share_id is not None
+                for granted in results
+                if granted.share_id is not None
             ),
         )
     except (ContractError, ValueError):

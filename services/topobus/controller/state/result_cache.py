@@ -191,13 +191,7 @@ class ResultCache:
             self._results.clear()
         if isinstance(outcome, Allocated):
             table = cache_key.table
-            ids = [
-                [
-                    DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-                    for granted_device in result.devices.results
-                ]
-                for result in outcome.results
-            ]
+            ids = [[DeviceId.of(granted) for granted in result.devices.results] for result in outcome.results]
             self._results[cache_key.key] = _CachedResult(
                 outcome, tuple([tuple([table.places[device_id] for device_id in device_ids]) for device_ids in ids])
             )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+from topobus.engine.allocation.node_selectors import node_matches
 from topobus.engine.allocation.values import (
     DeviceId,
     Gate,
@@ -23,14 +24,12 @@ from topobus.engine.allocation.values import (
 )
 from topobus.engine.cel.seam import DeviceFacts, facts_of, unreadable
 from topobus.formats.kubernetes.resource import (
-    NodeRequirement,
-    NodeSelector,
     SliceDevice,
     SliceSpec,
 )
 from topobus.values.quantity import Quantity
 
-__all__ = ["Candidate", "DeviceViews", "Pool", "PoolState", "gather_pools", "node_matches", "reasons_unreadable"]
+__all__ = ["Candidate", "DeviceViews", "Pool", "PoolState", "gather_pools", "reasons_unreadable"]
 
 
 class PoolState(StrEnum):
@@ -169,63 +168,6 @@ def gather_pools(
         has_binding = any(candidate.device.binding_conditions for candidate in pool.candidates)
         (obsolete if pool.state is PoolState.OBSOLETE else binding if has_binding else plain).append(pool)
     return tuple(_number(index, pool, views) for index, pool in enumerate((*plain, *binding, *obsolete)))
-
-
-def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *, is_everywhere: bool) -> bool:
-    """Say whether name, selector or `is_everywhere` select a node. With none of them set no node is
-    selected.
-    """
-    if name:
-        return node.name == name
-    if is_everywhere:
-        return True
-    return selector is not None and any(
-        (term.match_expressions or term.match_fields)
-        and all(
-            _holds(match_expression, node.labels.get(match_expression.key))
-            for match_expression in term.match_expressions
-        )
-        and all(
-            match_field.key == "metadata.name" and _holds(match_field, node.name) for match_field in term.match_fields
-        )
-        for term in selector.node_selector_terms
-    )
-
-
-def _holds(node_requirement: NodeRequirement, value: str | None) -> bool:
-    """Evaluate one requirement. An unknown operator never holds.
-
-    Source: k8s.io/apimachinery/pkg/labels/selector.go.
-    """
-    match node_requirement.operator:
-        case "In":
-            return value is not None and value in node_requirement.values
-        case "NotIn":
-            return value is None or value not in node_requirement.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt":
-            try:
-                number, limit = _whole(value or ""), _whole(node_requirement.values[0])
-            except (ValueError, IndexError):
-                return False
-            return number > limit if node_requirement.operator == "Gt" else number < limit
-        case _:
-            return False
-
-
-def _whole(text: str) -> int:
-    """Read a whole number in ASCII digits.
-
-    Python's `int` accepts digits of all scripts, blanks and underscores.
-
-    Errors: raises ValueError for any other text.
-    """
-    if not text.isascii() or not text.removeprefix("-").removeprefix("+").isdecimal():
-        raise ValueError(f"not a whole number: {text!r}")
-    return int(text)
 
 
 def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:

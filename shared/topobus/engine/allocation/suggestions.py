@@ -117,9 +117,7 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
             needed, free = sorted(without), outcome
     parts = parts_in(given.pools or ())
     used = {
-        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-        for result in free.results
-        for granted_device in without_shapes(result, parts).devices.results
+        DeviceId.of(granted) for result in free.results for granted in without_shapes(result, parts).devices.results
     }
     counts = {
         holder: sum(given.usage.holders.get(device) == holder for device in used)

@@ -14,6 +14,7 @@ from topobus.formats.kubernetes.resource import (
     AllocationResult,
     ClaimSpec,
     DeviceClassSpec,
+    GrantedDevice,
     SliceSpec,
 )
 from topobus.values.idset import CpuSet
@@ -89,6 +90,11 @@ class DeviceId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.driver}/{self.pool}/{self.device}"
+
+    @classmethod
+    def of(cls, granted: GrantedDevice) -> DeviceId:
+        """Name the device that an allocation gives."""
+        return cls(granted.driver, granted.pool, granted.device)
 
 
 @dataclass(frozen=True)

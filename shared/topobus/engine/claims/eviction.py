@@ -43,7 +43,7 @@ def next_eviction(
     """
     eviction: Eviction | None = None
     for granted in allocation.devices.results:
-        device = DeviceId(granted.driver, granted.pool, granted.device)
+        device = DeviceId.of(granted)
         for taint in taints_of(device):
             after = _tolerated_for(granted, taint.taint)
             if after is None:
@@ -107,10 +107,7 @@ def rule_condition(
     devices: set[DeviceId] = set()
     pods: set[str] = set()
     for allocation, users in allocations:
-        device_ids = {
-            DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-            for granted_device in allocation.devices.results
-        }
+        device_ids = {DeviceId.of(granted) for granted in allocation.devices.results}
         device_ids = {device_id for device_id in device_ids if matches(rule.selector, device_id)}
         if device_ids:
             devices |= device_ids

@@ -32,7 +32,6 @@ from topobus.formats.kubernetes.resource import (
     ClaimSpec,
     ClaimStatus,
     Condition,
-    GrantedDevice,
 )
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.codec import decode, encode
@@ -113,7 +112,7 @@ def owner_of(claim: ApiObject) -> Owner:
 def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
     """List the devices of an allocation that the node's ledger is to hold."""
     return tuple(
-        _device_id(granted)
+        DeviceId.of(granted)
         for granted in allocation.devices.results
         if not granted.admin_access and is_of_node(granted.driver, granted.pool, node)
     )
@@ -351,10 +350,6 @@ def _wire(value: Struct) -> dict[str, Any]:
 
 def _shorten(message: str) -> str:
     return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
-
-
-def _device_id(granted: GrantedDevice) -> DeviceId:
-    return DeviceId(granted.driver, granted.pool, granted.device)
 
 
 def _replace(api_object: ApiObject, **changes: Any) -> ApiObject:

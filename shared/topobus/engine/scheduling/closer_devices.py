@@ -68,15 +68,9 @@ def has_closer(results: Iterable[AllocationResult]) -> bool:
     >>> has_closer([])
     False
     """
-    granted = [
-        granted_device
-        for result in results
-        for granted_device in result.devices.results
-        if not granted_device.admin_access
-    ]
-    return len(granted) > 1 and any(
-        class_of_device(granted_device.driver, granted_device.device) not in (CPU_CLASS, None)
-        for granted_device in granted
+    own = [granted for result in results for granted in result.devices.results if not granted.admin_access]
+    return len(own) > 1 and any(
+        class_of_device(granted.driver, granted.device) not in (CPU_CLASS, None) for granted in own
     )
 
 
@@ -219,10 +213,7 @@ def _with_room(places: Sequence[Domain], free: Sequence[_Member], wanted: Mappin
 
 def _granted(results: Iterable[AllocationResult]) -> list[DeviceId]:
     return [
-        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-        for result in results
-        for granted_device in result.devices.results
-        if not granted_device.admin_access
+        DeviceId.of(granted) for result in results for granted in result.devices.results if not granted.admin_access
     ]
 
 
@@ -232,8 +223,8 @@ def _answers(results: Sequence[AllocationResult]) -> list[tuple[list[str], int]]
     """
     return [
         (
-            [granted_device.request for granted_device in result.devices.results],
-            sum(bool(granted_device.binding_conditions) for granted_device in result.devices.results),
+            [granted.request for granted in result.devices.results],
+            sum(bool(granted.binding_conditions) for granted in result.devices.results),
         )
         for result in results
     ]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from topobus.engine.allocation.explanations import explain_nodes
-from topobus.engine.allocation.pools import node_matches
+from topobus.engine.allocation.node_selectors import selector_matches
 from topobus.engine.allocation.values import (
     Allocated,
     Fault,
@@ -372,7 +372,7 @@ def _is_usable(pod_claim: PodClaim, node: Node) -> bool:
     selector it can be used anywhere.
     """
     selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
-    return selector is None or node_matches(node, None, selector, is_everywhere=False)
+    return selector is None or selector_matches(selector, node)
 
 
 def _names(pod_claim: PodClaim) -> frozenset[str] | None:

@@ -8,12 +8,11 @@ k8s.io/component-helpers/scheduling/corev1, 1.36.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from topobus.engine.allocation.pools import node_matches
+from topobus.engine.allocation.node_selectors import selector_matches, term_matches
 from topobus.engine.allocation.values import Node
 from topobus.engine.claims.objects import Pod
 from topobus.formats.kubernetes.objects import metadata_of, name_of
@@ -39,7 +38,6 @@ __all__ = [
     "node_selector",
     "preference_of",
     "read_placing",
-    "selector_matches",
     "selector_objection",
     "untolerated",
     "why_not",
@@ -148,11 +146,6 @@ def is_wanted(pod: Placing, node: Node) -> bool:
     )
 
 
-def selector_matches(selector: NodeSelector, node: Node) -> bool:
-    """Say whether a node matches one of the terms of a selector."""
-    return any(_term_matches(term, node) for term in selector.node_selector_terms)
-
-
 def untolerated(pod: Placing, at: NodeFacts) -> tuple[Taint, ...]:
     """List the taints of a node that keep a pod off it."""
     return tuple(taint for taint in at.taints if not _bears(pod, taint))
@@ -179,7 +172,7 @@ def selector_objection(selector: NodeSelector | None, node: Node) -> Reason | No
     """Explain why a pod does not go to a node by its own selector alone, as `node_selector` returns
     it.
     """
-    if selector is None or node_matches(node, None, selector, is_everywhere=False):
+    if selector is None or selector_matches(selector, node):
         return None
     return Reason(
         code="node-selector", message=f"node {node.name}: the pod asks for another node", facts={"node": node.name}
@@ -192,56 +185,9 @@ def preference_of(pod: Placing, node: Node) -> int:
     terms = affinity.preferred_during_scheduling_ignored_during_execution if affinity is not None else ()
     # An empty preferred term matches every node, as upstream has it; an
     # empty required one matches none.
-    return sum(term.weight for term in terms if _is_empty(term.preference) or _term_matches(term.preference, node))
-
-
-def _is_empty(term: NodeSelectorTerm) -> bool:
-    return not term.match_expressions and not term.match_fields
-
-
-def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
-    if _is_empty(term):
-        return False
-    return all(_holds(match_expression, node.labels) for match_expression in term.match_expressions) and all(
-        match_field.key == "metadata.name" and _holds(match_field, {"metadata.name": node.name})
-        for match_field in term.match_fields
+    return sum(
+        term.weight for term in terms if term.preference == NodeSelectorTerm() or term_matches(term.preference, node)
     )
-
-
-def _holds(node_requirement: NodeRequirement, values: Mapping[str, str]) -> bool:
-    """Evaluate one requirement. An unknown operator never holds.
-
-    Source: k8s.io/apimachinery/pkg/labels/selector.go.
-    """
-    value = values.get(node_requirement.key)
-    match node_requirement.operator:
-        case "In":
-            return value in node_requirement.values
-        case "NotIn":
-            return value not in node_requirement.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt":
-            if (
-                value is None
-                or not _is_number(value)
-                or len(node_requirement.values) != 1
-                or not _is_number(node_requirement.values[0])
-            ):
-                return False
-            return (
-                int(value) > int(node_requirement.values[0])
-                if node_requirement.operator == "Gt"
-                else int(value) < int(node_requirement.values[0])
-            )
-        case _:
-            return False
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.removeprefix("-").isdecimal()
 
 
 def _bears(pod: Placing, taint: Taint) -> bool:

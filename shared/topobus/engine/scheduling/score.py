@@ -48,7 +48,7 @@ def preference(specs: Sequence[ClaimSpec], results: Sequence[AllocationResult]) 
     """
     points = 0
     for spec, result in zip(specs, results, strict=True):
-        granted = {granted_device.request for granted_device in result.devices.results}
+        granted = {device.request for device in result.devices.results}
         for request in spec.devices.requests:
             for index, sub in enumerate(request.first_available):
                 if f"{request.name}/{sub.name}" in granted:
@@ -95,6 +95,6 @@ def rank(scores: Sequence[NodeScore]) -> tuple[str, ...]:
 
 def _crossed(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> int:
     touched: set[int] = set()
-    for granted_device in result.devices.results:
-        touched |= set(numa_of(DeviceId(granted_device.driver, granted_device.pool, granted_device.device)) or ())
+    for granted in result.devices.results:
+        touched |= set(numa_of(DeviceId.of(granted)) or ())
     return max(len(touched) - 1, 0)

@@ -15,7 +15,7 @@ from topobus.engine.allocation.pools import Pool
 from topobus.engine.allocation.values import DeviceId, Slice
 from topobus.engine.shapes.in_slices import parts_of
 from topobus.engine.shapes.shapes import is_shape
-from topobus.formats.kubernetes.resource import AllocationResult, GrantedDevice, SliceDevice
+from topobus.formats.kubernetes.resource import AllocationResult, SliceDevice
 
 __all__ = ["Parts", "in_parts", "parts_in", "parts_in_slices", "shapes_left", "without_shapes"]
 
@@ -43,7 +43,7 @@ def without_shapes(allocation: AllocationResult, parts: Parts) -> AllocationResu
     results = tuple(
         structs.replace(granted, device=part.device)
         for granted in allocation.devices.results
-        for part in parts.get(_device_of(granted), (_device_of(granted),))
+        for part in parts.get(DeviceId.of(granted), (DeviceId.of(granted),))
     )
     return structs.replace(allocation, devices=structs.replace(allocation.devices, results=results))
 
@@ -53,7 +53,7 @@ def shapes_left(allocation: AllocationResult, parts: Parts) -> tuple[str, ...]:
     return tuple(
         granted.device
         for granted in allocation.devices.results
-        if is_shape(granted.driver, granted.device) and _device_of(granted) not in parts
+        if is_shape(granted.driver, granted.device) and DeviceId.of(granted) not in parts
     )
 
 
@@ -71,7 +71,3 @@ def _parts(devices: Iterable[tuple[DeviceId, SliceDevice]]) -> Parts:
         for device_id, device in devices
         if is_shape(device_id.driver, device_id.device)
     }
-
-
-def _device_of(granted: GrantedDevice) -> DeviceId:
-    return DeviceId(granted.driver, granted.pool, granted.device)

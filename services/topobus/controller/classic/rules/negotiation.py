@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from topobus.engine.allocation.pools import node_matches
+from topobus.engine.allocation.node_selectors import selector_matches
 from topobus.engine.allocation.values import node_of
 from topobus.formats.kubernetes.classic import classic
 from topobus.formats.kubernetes.classic.classic_limits import MAX_NODES
@@ -251,7 +251,7 @@ def _potential(allowed: Sequence[str], good: Sequence[str]) -> tuple[str, ...]:
 
 
 def _serves(selector: NodeSelector | None, node: str) -> bool:
-    return selector is None or node_matches(node_of(node), None, selector, is_everywhere=False)
+    return selector is None or selector_matches(selector, node_of(node))
 
 
 def _why_none(claims: Sequence[PodClaimView], nodes: Sequence[str], allowed: Sequence[str]) -> str:

@@ -315,7 +315,7 @@ class DryRun:
             granted.device: tuple(part.device for part in parts_of_node[device])
             for result in results
             for granted in result.devices.results
-            if (device := DeviceId(granted.driver, granted.pool, granted.device)) in parts_of_node
+            if (device := DeviceId.of(granted)) in parts_of_node
         }
         return DryAnswer(
             name=name,

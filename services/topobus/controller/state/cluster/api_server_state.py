@@ -400,7 +400,5 @@ def _devices_of(claim: Stored | None) -> frozenset[DeviceId]:
         return frozenset()
     results = allocation.devices.results if allocation is not None else ()
     return frozenset(
-        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-        for granted_device in results
-        if not granted_device.admin_access and granted_device.share_id is None
+        DeviceId.of(granted) for granted in results if not granted.admin_access and granted.share_id is None
     )

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from topobus.engine.allocation.node_selectors import selector_matches
 from topobus.engine.allocation.values import Node
 from topobus.engine.scheduling.kube_rules.label_selectors import selects
 from topobus.engine.scheduling.kube_rules.volumes import Attachment, PodVolume, Volume, VolumeClaim, VolumeClass
-from topobus.engine.scheduling.node_fit import selector_matches
 from topobus.formats.kubernetes.resource import NodeRequirement, NodeSelector
 from topobus.values.outcome import Reason
 
