@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from support.object_stores import Place, api_server_place, nats_place
 from topobus.bus.bus import Bus
 from topobus.controller.commit.allocator import Member
-from topobus.controller.commit.commit_allocations import AllocationCommitter, Attempted, Progress
+from topobus.controller.commit.commit_allocations import AllocationCommitter, Attempted, Progress, next_attempts
 from topobus.controller.commit.decision_publisher import DecisionPublisher
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.metrics import ControllerMetrics
@@ -111,9 +111,8 @@ class Home:
 
     async def attempted(self, driver: str = "gpu.example.com") -> list[Attempted]:
         """Make both claims and write an attempt into each."""
-        return await self.committer.attempt(
-            "n1", await self.claims(), [_devices(driver, "gpu-0"), _devices(driver, "gpu-1")], pod=self.pod
-        )
+        results = [_devices(driver, "gpu-0"), _devices(driver, "gpu-1")]
+        return await self.committer.write_attempts(next_attempts("n1", await self.claims(), results, pod=self.pod))
 
     async def rival_writes(self, key: ObjectKey) -> None:
         """Let somebody else change a claim."""
@@ -169,9 +168,8 @@ async def test_attempts_end_with_the_first_that_is_lost(home: Home) -> None:
     members = await home.claims()
     await home.rival_writes(FIRST)
 
-    group = await home.committer.attempt(
-        "n1", members, [_devices("gpu.example.com", "d0"), _devices("gpu.example.com", "d1")]
-    )
+    results = [_devices("gpu.example.com", "d0"), _devices("gpu.example.com", "d1")]
+    group = await home.committer.write_attempts(next_attempts("n1", members, results))
 
     assert group == []
     claims = [await home.place.rival.get(key) for key in (FIRST, SECOND)]

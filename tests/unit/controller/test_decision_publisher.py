@@ -37,18 +37,15 @@ async def test_decision_has_the_operations_id_when_it_is_published() -> None:
     """
     bus: Any = _Publications()
 
-    await DecisionPublisher(bus, SystemClock()).publish(
-        "allocate", OWNER, None, op_id="allocate-u-1", node="n1", ledger_sequence=7
-    )
+    await DecisionPublisher(bus, SystemClock()).publish("allocate", OWNER, None, op_id="allocate-u-1", node="n1")
 
     ((event, event_id, node),) = bus.events
     assert (event_id, node) == ("allocate-u-1", "n1")
-    assert (event.id, event.op_id, event.verb, event.node, event.ledger_sequence) == (
+    assert (event.id, event.op_id, event.verb, event.node) == (
         "allocate-u-1",
         "allocate-u-1",
         "allocate",
         "n1",
-        7,
     )
 
 

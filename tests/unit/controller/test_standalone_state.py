@@ -149,20 +149,20 @@ def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> Non
     state = _state("n1", "n2")
     owner = Owner(kind=OwnerKind.POD, name="p", uid="u")
     state.put_ledger(_ledger(owner))
-    start, elsewhere, supply = state.freedom_of("n1"), state.freedom_of("n2"), state.supply
+    start, elsewhere, supply = state.stock.freedom_of("n1"), state.stock.freedom_of("n2"), state.supply
 
     state.put_ledger(_ledger(owner, "gpu-0"))
     claim = _claim("one")
     outcome = solve(_input(state, claim))
     assert isinstance(outcome, Allocated)
     _put(state, lifecycle.with_allocation(claim, outcome.results[0], now="t"))
-    assert (state.freedom_of("n1"), state.supply) == (start, supply)
+    assert (state.stock.freedom_of("n1"), state.supply) == (start, supply)
 
     state.put_ledger(_ledger(owner))
-    after_ledger = state.freedom_of("n1")
+    after_ledger = state.stock.freedom_of("n1")
     state.drop_object(ObjectKey("resourceclaim", "default", "one"))
-    assert len({start, after_ledger, state.freedom_of("n1")}) == 3
-    assert state.freedom_of("n2") == elsewhere
+    assert len({start, after_ledger, state.stock.freedom_of("n1")}) == 3
+    assert state.stock.freedom_of("n2") == elsewhere
 
 
 @pytest.mark.parametrize(

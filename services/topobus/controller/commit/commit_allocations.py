@@ -138,21 +138,6 @@ class AllocationCommitter:
         self._metrics = metrics
         self._log = get_logger()
 
-    async def attempt(
-        self,
-        node: str,
-        claims: Sequence[Member],
-        results: Sequence[AllocationResult],
-        *,
-        pod: str = "",
-    ) -> list[Attempted]:
-        """Write an attempt into each claim of a group. Stops at a claim that changed meanwhile.
-
-        Shapes: results — one per claim; pod — as in `Attempt`; result — the claims that have their
-        attempt, in order.
-        """
-        return await self.write_attempts(next_attempts(node, claims, results, pod=pod))
-
     async def write_attempts(self, drafts: Sequence[Draft]) -> list[Attempted]:
         """Write the attempts of a group's claims. Stops at a claim that changed meanwhile.
 

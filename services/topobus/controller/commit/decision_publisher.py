@@ -36,12 +36,10 @@ class DecisionPublisher:
         *,
         op_id: str,
         node: str = CLUSTER,
-        ledger_sequence: int = 0,
     ) -> None:
         """Publish one decision with the present time.
 
-        Shapes: op_id — the same for the same decision on every replica; ledger_sequence — the
-        ledger's after the decision, 0 where no ledger has changed.
+        Shapes: op_id — the same for the same decision on every replica.
         Errors: a peer's failure and a rejected event are logged, not raised.
         """
         event = DecisionEvent(
@@ -52,7 +50,6 @@ class DecisionPublisher:
             time=rfc3339(self._clock.now()),
             owner=owner,
             outcome=outcome,
-            ledger_sequence=ledger_sequence,
         )
         try:
             await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)

@@ -45,7 +45,6 @@ class Held:
 
     placement: Placement | None = None
     """What the node placed. None when it held this very attempt before, or needs no ledger."""
-    ledger_sequence: int = 0
 
 
 class Overtaken(Enum):
@@ -95,7 +94,7 @@ class NodeLedgers:
         owner, node = claim.owner, attempt.node
         reply = await self.place(node, PlaceRequest(op_id=attempt.op_id(owner.uid), pod=request))
         if not isinstance(reply.result, Refusal):
-            return Held(reply.result, reply.ledger_sequence)
+            return Held(reply.result)
         ledger = await _from_node(node, self.read(node))
         if ledger is None or owner.key not in ledger.allocations:
             return reply.result

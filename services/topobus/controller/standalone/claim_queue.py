@@ -89,4 +89,4 @@ class ClaimQueue:
         """
         stored = self._state.objects.get(key)
         nodes = self._state.nodes_for(stored.claim) if stored is not None else ()
-        return self._state.shared_epoch, self._state.class_epoch, tuple(self._state.freedom_of(node) for node in nodes)
+        return self._state.shared_epoch, self._state.class_epoch, tuple(map(self._state.stock.freedom_of, nodes))

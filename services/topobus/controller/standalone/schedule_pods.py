@@ -116,7 +116,7 @@ class PodScheduler:
     def _freedoms(self) -> Hashable:
         """Return the version of what may become free, and of what all claims refer to."""
         state = self._state
-        return state.shared_epoch, state.class_epoch, tuple(state.freedom_of(node) for node in state.nodes())
+        return state.shared_epoch, state.class_epoch, tuple(state.stock.freedom_of(node) for node in state.nodes())
 
     def _world(self, key: ObjectKey) -> Hashable:
         """Return the version of what a pod's next step depends on besides the pod: its claims, what

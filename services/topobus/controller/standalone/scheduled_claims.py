@@ -11,7 +11,7 @@ from functools import partial
 
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.commit.claim_users import ClaimUsers
-from topobus.controller.commit.commit_allocations import AllocationCommitter
+from topobus.controller.commit.commit_allocations import AllocationCommitter, next_attempts
 from topobus.controller.commit.deallocate_claims import ClaimDeallocation
 from topobus.controller.standalone.claim_conditions import ClaimConditions
 from topobus.controller.standalone.node_filter import NodeFilter
@@ -57,7 +57,7 @@ class ScheduledClaims:
 
     async def attempt(self, plan: PodPlan, fit: NodeFit) -> None:
         """Write an attempt into each pending claim, which `ClaimReconciler` commits."""
-        await self._committer.attempt(fit.node, self._nodes.members(plan), fit.results)
+        await self._committer.write_attempts(next_attempts(fit.node, self._nodes.members(plan), fit.results))
 
     async def reserve(self, key: ObjectKey, plan: PodPlan) -> Reason | bool:
         """Write the pod into each claim's reservedFor.

@@ -75,12 +75,6 @@ class ClusterState(NodeState):
         """All classes."""
         return self._classes
 
-    def freedom_of(self, node: str) -> Hashable:
-        """Return a value that changes when devices of the node become free. While it is the same, a
-        request that did not fit still does not fit.
-        """
-        return self.stock.freedom_of(node)
-
     def describe(self, node: str) -> Node:
         """Return a node as node selectors see it."""
         return node_of(node)
