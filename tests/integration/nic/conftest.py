@@ -67,10 +67,6 @@ class Node:
         assert isinstance(outcome, CniResult), outcome
         return outcome
 
-    def check(self, interface: str = "net1", network: str = "data") -> Refusal | None:
-        """Ask the plugins whether all is as it was made."""
-        return self.host.call(lambda: self.runner.check(network, self.pod.name, interface))
-
     def delete(self, interface: str = "net1", network: str = "data") -> Refusal | None:
         """Detach."""
         return self.host.call(lambda: self.runner.delete(network, self.pod.name, interface))

@@ -48,7 +48,7 @@ def test_lo_is_up_when_the_loopback_plugin_ran(node: Node) -> None:
 
 @ALL_VERSIONS
 def test_pod_reaches_the_bridge_when_it_is_attached(node: Node, version: str) -> None:
-    """ADD, CHECK where there is one, packets, DEL twice.
+    """ADD, packets, DEL twice.
 
     Nothing is left, in every version that the plugins speak.
     """
@@ -58,8 +58,6 @@ def test_pod_reaches_the_bridge_when_it_is_attached(node: Node, version: str) ->
     assert "1 received" in node.pod.run(node.bundle.busybox, "ping", "-c", "1", "-W", "5", "10.99.0.1").replace(
         "packets ", ""
     )
-    checked = node.check()
-    assert checked is None if version != "0.3.1" else isinstance(checked, Refusal)
     assert [node.delete(), node.delete()] == [None, None]
     assert (node.pod.links, node.host.links, node.leased) == (["lo"], ["lo", "tb0"], [])
 
@@ -92,7 +90,7 @@ def test_pod_has_the_addresses_of_the_list_when_ipam_is_static(node: Node) -> No
     link = node.pod.link("net1")
     assert link is not None
     assert link["linkinfo"]["info_kind"] == "macvlan"
-    assert (node.check(), node.delete(), node.pod.links) == (None, None, ["lo"])
+    assert (node.delete(), node.pod.links) == (None, ["lo"])
 
 
 def test_host_device_moves_in_and_back_when_it_is_attached(node: Node) -> None:
@@ -108,7 +106,7 @@ def test_host_device_moves_in_and_back_when_it_is_attached(node: Node) -> None:
 
     assert (node.pod.links, node.host.links) == (["lo", "net1"], ["lo", "nic0-lan"])
     assert [(interface.name, interface.sandbox) for interface in result.interfaces] == [("net1", node.pod.path)]
-    assert (node.check(), node.delete(), node.delete()) == (None, None, None)
+    assert (node.delete(), node.delete()) == (None, None)
     assert (node.pod.links, node.host.links) == (["lo"], ["lo", "nic0", "nic0-lan"])
 
 
@@ -141,10 +139,7 @@ def test_address_of_host_device_is_released_when_the_sandbox_is_gone(node: Node)
 
 
 def test_pod_has_sysctl_mac_and_mtu_when_tuning_is_chained(node: Node) -> None:
-    """Values of the list, and a hardware address by capability.
-
-    The CHECK of tuning 1.1.1 does not know IFNAME within a sysctl.
-    """
+    """Values of the list, and a hardware address by capability."""
     tuning = {
         "type": "tuning",
         "capabilities": {"mac": True},
@@ -160,7 +155,7 @@ def test_pod_has_sysctl_mac_and_mtu_when_tuning_is_chained(node: Node) -> None:
     assert (link["address"], link["mtu"]) == ("02:00:00:00:98:01", 1400)
     assert result.interfaces[-1].mac == "02:00:00:00:98:01"
     assert node.pod.run("cat", "/proc/sys/net/ipv4/conf/net1/rp_filter").strip() == "2"
-    assert (node.check(), node.delete(), node.pod.links) == (None, None, ["lo"])
+    assert (node.delete(), node.pod.links) == (None, ["lo"])
 
 
 def test_pod_routes_by_source_when_sbr_is_chained(node: Node) -> None:
@@ -204,7 +199,7 @@ def test_kernel_has_the_rates_when_bandwidth_is_chained(node: Node) -> None:
         "veth": 10_000_000,
         "ifb": 20_000_000,
     }
-    assert (node.check(), node.delete(), node.host.links) == (None, None, ["lo", "tb0"])
+    assert (node.delete(), node.host.links) == (None, ["lo", "tb0"])
 
 
 def test_pod_has_an_address_when_a_dhcp_server_gives_one(node: Node) -> None:
@@ -237,7 +232,7 @@ def test_pod_has_an_address_when_a_dhcp_server_gives_one(node: Node) -> None:
             os.sched_yield()
         result = node.add(chain)
         address = node.pod.addresses("net1")
-        checked, deleted = node.check(), node.delete()
+        deleted = node.delete()
     finally:
         for process in (daemon, server):
             process.terminate()
@@ -246,7 +241,7 @@ def test_pod_has_an_address_when_a_dhcp_server_gives_one(node: Node) -> None:
     assert isinstance(without_daemon, Refusal)
     assert without_daemon.reasons[0].code == "cni-plugin-failed"
     assert [entry.address for entry in result.addresses] == address == ["10.97.0.50/24"]
-    assert (checked, deleted, node.pod.links) == (None, None, ["lo"])
+    assert (deleted, node.pod.links) == (None, ["lo"])
 
 
 _CHILD = """
@@ -354,4 +349,4 @@ def test_result_is_of_the_chain_when_a_second_network_is_attached(node: Node) ->
     assert isinstance(second, CniResult)
     assert node.pod.links == ["lo", "net1", "net2"]
     assert node.delete("net1") is None
-    assert (node.pod.links, node.check("net2", "other")) == (["lo", "net2"], None)
+    assert node.pod.links == ["lo", "net2"]

@@ -94,7 +94,6 @@ def test_chain_takes_one_plugin_when_it_is_no_list() -> None:
         (conflist(cniVersion="0.2.0"), "cniVersion"),
         (conflist(cniVersion=None), "cniVersion"),
         (conflist(cniVersions="1.0.0"), "cniVersions"),
-        (conflist(disableCheck="perhaps"), "disableCheck"),
         (conflist(plugins=[]), "plugins"),
         (conflist(plugins=[{"type": "tuning"}] * 17), "plugins"),
         (conflist(plugins={"type": "bridge"}), "plugins"),
@@ -149,9 +148,7 @@ def test_plugin_gets_only_what_it_declares_when_its_input_is_built() -> None:
         runtime_values={"portMappings": [{"hostPort": 80}], "mac": "02:00:00:00:00:01"},
     )
 
-    bridge, portmap = (
-        plugin_input(chain, plugin, "1.0.0", target, previous={"ips": []}, extra={}) for plugin in chain.plugins
-    )
+    bridge, portmap = (plugin_input(chain, plugin, "1.0.0", target, previous={"ips": []}) for plugin in chain.plugins)
 
     assert bridge == {**conflist()["plugins"][0], "cniVersion": "1.0.0", "name": "data", "prevResult": {"ips": []}}
     assert portmap["runtimeConfig"] == {"portMappings": [{"hostPort": 80}]}

@@ -13,7 +13,6 @@ import pytest
 from support.cni_plugins import Bench, PluginFolder, chain_of, code_of, error, own_namespace, result, target
 from topobus.nic.cni.rules.chain import Chain, parse_chain
 from topobus.nic.cni.rules.messages import CniResult
-from topobus.values.outcome import Refusal
 
 
 @pytest.fixture
@@ -190,75 +189,6 @@ def test_chain_runs_in_the_newest_common_version_when_plugins_differ(bench: Benc
 
     assert isinstance(outcome, CniResult)
     assert [call.input["cniVersion"] for call in bench.plugins.calls] == ["0.4.0", "0.4.0"]
-
-
-def test_check_asks_every_plugin_with_the_result_when_all_is_well(bench: Bench) -> None:
-    """In order, with what ADD gave at last."""
-    bench.plugins.add("first")
-    bench.plugins.add("second", ADD=result({"dns": {"domain": "second"}}))
-    bench.runner().add(chain_of("first", "second"), target())
-
-    outcome = bench.runner().check("data", "c1", "net1")
-
-    assert outcome is None
-    assert bench.plugins.in_short[2:] == ["first CHECK", "second CHECK"]
-    assert bench.plugins.calls[2].input["prevResult"]["dns"] == {"domain": "second"}
-
-
-@pytest.mark.parametrize(
-    ("keys", "version"), [({}, "0.3.1"), ({"disableCheck": True}, "1.0.0")], ids=["older", "switched-off"]
-)
-def test_check_is_refused_when_nobody_may_be_asked(bench: Bench, keys: dict[str, Any], version: str) -> None:
-    """Not "well": that nobody has said."""
-    bench.plugins.add("only", ADD=result(version=version))
-    bench.runner().add(chain_of("only", version=version, **keys), target())
-
-    outcome = bench.runner().check("data", "c1", "net1")
-
-    assert code_of(outcome) == "cni-check-unsupported"
-    assert bench.plugins.in_short == ["only ADD"]
-
-
-def test_check_tells_the_plugin_that_says_no(bench: Bench) -> None:
-    """With its own words."""
-    bench.plugins.add("only", CHECK=error(100, "address is gone"))
-    bench.runner().add(chain_of("only"), target())
-
-    outcome = bench.runner().check("data", "c1", "net1")
-
-    assert isinstance(outcome, Refusal)
-    assert "address is gone" in outcome.reasons[0].message
-
-
-def test_collect_detaches_what_is_no_longer_valid(bench: Bench) -> None:
-    """Our own records by DEL, and plugins of 1.1.0 are told what is left.
-
-    An error of one keeps no other back.
-    """
-    bench.plugins.add("only", versions=("1.1.0",), ADD=result(version="1.1.0"), GC=error(100, "gc"))
-    bench.plugins.add("next", versions=("1.1.0",), ADD=result(version="1.1.0"))
-    chain = chain_of("only", "next", version="1.1.0")
-    runner = bench.runner()
-    for name in ("c1", "c2"):
-        runner.add(chain, target(container_id=name))
-
-    outcome = runner.collect(chain, [("c2", "net1")])
-
-    assert code_of(outcome) == "cni-plugin-failed"
-    assert bench.plugins.in_short[4:] == ["next DEL", "only DEL", "only GC", "next GC"]
-    assert bench.plugins.calls[-1].input["cni.dev/valid-attachments"] == [{"containerID": "c2", "ifname": "net1"}]
-    assert bench.record is not None
-    assert bench.record["target"]["container_id"] == "c2"
-
-
-def test_status_asks_plugins_when_they_know_it(bench: Bench) -> None:
-    """Since 1.1.0; 50 is "cannot take attachments"."""
-    bench.plugins.add("only", versions=("1.0.0", "1.1.0"), STATUS=error(50, "daemon is down"))
-
-    outcomes = [bench.runner().status(chain_of("only", version=version)) for version in ("1.0.0", "1.1.0")]
-
-    assert outcomes[0] is None
-    assert "daemon is down" in (outcomes[1].reasons[0].message if outcomes[1] is not None else "")
 
 
 def test_operations_on_one_container_wait_for_each_other_when_threads_ask(bench: Bench) -> None:

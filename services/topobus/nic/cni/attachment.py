@@ -43,10 +43,9 @@ _LIST_BYTES = 1 << 20
 class CniAttachment:
     """Attaches and detaches by CNI. Safe to use from several threads."""
 
-    def __init__(self, settings: CniSettings, *, runner: CniRunner | None = None) -> None:
-        """Build the runner from the settings, unless a test gives one."""
+    def __init__(self, settings: CniSettings) -> None:
         self._settings = settings
-        self._runner = runner or CniRunner(
+        self.runner = CniRunner(
             RunnerSettings(
                 bin_dirs=tuple(_below(settings.root, folder) for folder in settings.bin_dirs),
                 allowed=frozenset(settings.plugins),
@@ -55,11 +54,6 @@ class CniAttachment:
             ),
             AttachmentRecords(Path(settings.state_dir)),
         )
-
-    @property
-    def runner(self) -> CniRunner:
-        """The runner, for what a driver does not need: CHECK, GC, STATUS."""
-        return self._runner
 
     def check(self, cni: object, device: Device, where: str = "the claim", *, interface: str = "") -> Refusal | None:
         """Refuse what cannot be attached, before anything is changed: fields, networks, plugin
@@ -71,7 +65,7 @@ class CniAttachment:
         the host, where its attribute has none.
         """
         chain = self._chain(cni, device, where, interface)
-        version = chain if isinstance(chain, Refusal) else self._runner.check_chain(chain[1])
+        version = chain if isinstance(chain, Refusal) else self.runner.check_chain(chain[1])
         return version if isinstance(version, Refusal) else None
 
     def check_networks(self) -> dict[str, Refusal]:
@@ -82,7 +76,7 @@ class CniAttachment:
         faults: dict[str, Refusal] = {}
         for name, path in sorted(self._settings.networks.items()):
             chain = _read_list(path)
-            version = chain if isinstance(chain, Refusal) else self._runner.check_chain(chain)
+            version = chain if isinstance(chain, Refusal) else self.runner.check_chain(chain)
             if isinstance(version, Refusal):
                 faults[name] = version
         return faults
@@ -118,18 +112,18 @@ class CniAttachment:
             arguments=(*pod_arguments(sandbox), *request.arguments),
             runtime_values=values | request.runtime_values,
         )
-        version = self._runner.check_chain(chain)
+        version = self.runner.check_chain(chain)
         if isinstance(version, Refusal):
             return version
         refusal = self._switch_on_loopback(target)
         if refusal is not None:
             return refusal
         record.intend(STEP, {"network": chain.name, "container": sandbox.id, "interface": interface})
-        result = self._runner.add(chain, target)
+        result = self.runner.add(chain, target)
         outcome = result if isinstance(result, Refusal) else _attached(chain, interface, result)
         if isinstance(outcome, Refusal):
             # After a failed ADD nothing is attached. After an unusable result everything is.
-            if self._runner.delete(chain.name, sandbox.id, interface) is None:
+            if self.runner.delete(chain.name, sandbox.id, interface) is None:
                 record.undone(STEP)
             return outcome
         record.done(STEP, {"interface": msgspec.to_builtins(outcome)})
@@ -146,7 +140,7 @@ class CniAttachment:
         step = record.step(STEP)
         if step is None:
             return None
-        refusal = self._runner.delete(
+        refusal = self.runner.delete(
             str(step.before["network"]), str(step.before["container"]), str(step.before["interface"])
         )
         if refusal is None:
@@ -174,7 +168,7 @@ class CniAttachment:
         chain = parse_chain(_LOOPBACK, "loopback")
         if isinstance(chain, Refusal):
             return chain
-        result = self._runner.add_unrecorded(chain, structs.replace(target, interface="lo", runtime_values={}))
+        result = self.runner.add_unrecorded(chain, structs.replace(target, interface="lo", runtime_values={}))
         return result if isinstance(result, Refusal) else None
 
 

@@ -1,5 +1,5 @@
-"""Keeps what was attached through CNI durably, because CHECK and DEL need it even after this
-process died in the middle of an ADD.
+"""Keeps what was attached through CNI durably, because DEL needs it even after this process
+died in the middle of an ADD.
 
 Format (`topobus.dev/cni-attachment/v1`): one JSON file for each attachment,
 `<network>@<container id>@<interface>.json` in one folder. It has the configuration list as it was
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,16 +66,6 @@ class AttachmentRecords:
         Errors: returns Refusal `cni-state-unreadable` with the file.
         """
         return self._read(self._folder / f"{network}@{container_id}@{interface}.json")
-
-    def all(self) -> Iterator[AttachmentRecord | Refusal]:
-        """Iterate over all records, by file name.
-
-        An unreadable one is a Refusal, and the others follow it.
-        """
-        for path in sorted(self._folder.glob("*@*@*.json")):
-            record = self._read(path)
-            if record is not None:
-                yield record
 
     def write(self, record: AttachmentRecord) -> Refusal | None:
         """Replace a record in one step.

@@ -1,4 +1,4 @@
-"""Runs chains of unmodified CNI plugins: ADD, CHECK, DEL, GC and STATUS of configuration lists.
+"""Runs chains of unmodified CNI plugins: ADD and DEL of configuration lists.
 
 The record of an attachment is on disk before the first plugin runs, so that a DEL is possible after
 a crash at any time. All calls block, for worker threads. Each container has one operation at a
@@ -12,10 +12,9 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -35,7 +34,6 @@ from topobus.nic.cni.rules.messages import (
     read_versions,
 )
 from topobus.nic.cni.rules.refusals import (
-    check_unsupported,
     config_invalid,
     output_too_large,
     plugin_failed,
@@ -50,13 +48,12 @@ from topobus.nic.cni.rules.refusals import (
 from topobus.nic.cni.sandboxes import has_interface, namespace_inode
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal
 
 __all__ = ["CniRunner", "RunnerSettings"]
 
-# CHECK, and DEL with the previous result, came with 0.4.0, GC and STATUS with 1.1.0.
-_WITH_CHECK = "0.4.0"
-_WITH_COLLECT = "1.1.0"
+# DEL with the previous result came with 0.4.0.
+_WITH_RESULT = "0.4.0"
 # Measured with version 1.1.1 of the plugins: its DEL fails with 999 when the interface has left the
 # sandbox already, and does not release the address when there is no sandbox.
 _MOVES_A_DEVICE = "host-device"
@@ -86,16 +83,11 @@ class CniRunner:
         execute: Callable[[str, Mapping[str, str], bytes, float], Ended | TimedOut | OutputTooLarge] = run_plugin,
     ) -> None:
         self._settings = settings
-        self._records = records
+        self.records = records
         self._execute = execute
         self._supported: dict[tuple[str, int, int, int], tuple[str, ...]] = {}
         self._lock = threading.Lock()
         self._busy: dict[str, tuple[threading.Lock, int]] = {}
-
-    @property
-    def records(self) -> AttachmentRecords:
-        """The records of what is attached."""
-        return self._records
 
     def check_chain(self, chain: Chain) -> str | Refusal:
         """Return the version to run a chain in: the newest that the list and each of its plugins
@@ -140,7 +132,7 @@ class CniRunner:
                 chain.where, "the network namespace", "the path of one that exists", target.network_namespace
             )
         with self._alone(target.container_id):
-            before = self._records.read(chain.name, target.container_id, target.interface)
+            before = self.records.read(chain.name, target.container_id, target.interface)
             if isinstance(before, Refusal):
                 return before
             version = self.check_chain(chain)
@@ -156,14 +148,14 @@ class CniRunner:
                 # configuration, so it is removed first.
                 if (refusal := self._undo(before)) is not None:
                     return refusal
-            if (refusal := self._records.write(record)) is not None:
+            if (refusal := self.records.write(record)) is not None:
                 return refusal
             result = self._add_each(record)
             if isinstance(result, Refusal):
                 undone = self._undo(record)
                 return result if undone is None else Refusal(reasons=(*result.reasons, *undone.reasons))
             attached = structs.replace(record, result=result.document, is_attached=True)
-            if (refusal := self._records.write(attached)) is not None:
+            if (refusal := self.records.write(attached)) is not None:
                 self._undo(attached)
                 return refusal
             return result
@@ -189,70 +181,10 @@ class CniRunner:
         Errors: returns the Refusal of the first plugin that failed; the next call continues there.
         """
         with self._alone(container_id):
-            record = self._records.read(network, container_id, interface)
+            record = self.records.read(network, container_id, interface)
             if record is None or isinstance(record, Refusal):
                 return record
             return self._undo(record)
-
-    def check(self, network: str, container_id: str, interface: str) -> Refusal | None:
-        """Ask every plugin, in order, whether the attachment is as it was made.
-
-        Errors: returns the Refusal of the first plugin that finds a fault; `cni-check-unsupported`
-        where no plugin can be asked, or nothing is attached.
-        """
-        with self._alone(container_id):
-            record = self._records.read(network, container_id, interface)
-            if isinstance(record, Refusal):
-                return record
-            if record is None or record.result is None:
-                return config_invalid(network, "the attachment", "one that was made", f"{container_id} {interface}")
-            if record.chain.is_check_disabled or not is_at_least(record.version, _WITH_CHECK):
-                return check_unsupported(network, record.version)
-            for plugin in record.chain.plugins:
-                answer = self._run(record.chain, plugin, record.version, "CHECK", record.target, previous=record.result)
-                if isinstance(answer, Refusal):
-                    return answer
-        return None
-
-    def collect(self, chain: Chain, valid: Sequence[tuple[str, str]]) -> Refusal | None:
-        """Release what a network's plugins hold for attachments that are not among `valid`
-        (container id, interface).
-
-        Attachments in our own records are released first, by DEL. Plugins of versions before 1.1.0
-        have no GC, so for them that is all. The failure of one attachment does not stop the others.
-
-        Errors: returns a Refusal with every reason.
-        """
-        reasons: list[Reason] = []
-        for record in self._records.all():
-            if isinstance(record, Refusal):
-                reasons.extend(record.reasons)
-            elif record.chain.name == chain.name and (record.target.container_id, record.target.interface) not in valid:
-                refusal = self.delete(record.chain.name, record.target.container_id, record.target.interface)
-                reasons.extend(refusal.reasons if refusal is not None else ())
-        version = self.check_chain(chain)
-        if isinstance(version, Refusal):
-            return Refusal(reasons=(*reasons, *version.reasons))
-        if is_at_least(version, _WITH_COLLECT) and not chain.is_collect_disabled:
-            kept = [{"containerID": container_id, "ifname": interface} for container_id, interface in sorted(valid)]
-            for plugin in chain.plugins:
-                answer = self._run(chain, plugin, version, "GC", None, extra={"cni.dev/valid-attachments": kept})
-                reasons.extend(answer.reasons if isinstance(answer, Refusal) else ())
-        return Refusal(reasons=tuple(reasons)) if reasons else None
-
-    def status(self, chain: Chain) -> Refusal | None:
-        """Ask whether a network can take attachments.
-
-        Binaries and versions are always checked, and the plugins themselves are asked since 1.1.0.
-        """
-        version = self.check_chain(chain)
-        if isinstance(version, Refusal):
-            return version
-        for plugin in chain.plugins if is_at_least(version, _WITH_COLLECT) else ():
-            answer = self._run(chain, plugin, version, "STATUS", None)
-            if isinstance(answer, Refusal):
-                return answer
-        return None
 
     def _add_each(self, record: AttachmentRecord) -> CniResult | Refusal:
         previous: CniResult | None = None
@@ -285,7 +217,7 @@ class CniRunner:
         # pod's sandbox.
         is_there = inode != 0 and inode == record.namespace_inode and record.boot_id == read_boot_id(Tree())
         target = record.target if is_there else structs.replace(record.target, network_namespace="")
-        previous = record.result if is_at_least(record.version, _WITH_CHECK) else None
+        previous = record.result if is_at_least(record.version, _WITH_RESULT) else None
         plugins = record.chain.plugins
         for plugin in reversed(plugins[: len(plugins) - record.undone]):
             refusal = self._delete_one(record, plugin, target, previous)
@@ -294,9 +226,9 @@ class CniRunner:
             record = structs.replace(record, undone=record.undone + 1)
             # A chain of one plugin needs no note in between, only the removal of the file at the
             # end.
-            if record.undone < len(plugins) and (refusal := self._records.write(record)) is not None:
+            if record.undone < len(plugins) and (refusal := self.records.write(record)) is not None:
                 return refusal
-        return self._records.delete(record)
+        return self.records.delete(record)
 
     def _delete_one(
         self, record: AttachmentRecord, plugin: Plugin, target: Target, previous: Mapping[str, Any] | None
@@ -323,10 +255,9 @@ class CniRunner:
         plugin: Plugin,
         version: str,
         command: str,
-        target: Target | None,
+        target: Target,
         *,
-        previous: Mapping[str, Any] | None = None,
-        extra: Mapping[str, Any] = MappingProxyType({}),
+        previous: Mapping[str, Any] | None,
         binary_of: str = "",
     ) -> Ended | Refusal:
         """Run one plugin, and return a Refusal for each end but a good one.
@@ -340,7 +271,7 @@ class CniRunner:
             return refusal
         if (binary := self._find(kind)) is None:
             return plugin_missing(chain.where, kind, "type", self._settings.bin_dirs)
-        content = msgspec.json.encode(plugin_input(chain, plugin, version, target, previous=previous, extra=extra))
+        content = msgspec.json.encode(plugin_input(chain, plugin, version, target, previous=previous))
         variables = environment(command, target, self._settings.bin_dirs, self._settings.program_path)
         return self._start(kind, binary, command, variables, content)
 

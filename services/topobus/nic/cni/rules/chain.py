@@ -62,8 +62,6 @@ class Chain(Struct, frozen=True, kw_only=True):
     versions: tuple[str, ...]
     """What it may be run in, newest first; never empty."""
     plugins: tuple[Plugin, ...]
-    is_check_disabled: bool = False
-    is_collect_disabled: bool = False
     where: str = ""
     """Where it was read from, for messages: a file, or a claim's field."""
 
@@ -98,13 +96,6 @@ def parse_chain(document: object, where: str) -> Chain | Refusal:
     versions = _versions(document, where)
     if isinstance(versions, Refusal):
         return versions
-    flags: dict[str, bool] = {}
-    for field in ("disableCheck", "disableGC"):
-        flag = document.get(field, False)
-        # libcni accepts both as text as well: lists that have "true" are in use.
-        if flag not in (True, False, "true", "false"):
-            return config_invalid(where, field, "true or false", flag)
-        flags[field] = flag in (True, "true")
     entries = document.get("plugins", [document] if "type" in document else None)
     if not isinstance(entries, list | tuple) or not 1 <= len(entries) <= _MOST_PLUGINS:
         return config_invalid(where, "plugins", f"a list of 1 to {_MOST_PLUGINS} plugins", entries)
@@ -114,14 +105,7 @@ def parse_chain(document: object, where: str) -> Chain | Refusal:
         if isinstance(plugin, Refusal):
             return plugin
         plugins.append(plugin)
-    return Chain(
-        name=name,
-        versions=versions,
-        plugins=tuple(plugins),
-        is_check_disabled=flags["disableCheck"],
-        is_collect_disabled=flags["disableGC"],
-        where=where,
-    )
+    return Chain(name=name, versions=versions, plugins=tuple(plugins), where=where)
 
 
 def is_at_least(version: str, least: str) -> bool:

@@ -112,37 +112,37 @@ def check_target(target: Target, where: str) -> Refusal | None:
     return None
 
 
-def environment(command: str, target: Target | None, plugin_path: Sequence[str], program_path: str) -> dict[str, str]:
+def environment(command: str, target: Target, plugin_path: Sequence[str], program_path: str) -> dict[str, str]:
     """Build a plugin's whole environment. Nothing of this process's environment is inherited.
 
     Shapes: plugin_path — the folders of plugins; program_path — PATH, where plugins look for
     iptables and the like.
     """
-    variables = {"CNI_COMMAND": command, "CNI_PATH": ":".join(plugin_path), "PATH": program_path}
-    if target is not None:
-        variables["CNI_CONTAINERID"] = target.container_id
-        variables["CNI_IFNAME"] = target.interface
-        variables["CNI_NETNS"] = target.network_namespace
-        variables["CNI_ARGS"] = ";".join(f"{name}={value}" for name, value in target.arguments)
-    return variables
+    return {
+        "CNI_COMMAND": command,
+        "CNI_PATH": ":".join(plugin_path),
+        "PATH": program_path,
+        "CNI_CONTAINERID": target.container_id,
+        "CNI_IFNAME": target.interface,
+        "CNI_NETNS": target.network_namespace,
+        "CNI_ARGS": ";".join(f"{name}={value}" for name, value in target.arguments),
+    }
 
 
 def plugin_input(
     chain: Chain,
     plugin: Plugin,
     version: str,
-    target: Target | None,
+    target: Target,
     *,
     previous: Mapping[str, Any] | None,
-    extra: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Build the configuration that one plugin gets on its input.
 
-    Shapes: previous — the previous result, None where the command has none; extra — keys of the
-    command itself (GC's list of attachments).
+    Shapes: previous — the previous result, None where the command has none.
     >>> plugin = Plugin(type="portmap", capabilities=("portMappings",), configuration={"type": "portmap", "snat": True})
     >>> target = Target(container_id="c", interface="net1", runtime_values={"portMappings": [], "mac": "02:00:00:00:00:01"})
-    >>> plugin_input(Chain(name="n", versions=("1.0.0",), plugins=(plugin,)), plugin, "1.0.0", target, previous=None, extra={})
+    >>> plugin_input(Chain(name="n", versions=("1.0.0",), plugins=(plugin,)), plugin, "1.0.0", target, previous=None)
     {'type': 'portmap', 'snat': True, 'cniVersion': '1.0.0', 'name': 'n', 'runtimeConfig': {'portMappings': []}}
     """  # noqa: E501
     document = {key: value for key, value in plugin.configuration.items() if key not in _RUNNERS_OWN}
@@ -151,14 +151,12 @@ def plugin_input(
     for key in ("plugins", "disableCheck", "disableGC", "cniVersions"):
         document.pop(key, None)
     document |= {"cniVersion": version, "name": chain.name}
-    values = {
-        key: value for key, value in (target.runtime_values if target else {}).items() if key in plugin.capabilities
-    }
+    values = {key: value for key, value in target.runtime_values.items() if key in plugin.capabilities}
     if values:
         document["runtimeConfig"] = values
     if previous is not None:
         document["prevResult"] = dict(previous)
-    return document | dict(extra)
+    return document
 
 
 def read_result(content: bytes, plugin: str, command: str, version: str) -> CniResult | Refusal:

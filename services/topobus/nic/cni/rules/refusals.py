@@ -12,7 +12,6 @@ from topobus.values.outcome import Refusal, refuse
 
 __all__ = [
     "chain_forbidden",
-    "check_unsupported",
     "config_invalid",
     "interface_missing",
     "network_unknown",
@@ -29,8 +28,7 @@ __all__ = [
     "version_unsupported",
 ]
 
-# CNI specification, section "Error": 11 is "try again later", 50 and 51 are STATUS's
-# "not available" and "limited".
+# CNI specification, section "Error": 11 is "try again later".
 _TRY_AGAIN = 11
 # A plugin's own message goes into events and claims: this much of it.
 _MESSAGE_CHARACTERS = 400
@@ -199,17 +197,6 @@ def plugin_unusable(plugin: str, path: str, problem: str) -> Refusal:
         plugin=plugin,
         path=path,
         problem=problem,
-    )
-
-
-def check_unsupported(network: str, version: str) -> Refusal:
-    """Refuse to check an attachment where no plugin has CHECK."""
-    return refuse(
-        "cni-check-unsupported",
-        f"the CNI network {network} (version {version}) has no CHECK: it came with 0.4.0, and a list may "
-        "set disableCheck",
-        network=network,
-        version=version,
     )
 
 
