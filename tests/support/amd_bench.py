@@ -19,7 +19,7 @@ from topobus.devicekit.settings import PartitionSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
 from topobus.gpu.amd.amd_cards import read_amd_cards
-from topobus.gpu.amd.amd_modes import settle_mode
+from topobus.gpu.amd.amd_on_demand import settle_mode
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.amd import AmdDriver

@@ -1,10 +1,13 @@
-"""Reads from /proc which processes use a GPU and which pods they are in, and ends a process that a
-pod left behind.
+"""Reads which processes use a GPU and which pods they are in, from /proc and, of an AMD GPU, from
+KFD, and ends a process that a pod left behind.
 
 A process has a start time, which distinguishes it from a later process with the same pid. A process
-whose open files may not be read is counted, not guessed, so that the caller can report it.
+whose open files may not be read is counted, not guessed, so that the caller can report it. KFD has
+a file for each GPU in each process that has opened it, with 0 for a GPU that the process does not
+use. A GPU in parts has several KFD nodes.
 Source: proc(5): fd, comm, stat (field 22, starttime), cgroup, environ; the kubelet's cgroup names,
-pkg/kubelet/cm/pod_container_manager_linux.go.
+pkg/kubelet/cm/pod_container_manager_linux.go; drivers/gpu/drm/amd/amdkfd/kfd_process.c, sysfs files
+`vram_<gpu id>`; gpu_id in kfd_topology.c.
 """
 
 from __future__ import annotations
@@ -20,13 +23,23 @@ from msgspec import Struct
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 
-__all__ = ["GpuProcess", "Holders", "end_process", "holders_of", "own_processes", "pod_of", "process_of"]
+__all__ = [
+    "GpuProcess",
+    "Holders",
+    "end_process",
+    "holders_of",
+    "kfd_processes",
+    "own_processes",
+    "pod_of",
+    "process_of",
+]
 
 # kubelet names a pod's cgroup `pod<uid>` with cgroupfs and `kubepods-…-pod<uid>.slice` with
 # systemd, dashes as underscores there.
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 # The pod's name comes after what kubelet and the runtime set, within the first few variables.
 _ENVIRONMENT_BYTES = 1 << 16
+_KFD = "sys/class/kfd/kfd"
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
@@ -175,3 +188,18 @@ def _started(stat: str) -> str:
 def _own_pid(tree: Tree) -> int:
     stat = _text(tree, "self", "stat").partition(" ")[0]
     return int(stat) if stat.isdecimal() else -1
+
+
+def kfd_processes(tree: Tree, nodes: Collection[int]) -> dict[int, int]:
+    """Find the processes with memory on any of these nodes: pid to bytes.
+
+    Errors: raises HardwareError when a file is no number.
+    """
+    ids = [tree.read_int(f"{_KFD}/topology/nodes/{node}/gpu_id") for node in sorted(nodes)]
+    processes: dict[int, int] = {}
+    for name in tree.names(f"{_KFD}/proc"):
+        if name.isdecimal():
+            used = sum(tree.read_int(f"{_KFD}/proc/{name}/vram_{gpu_id}") or 0 for gpu_id in ids if gpu_id)
+            if used:
+                processes[int(name)] = used
+    return processes

@@ -15,8 +15,8 @@ from topobus.gateway.config import GatewaySettings
 from topobus.gateway.config import check as check_gateway
 from topobus.gpu.config import GpuSettings
 from topobus.gpu.driver_root.access import Access, read_access
+from topobus.gpu.driver_root.bring import CACHED_FOLDER, IMAGES_FOLDER
 from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS
-from topobus.gpu.driver_root.file_edits import CACHED_FOLDER, IMAGES_FOLDER
 from topobus.process.config import load_settings
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.values.errors import ConfigError

@@ -17,9 +17,8 @@ import pytest
 from support.driver_roots import FIRMWARE, LIBRARIES, VERSION, driver_root, library, listening_socket, require_compiler
 from topobus.formats.messages.messages import Prepared
 from topobus.gateway.containers.rules.edit_limits import NO_RIGHTS, EditRights, refuse_forbidden, rights_of
-from topobus.gpu.driver_root.bring import DriverFileSource
+from topobus.gpu.driver_root.bring import DriverFileSource, file_edits
 from topobus.gpu.driver_root.driver_files import DriverFiles, find_driver_files, find_sockets
-from topobus.gpu.driver_root.file_edits import file_edits
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.edits import ContainerEdits, Mount

@@ -5,28 +5,46 @@ A card stays in its last mode after its last part is released: no mode is better
 the next owner, and each further switch could fail. So a switch that a crash interrupted counts as
 done as soon as amdgpu and KFD agree on any mode. Only a card on which they do not agree is brought
 back to its previous mode.
+
+A switch is one write of `current_compute_partition`. It is refused, with the reason, where a
+process uses the card, the kernel refuses, or KFD does not agree in time. The kernel refuses a card
+that a process computes on (EBUSY). Older kernels lock KFD as a whole, and refuse while any process
+of the node has it open. The memory mode (NPS) is left as it is: amdgpu stores a request for it for
+all cards of an XGMI hive, and applies it when the driver is loaded again.
+Source: drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (available_compute_partition,
+current_compute_partition), amdgpu_gmc.c (current_memory_partition: "please remove and reload the
+driver"), amdkfd/kfd_device.c (kgd2kfd_check_and_lock_kfd).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord, Json, Step
-from topobus.devicekit.partitioning.card_cuts import PART, UNDO_S, CardCuts
+from topobus.devicekit.partitioning.card_cuts import PART, SETTLE_S, UNDO_S, CardCuts
+from topobus.devicekit.pauses import Pauses, look_until
+from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.prepare_context import PrepareContext
-from topobus.gpu.amd.amd_cards import WHOLE, AmdCard, read_amd_cards
-from topobus.gpu.amd.amd_modes import card_users, settle_mode, write_mode
+from topobus.gpu.amd.amd_cards import COUNTS, WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
+from topobus.gpu.processes import GpuProcess, holders_of, kfd_processes, own_processes, process_of
+from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
-__all__ = ["AmdOnDemand", "ModeWish", "group_wishes"]
+__all__ = ["AmdOnDemand", "ModeWish", "group_wishes", "part_counts", "settle_mode"]
 
 _MODE = "mode"
 """Step: the card is brought into another mode."""
+_CURRENT = "current_compute_partition"
+_AVAILABLE = "available_compute_partition"
+_CPX = "CPX"
 
 
 class ModeWish(Struct, frozen=True, kw_only=True):
@@ -101,7 +119,7 @@ class AmdOnDemand(CardCuts[ModeWish]):
         }
         record.intend(_MODE, facts)
         with self.locks.changing(address):
-            refusal = write_mode(tree, address, wish.mode, self.write)
+            refusal = _write_mode(tree, address, wish.mode, self.write)
             if refusal is not None:
                 return refusal
             settled = settle_mode(tree, address, wish.mode, wish.counts[wish.mode], self.pauses)
@@ -122,7 +140,7 @@ class AmdOnDemand(CardCuts[ModeWish]):
                 settle_mode(tree, address, card.mode, counts[card.mode], self.pauses, UNDO_S / 3), Refusal
             ):
                 return
-            refusal = write_mode(tree, address, before["mode"], self.write)
+            refusal = _write_mode(tree, address, before["mode"], self.write)
             settled = refusal or settle_mode(tree, address, before["mode"], before["count"], self.pauses, UNDO_S)
         if isinstance(settled, Refusal):
             raise HardwareError("; ".join(reason.message for reason in settled.reasons), address=str(address))
@@ -136,7 +154,7 @@ def _refuse_users(tree: Tree, card: AmdCard, wish: ModeWish, in_use: frozenset[s
             "is held, or is still being cleaned"
         )
         return refuse("card-in-use", text, address=str(card.address), devices=rivals)
-    users = card_users(tree, card)
+    users = _card_users(tree, card)
     if users:
         text = (
             f"{card.address} is in mode {card.mode} and cannot be brought into {wish.mode}: "
@@ -164,3 +182,96 @@ def group_wishes(
             return refuse("device-not-offered", text, devices=(device,))
         wishes[address] = ModeWish(name=card, mode=mode, counts=wish.counts, devices=(*wish.devices, device))
     return wishes
+
+
+def part_counts(tree: Tree, card: AmdCard, compute_dies: int) -> dict[str, int]:
+    """Return the modes that a card can have, with how many parts each makes.
+
+    A card with fewer than two modes cannot be cut on demand.
+
+    Shapes: compute_dies — from the table of products; 0 when the card is not in it, and KFD's
+    number is used.
+    """
+    text = tree.read(f"{pci_folder(card.address)}/{_AVAILABLE}") or ""
+    dies = (
+        compute_dies or sum(node.xcc_count for node in card.nodes) or (len(card.partitions) if card.mode == _CPX else 0)
+    )
+    counts = {WHOLE: 1, **COUNTS, _CPX: dies}
+    return {mode: counts[mode] for mode in re.findall(r"[A-Z]+", text.upper()) if counts.get(mode)}
+
+
+def _card_users(tree: Tree, card: AmdCard) -> tuple[GpuProcess, ...]:
+    """Find the processes that use a card, whole or in parts: those that compute, and those that
+    have one of its nodes open. This service is left out.
+
+    Errors: raises HardwareError when KFD cannot be read.
+    Cost: one readlink for each open file of the node.
+    """
+    nodes = {path.rpartition("/")[2] for path in function_drm_nodes(tree, card.address).paths}
+    nodes |= {path.rpartition("/")[2] for part in card.partitions for path in partition_drm_nodes(tree, card, part)}
+    computing = kfd_processes(tree, {node.number for node in card.nodes})
+    users = {pid: process_of(tree, pid, used) for pid, used in computing.items()}
+    users = {process.pid: process for process in holders_of(tree, nodes).processes} | users
+    own = own_processes(tree, tuple(users.values()))
+    return tuple(users[pid] for pid in sorted(users) if pid not in own)
+
+
+def _write_mode(tree: Tree, address: PciAddress, mode: str, write: Callable[[Path, str], None]) -> Refusal | None:
+    """Write a mode for the kernel to set, and return None when it accepts it."""
+    try:
+        write(tree.path(f"{pci_folder(address)}/{_CURRENT}"), mode)
+    except OSError as err:
+        hint = {
+            errno.EBUSY: "a process still has KFD open (on kernels that lock KFD as a whole: on any GPU of this node)",
+            errno.EINVAL: "the card does not have this mode with its memory mode",
+            errno.EROFS: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices "
+            "(deploy/kubernetes-gpu-partitions)",
+            errno.EACCES: "/sys cannot be written: partitions.on_demand needs root and a writable /sys/devices "
+            "(deploy/kubernetes-gpu-partitions)",
+            errno.EPERM: "the card is being reset, or the service may not write /sys",
+        }.get(err.errno or 0, "")
+        text = f"amdgpu does not bring {address} into mode {mode}: {err.strerror}" + (f": {hint}" if hint else "")
+        return refuse("partition-mode-refused", text, address=str(address), mode=mode, error=err.errno or 0)
+    return None
+
+
+def settle_mode(
+    tree: Tree, address: PciAddress, mode: str, count: int, pauses: Pauses, limit_s: float = SETTLE_S
+) -> AmdCard | Refusal:
+    """Wait until amdgpu, KFD and the render nodes agree on a mode, and return the card as it is
+    then.
+    """
+
+    def look() -> tuple[AmdCard | None, str]:
+        try:
+            # A new tree has nothing cached: folders come and go below the same names.
+            card = read_amd_cards(Tree(tree.settings), [address])[address]
+            why = _unsettled(tree, card, mode, count)
+        except HardwareError as err:
+            return None, err.message
+        return (None, why) if why else (card, "")
+
+    settled = look_until(look, pauses, limit_s)
+    if isinstance(settled, AmdCard):
+        return settled
+    text = f"{address} was asked for mode {mode} and is not in it after {limit_s:g} s: {settled}"
+    return refuse("partition-mode-unsettled", text, address=str(address), mode=mode)
+
+
+def _unsettled(tree: Tree, card: AmdCard, mode: str, count: int) -> str:
+    """Return what is missing for a card to be in a mode, or "" when it is in it."""
+    if card.fault:
+        return card.fault
+    if card.mode != mode:
+        return f"it is in mode {card.mode or 'unknown'}"
+    if len(card.nodes) != count:
+        return f"KFD lists {len(card.nodes)} of its {count} parts"
+    if mode == WHOLE:
+        return "" if function_drm_nodes(tree, card.address).render else "it has no render node"
+    missing = [part.index for part in card.partitions if not _has_node(tree, card, part.node.render_minor)]
+    return f"there is no render node of part {', '.join(map(str, missing))}" if missing else ""
+
+
+def _has_node(tree: Tree, card: AmdCard, minor: int) -> bool:
+    """Return whether udev has made a render node. True on a tree without such a folder."""
+    return not tree.exists("dev/dri") or tree.exists(f"dev/dri/renderD{minor}") or not minor

@@ -1,32 +1,46 @@
-"""Decides whether Topobus gives a container the driver's files, and how its loader finds them.
+"""Decides whether Topobus gives a container the driver's files, how its loader finds them, and which
+edits do it.
 
 What was found is kept until a folder changes. The files are not given where NVIDIA's container
-runtime brings them.
+runtime brings them. Each library is mounted under each of its names, so that no link has to be made
+in the container. Where the loader's cache leads to the libraries, they are in a folder that no
+image names. Then an image's compatibility libraries take precedence where they should, even where
+the image sets `LD_LIBRARY_PATH` to NVIDIA's usual folder.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, find_driver_files, find_sockets
-from topobus.gpu.driver_root.file_edits import Way, file_edits
+from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, File, find_driver_files, find_sockets
 from topobus.gpu.driver_root.host_files import HostFiles
 from topobus.gpu.driver_root.selection import LIBRARY_FOLDERS
-from topobus.sysfs.driver_files import HOOK_PROGRAM
+from topobus.sysfs.driver_files import HOOK_PROGRAM, LIBRARY_PATH
 from topobus.sysfs.tree import Tree
-from topobus.values.edits import ContainerEdits
+from topobus.values.edits import ContainerEdits, Hook, Mount
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["DriverFileSource"]
+__all__ = ["CACHED_FOLDER", "IMAGES_FOLDER", "DriverFileSource", "file_edits"]
 
 # Marks of Docker's and Podman's containers: a process in one does not see the host's files.
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 # A folder that changed less than this ago may change again without a new time: most file systems
 # record times in steps of 10 ms.
 _SETTLED_NS = 1_000_000_000
+CACHED_FOLDER = "/opt/topobus/nvidia/lib64"
+IMAGES_FOLDER = "/usr/local/nvidia/lib64"
+"""In the `LD_LIBRARY_PATH` of NVIDIA's images."""
+_Way = Literal["hook", "variable", "image"]
+_SOCKET_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "bind")
+# The hook runs as root beside the container and must not inherit the image's environment.
+_HOOK_ENVIRONMENT = ("LC_ALL=C.UTF-8",)
+# It takes a tenth of a second, and longer on a node under load.
+_HOOK_TIMEOUT_S = 60
 
 
 class DriverFileSource:
@@ -97,7 +111,7 @@ def _is_asked(tree: Tree) -> bool:
     return sees_host and not tree.is_recorded
 
 
-def _way(tree: Tree, owner: Owner) -> Way | Refusal:
+def _way(tree: Tree, owner: Owner) -> _Way | Refusal:
     """Choose how the loader of a container finds the libraries."""
     settings = tree.settings.driver_files
     if settings.loader in ("variable", "image"):
@@ -123,3 +137,32 @@ def _hook_program(tree: Tree) -> str:
         return settings.hook
     own = Path(sys.executable).parent / HOOK_PROGRAM
     return str(own) if tree.is_live and settings.host_root == "/" and own.exists() else ""
+
+
+def file_edits(
+    driver_files: DriverFiles, *, sockets: Sequence[File] = (), way: _Way, hook: str, has_storage: bool = False
+) -> ContainerEdits:
+    """Make the edits, common to all GPUs of a container.
+
+    Shapes: hook — the program's path on the host, for the way `hook`; has_storage — with the files
+    of GPUDirect Storage.
+    """
+    folder = CACHED_FOLDER if way == "hook" else IMAGES_FOLDER
+    mounts = [
+        Mount(host_path=library.host_path, container_path=f"{folder}/{name}")
+        for library in driver_files.libraries
+        for name in library.names
+    ]
+    others = (*driver_files.files, *(driver_files.storage if has_storage else ()))
+    mounts += [Mount(host_path=file.host_path, container_path=file.container_path) for file in others]
+    mounts += [
+        Mount(host_path=file.host_path, container_path=file.container_path, options=_SOCKET_OPTIONS) for file in sockets
+    ]
+    hooks: tuple[Hook, ...] = ()
+    if way == "hook":
+        arguments = (HOOK_PROGRAM, "--folder", folder, "--driver-version", driver_files.version)
+        hooks = (
+            Hook(name="createContainer", path=hook, args=arguments, env=_HOOK_ENVIRONMENT, timeout_s=_HOOK_TIMEOUT_S),
+        )
+    env = {"LD_LIBRARY_PATH": LIBRARY_PATH} if way == "variable" else {}
+    return ContainerEdits(env=env, mounts=tuple(mounts), hooks=hooks)

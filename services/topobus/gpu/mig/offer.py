@@ -1,8 +1,13 @@
-"""Decides which devices a GPU in MIG mode is offered as, and finds the instance of a device when a
-claim is prepared.
+"""Decides which devices a GPU in MIG mode is offered as, and finds the instance of a device, and its
+device nodes, when a claim is prepared.
 
 A claim gets exactly the instance that was offered. An instance that was destroyed and made again
-has another UUID, and the claim is refused.
+has another UUID, and the claim is refused. A container with the capabilities of the GPU instance
+and of the compute instance, and with the GPU's node, can use that instance alone: CUDA finds the
+others but may not open them.
+Source: MIG User Guide, "Device Nodes and Capabilities":
+/proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<id>/access with `DeviceFileMinor: 12`, and
+/proc/driver/nvidia-caps/mig-minors with `gpu0/gi1/ci0/access 13`.
 """
 
 from __future__ import annotations
@@ -13,7 +18,6 @@ import msgspec
 
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.left_out import LeftOut
-from topobus.gpu.mig.capabilities import capability_nodes
 from topobus.gpu.mig.devices import (
     MIG_TYPE,
     counter_set,
@@ -40,6 +44,9 @@ __all__ = ["MigOffer", "instance_edits", "is_mig"]
 
 Recorded = Callable[[str], Sequence[Step]]
 _WHOLE = "MIG mode is on, and CUDA finds no device on the whole GPU"
+_ACCESS = "proc/driver/nvidia/capabilities"
+_MINORS = "proc/driver/nvidia-caps/mig-minors"
+_MINOR_KEY = "DeviceFileMinor"
 
 
 def is_mig(device: Device) -> bool:
@@ -256,7 +263,7 @@ class MigOffer:
         nodes: list[str] = []
         for instance in mig.instances:
             for compute in instance.computes:
-                own = capability_nodes(tree, minor, instance.id, compute.id)
+                own = _capability_nodes(tree, minor, instance.id, compute.id)
                 if isinstance(own, Refusal):
                     return own
                 nodes += own
@@ -294,7 +301,7 @@ def instance_edits(
     """Give a container one instance: the GPU's node, and the capabilities of this instance
     alone.
     """
-    nodes = capability_nodes(tree, minor, instance.gi, instance.ci)
+    nodes = _capability_nodes(tree, minor, instance.gi, instance.ci)
     if isinstance(nodes, Refusal):
         return nodes
     return ContainerEdits(
@@ -305,3 +312,52 @@ def instance_edits(
 
 def _refuse(code: str, message: str, devices: tuple[str, ...]) -> Refusal:
     return refuse(code, message, devices=devices)
+
+
+def _capability_nodes(tree: Tree, minor: str, gi: int, ci: int) -> tuple[str, ...] | Refusal:
+    """Name the nodes of a GPU's instance, relative to dev, that of the GPU instance first.
+
+    Shapes: minor — the GPU's number in /dev/nvidia<minor>, by which the module's files are named.
+    Errors: returns Refusal code mig-capability-missing with what the host lacks; raises
+    HardwareError when a file exists and cannot be read.
+    """
+    nodes: list[str] = []
+    # The list is long (each instance that could ever exist), and needed only where the first file
+    # is missing.
+    listed: dict[str, str] | None = None
+    for path, short in (
+        (f"gpu{minor}/mig/gi{gi}", f"gpu{minor}/gi{gi}"),
+        (f"gpu{minor}/mig/gi{gi}/ci{ci}", f"gpu{minor}/gi{gi}/ci{ci}"),
+    ):
+        number = _minor_of(tree.read(f"{_ACCESS}/{path}/access") or "")
+        if not number:
+            listed = _read_list(tree) if listed is None else listed
+            number = listed.get(f"{short}/access", "")
+        if not number:
+            text = (
+                f"the kernel module names no capability for {short}: neither /{_ACCESS}/{path}/access nor "
+                f"/{_MINORS} has its number"
+            )
+            return refuse("mig-capability-missing", text, capability=short)
+        nodes.append(f"nvidia-caps/nvidia-cap{number}")
+    missing = [node for node in nodes if tree.is_live and not tree.exists(f"dev/{node}")]
+    if missing:
+        text = (
+            f"the host has no {', '.join(f'/dev/{node}' for node in missing)}: nvidia-modprobe makes it "
+            "(nvidia-modprobe -f <access file>)"
+        )
+        return refuse("mig-capability-missing", text, capability=",".join(missing))
+    return tuple(nodes)
+
+
+def _minor_of(text: str) -> str:
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == _MINOR_KEY and value.strip().isdecimal():
+            return value.strip()
+    return ""
+
+
+def _read_list(tree: Tree) -> dict[str, str]:
+    words = (line.split() for line in (tree.read(_MINORS) or "").splitlines())
+    return {pair[0]: pair[1] for pair in words if len(pair) == 2 and pair[1].isdecimal()}

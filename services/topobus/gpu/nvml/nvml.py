@@ -24,11 +24,20 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.engine.health.health_machine import silence
 from topobus.gpu.mig.nvml_mig import read_mig, read_profiles
 from topobus.gpu.mig.values import MigGpu, MigProfile
-from topobus.gpu.nvml.nvml_counters import ecc_sign, fabric_sign, link_error_sign, retirement_sign
 from topobus.gpu.nvml.nvml_facts import gpu_facts
 from topobus.gpu.nvml.nvml_library import NvmlUnavailable, open_library, reopen_library
 from topobus.gpu.nvml.nvml_readings import gpu_readings, memory_readings
-from topobus.gpu.nvml.nvml_signs import field_of, memory_sign, nvml_observation, recovery_sign, thermal_sign
+from topobus.gpu.nvml.nvml_signs import (
+    ecc_sign,
+    fabric_sign,
+    field_of,
+    link_error_sign,
+    memory_sign,
+    nvml_observation,
+    recovery_sign,
+    retirement_sign,
+    thermal_sign,
+)
 from topobus.gpu.nvml.nvml_use import NvmlUse, read_use, read_use_of_instance
 from topobus.gpu.nvml.nvml_xids import XidTable
 from topobus.sysfs.tree import Tree

@@ -33,8 +33,7 @@ from topobus.devicekit.pci import (
 )
 from topobus.devicekit.pci_parent import ParentHealth
 from topobus.gpu.amd.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
-from topobus.gpu.amd.amd_modes import part_counts
-from topobus.gpu.amd.amd_on_demand import AmdOnDemand, group_wishes
+from topobus.gpu.amd.amd_on_demand import AmdOnDemand, group_wishes, part_counts
 from topobus.gpu.amd.amd_parts import (
     PARTITION,
     CardFacts,
@@ -45,9 +44,8 @@ from topobus.gpu.amd.amd_parts import (
     share,
 )
 from topobus.gpu.drm_edits import drm_edits, groups_of
-from topobus.gpu.kfd_processes import kfd_processes
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
-from topobus.gpu.processes import process_of
+from topobus.gpu.processes import kfd_processes, process_of
 from topobus.gpu.products import Product, ProductTable
 from topobus.gpu.sensor_health import ras_sign, temperature_sign
 from topobus.gpu.sensor_readings import amd_readings
