@@ -17,8 +17,7 @@ from pathlib import Path
 from support.bitstream_files import INTERFACE
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import read_bitstream
-from topobus.fpga.bitstreams.store import StoreEntry
-from topobus.fpga.bitstreams.store_changes import add_bitstream
+from topobus.fpga.bitstreams.store import StoreEntry, add_bitstream
 from topobus.fpga.programmer import RegionUntouched
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.values.outcome import Refusal

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import read_bitstream
-from topobus.fpga.bitstreams.store import DEFAULT_STORE, BitstreamStore, StoreEntry
-from topobus.fpga.bitstreams.store_changes import add_bitstream, remove_bitstream
+from topobus.fpga.bitstreams.store import DEFAULT_STORE, BitstreamStore, StoreEntry, add_bitstream, remove_bitstream
 from topobus.fpga.bitstreams.values import Bitstream
 from topobus.values.outcome import Refusal
 

@@ -11,8 +11,14 @@ import msgspec
 import pytest
 
 from support.bitstream_files import FUNCTION, aocx, gbs, xclbin
-from topobus.fpga.bitstreams.store import BitstreamStore, StoreEntry, load_image, manifest_name
-from topobus.fpga.bitstreams.store_changes import add_bitstream, remove_bitstream
+from topobus.fpga.bitstreams.store import (
+    BitstreamStore,
+    StoreEntry,
+    add_bitstream,
+    load_image,
+    manifest_name,
+    remove_bitstream,
+)
 from topobus.fpga.store_command import main
 from topobus.values.outcome import Refusal
 

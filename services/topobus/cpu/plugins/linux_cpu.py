@@ -1,30 +1,33 @@
-"""Logical CPUs as devices: one for every CPU that Linux has online.
+"""Logical CPUs as devices: one for every CPU that Linux has online, or one for each NUMA node, socket
+or level-3 cache, or one for the machine.
 
-Devices are named `cpu-<id>` and have core, socket, L3 and NUMA node. A CPU that went offline is
-reported as removed. The edits of a prepared CPU hold a cpuset of that CPU and of its NUMA node's
-memory. The gateway has the container runtime set it on nodes whose CPUs it manages. On other nodes
-a container only gets the list of its CPUs.
+A CPU is named `cpu-<id>` and has core, socket, L3 and NUMA node. A CPU that went offline is
+reported as removed. A group is named `cpu-<unit>-<id>` and has a capacity `cpus`, of which claims
+take shares; the node's ledger chooses the CPUs of a claim, not this service. A CPU whose unit is not
+known is in no group of that kind. The edits of a prepared CPU hold a cpuset of that CPU and of its
+NUMA node's memory. The gateway has the container runtime set it on nodes whose CPUs it manages. On
+other nodes a container only gets the list of its CPUs.
 Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from topobus.cpu.config import CpuGroupSettings
+from topobus.cpu.config import CpuGroupSettings, Grouping
 from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.cpu_facts import CpuFacts
-from topobus.cpu.plugins.cpu_grouping import group_devices
 from topobus.cpu.plugins.cpu_health import memory_errors, throttling
 from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.driver import DeviceDriver, Discovery, HostServices, PrepareContext
 from topobus.devicekit.edits_text import own_variable
 from topobus.sysfs.tree import Tree
-from topobus.values.cpu_groups import cpus_of, is_cpu_group
+from topobus.values.counters import CapacityPolicy
+from topobus.values.cpu_groups import GROUP_CAPACITY, cpus_of, is_cpu_group
 from topobus.values.device import AttributeValue, Device
 from topobus.values.edits import ContainerEdits, Cpuset
 from topobus.values.errors import HardwareError
@@ -43,6 +46,13 @@ _HAS_MEMORY = "sys/devices/system/node/has_memory"
 # A DRA string attribute holds at most 64 characters; only a machine with more than 16
 # threads a core could exceed it.
 _MAX_ATTRIBUTE = 64
+_Value = TypeVar("_Value")
+_UNITS: Mapping[Grouping, Callable[[Cpu], int | None]] = {
+    "numa": lambda cpu: cpu.numa_node,
+    "socket": lambda cpu: cpu.socket,
+    "l3": lambda cpu: cpu.l3,
+    "machine": lambda _: 0,
+}
 
 
 class LinuxCpuDriver(DeviceDriver):
@@ -73,7 +83,7 @@ class LinuxCpuDriver(DeviceDriver):
         self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
         facts = CpuFacts(tree.for_scan(), machine)
         if self._settings.groups != "cpu":
-            return Discovery(devices=group_devices(online, self._settings, self.name, facts))
+            return Discovery(devices=_group_devices(online, self._settings, self.name, facts))
         siblings: dict[int, list[int]] = {}
         for cpu in online:
             if cpu.core is not None:
@@ -252,3 +262,51 @@ def _ids(tree: Tree, path: str, kind: type[_Ids]) -> _Ids | None:
         raise HardwareError(
             f"{path} under {tree.root}: got {text[:60]!r}, wanted a list of ids", path=path, raw=text[:200]
         ) from err
+
+
+def _group_devices(cpus: Sequence[Cpu], settings: CpuGroupSettings, driver: str, near: CpuFacts) -> tuple[Device, ...]:
+    """List the groups of online CPUs, or none where CPUs are offered one by one.
+
+    Order: by the units' ids.
+    """
+    unit_of = _UNITS.get(settings.groups)
+    members: dict[int, list[Cpu]] = {}
+    for cpu in cpus if unit_of is not None else ():
+        unit = unit_of(cpu) if unit_of is not None else None
+        if cpu.online and unit is not None:
+            members.setdefault(unit, []).append(cpu)
+    return tuple(_group_device(settings, driver, unit, group, near) for unit, group in sorted(members.items()))
+
+
+def _only(values: Iterable[_Value | None]) -> _Value | None:
+    """Return the one value that all have, or None when they differ or one of them is None."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def _group_device(settings: CpuGroupSettings, driver: str, unit: int, group: Sequence[Cpu], near: CpuFacts) -> Device:
+    name = "cpu-machine" if settings.groups == "machine" else f"cpu-{settings.groups}-{unit}"
+    cores = {cpu.core if cpu.core is not None else cpu.id for cpu in group}
+    threads = max(1, len(group) // len(cores))
+    step = threads if settings.whole_cores else 1
+    nodes = {cpu.numa_node for cpu in group}
+    shared: dict[str, AttributeValue | None] = {
+        "socket": _only(cpu.socket for cpu in group),
+        "die": _only(cpu.die for cpu in group),
+        "l3": _only(cpu.l3 for cpu in group),
+        "kind": _only(cpu.kind or None for cpu in group),
+    }
+    facts: dict[str, AttributeValue] = {key: value for key, value in shared.items() if value is not None}
+    facts |= {"group": settings.groups, "cores": len(cores), "threadsPerCore": threads, "smtEnabled": threads > 1}
+    return Device(
+        name=name,
+        device_class="cpu",
+        driver=driver,
+        numa_nodes=None if None in nodes else NodeSet.of(node for node in nodes if node is not None),
+        pcie_roots=tuple(sorted({root for node in nodes for root in near.pcie_roots(node)})),
+        near_cpus=CpuSet.of(cpu.id for cpu in group),
+        allows_multiple=True,
+        capacity={GROUP_CAPACITY: len(group)},
+        capacity_policies={GROUP_CAPACITY: CapacityPolicy(default=step, minimum=step, step=step)},
+        attributes=facts,
+    )

@@ -8,8 +8,7 @@ The file may come from anybody. However long or broken it is, reading its header
 from __future__ import annotations
 
 from topobus.fpga.bitstreams.byte_window import ByteWindow, UnreadableBitstream
-from topobus.fpga.bitstreams.elf_sections import ELF_MAGIC
-from topobus.fpga.bitstreams.intel_formats import GBS_MAGIC, image_of_aocx, image_of_gbs, read_aocx, read_gbs
+from topobus.fpga.bitstreams.intel_formats import ELF_MAGIC, GBS_MAGIC, image_of_aocx, image_of_gbs, read_aocx, read_gbs
 from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm
 from topobus.fpga.bitstreams.xclbin import XCLBIN_MAGIC, read_xclbin
 from topobus.values.outcome import Refusal, refuse

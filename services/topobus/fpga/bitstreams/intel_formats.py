@@ -1,10 +1,12 @@
 """Reads Intel's bitstreams: a green bitstream (GBS: header, JSON, raw image), and OpenCL's .aocx,
 an ELF file that has a compressed one inside.
 
+Of ELF it finds a section by its name, within fixed bounds: little-endian, of 32 and 64 bits.
 Source: OPAE's packager and Intel's FPGA plugin for Kubernetes (pkg/fpga/bitstream: gbs.go,
 aocx.go), read for the facts: header `XeonFPGA·GBSv001` and a length of 32 bits, then JSON with
 `afu-image.interface-uuid` and one accelerator cluster; .aocx: section .acl.fpga.bin, an ELF file
-itself, with section .acl.gbs.gz.
+itself, with section .acl.gbs.gz; elf(5); include/uapi/linux/elf.h (Elf32_Ehdr, Elf64_Ehdr,
+Elf32_Shdr, Elf64_Shdr).
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ import msgspec
 from msgspec import Struct, field
 
 from topobus.fpga.bitstreams.byte_window import ByteWindow, UnreadableBitstream
-from topobus.fpga.bitstreams.elf_sections import ELF_MAGIC, find_section
 from topobus.fpga.bitstreams.values import MOST_IMAGE_BYTES, Bitstream, BitstreamForm, read_id
 
-__all__ = ["GBS_MAGIC", "image_of_aocx", "image_of_gbs", "read_aocx", "read_gbs"]
+__all__ = ["ELF_MAGIC", "GBS_MAGIC", "image_of_aocx", "image_of_gbs", "read_aocx", "read_gbs"]
 
 GBS_MAGIC = b"XeonFPGA\xb7GBSv001"
 _HEADER = struct.Struct("<16sI")
@@ -28,6 +29,16 @@ _MOST_METADATA_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
 # gzip's own header and trailer around deflate (zlib.decompressobj: 16 + MAX_WBITS).
 _GZIP_BITS = 31
+ELF_MAGIC = b"\x7fELF"
+_IDENTITY_BYTES = 16
+_LITTLE_ENDIAN = 1
+# By EI_CLASS: e_type to e_shstrndx, and one section header: sh_name, sh_type, sh_flags, sh_addr,
+# sh_offset, sh_size and four that are not read.
+_ELF_HEADERS = {1: struct.Struct("<HHIIIIIHHHHHH"), 2: struct.Struct("<HHIQQQIHHHHHH")}
+_ELF_SECTIONS = {1: struct.Struct("<IIIIIIIIII"), 2: struct.Struct("<IIQQQQIIQQ")}
+# An .aocx has some twenty sections with short names.
+_MOST_SECTIONS = 1024
+_MOST_NAME_BYTES = 64 * 1024
 
 
 class _Cluster(Struct, frozen=True, kw_only=True):
@@ -105,12 +116,12 @@ def _metadata_bytes(file: ByteWindow) -> int:
 
 
 def _packed(file: ByteWindow) -> ByteWindow:
-    inner = find_section(file, ".acl.fpga.bin")
+    inner = _find_section(file, ".acl.fpga.bin")
     if inner is None:
         raise UnreadableBitstream("no section .acl.fpga.bin: an OpenCL container without an image")
     if inner.read(0, min(4, inner.size), "section .acl.fpga.bin") != ELF_MAGIC:
         raise UnreadableBitstream("section .acl.fpga.bin is no ELF file")
-    packed = find_section(inner, ".acl.gbs.gz")
+    packed = _find_section(inner, ".acl.gbs.gz")
     if packed is None:
         raise UnreadableBitstream("section .acl.fpga.bin has no section .acl.gbs.gz")
     return packed
@@ -141,3 +152,34 @@ def _unpacked(packed: ByteWindow, limit: int, *, is_whole: bool = False) -> list
     if is_whole and not unpacker.eof:
         raise UnreadableBitstream(f"section .acl.gbs.gz: cut off, or unpacks to more than {limit} bytes")
     return pieces
+
+
+def _find_section(file: ByteWindow, name: str) -> ByteWindow | None:
+    """Find the first section of a name, or None when there is none.
+
+    Errors: raises UnreadableBitstream for a file that is no ELF file of this kind.
+    """
+    identity = file.read(0, _IDENTITY_BYTES, "ELF identity")
+    layout = _ELF_HEADERS.get(identity[4])
+    if identity[:4] != ELF_MAGIC or layout is None or identity[5] != _LITTLE_ENDIAN:
+        raise UnreadableBitstream("no little-endian ELF file of 32 or 64 bits")
+    header = layout.unpack(file.read(_IDENTITY_BYTES, layout.size, "ELF header"))
+    table_offset, entry_bytes, count, names_index = header[5], header[10], header[11], header[12]
+    entry = _ELF_SECTIONS[identity[4]]
+    if count > _MOST_SECTIONS or entry_bytes != entry.size or names_index >= count:
+        raise UnreadableBitstream(f"ELF section table: {count} sections of {entry_bytes} bytes, names in {names_index}")
+    table = file.read(table_offset, entry_bytes * count, "ELF section table")
+    sections = [entry.unpack_from(table, index * entry_bytes) for index in range(count)]
+    names = _content(file, sections[names_index], "ELF section names")
+    if names.size > _MOST_NAME_BYTES:
+        raise UnreadableBitstream(f"ELF section names: {names.size} bytes, wanted at most {_MOST_NAME_BYTES}")
+    text = names.read(0, names.size, "ELF section names")
+    wanted = name.encode("ascii")
+    for section in sections:
+        if text[section[0] :].partition(b"\0")[0] == wanted:
+            return _content(file, section, f"ELF section {name}")
+    return None
+
+
+def _content(file: ByteWindow, section: tuple[int, ...], what: str) -> ByteWindow:
+    return file.window(section[4], section[5], what)

@@ -4,6 +4,9 @@ A manifest beside it names its function and the namespaces that may use it. The 
 at each look of a driver at its cards. A bitstream is read and hashed once more before it programs a
 card, and the kernel gets the very bytes that were hashed: a file that was changed since it was
 added programs nothing.
+
+To add one, the file is written first and its manifest last, and to remove it the manifest is
+removed first, so that a concurrent reader sees a whole entry or none.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from topobus.devicekit.journal import durable_file
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.values import MOST_FILE_BYTES, Bitstream
@@ -29,9 +33,11 @@ __all__ = [
     "BitstreamStore",
     "StoreContent",
     "StoreEntry",
+    "add_bitstream",
     "check_entry",
     "load_image",
     "manifest_name",
+    "remove_bitstream",
 ]
 
 DEFAULT_STORE = "/var/lib/topobus/bitstreams"
@@ -45,6 +51,9 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MOST_MANIFEST_BYTES = 64 * 1024
 _MOST_ENTRIES = 1024
 _CHUNK_BYTES = 1024 * 1024
+# Everybody may read a bitstream, and only the one who added it may write it: it is no secret, but
+# its integrity counts.
+_MODE = 0o644
 
 
 class StoreEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -257,3 +266,64 @@ def _read_whole(descriptor: int, size: int) -> bytes:
 
 def _refuse(code: str, message: str, entry: StoreEntry) -> Refusal:
     return refuse(code, message, digest=entry.digest, function=entry.name)
+
+
+def add_bitstream(
+    folder: Path,
+    source: Path,
+    *,
+    name: str,
+    namespaces: tuple[str, ...],
+    is_blank: bool = False,
+    signer: str = "",
+    notes: str = "",
+) -> StoreEntry | Refusal:
+    """Copy a file into a store. The same file again replaces its manifest.
+
+    Errors: returns a Refusal for a file or a field that is wrong; raises OSError when the source
+    cannot be read or the folder cannot be written. Blocks.
+    """
+    if source.stat().st_size > MOST_FILE_BYTES:
+        return refuse("bitstream-refused", f"{source} is larger than {MOST_FILE_BYTES} bytes")
+    content = source.read_bytes()
+    bitstream = read_bitstream(ByteWindow.of_bytes(content))
+    if isinstance(bitstream, Refusal):
+        return bitstream
+    # The image behind the header must be whole as well: a truncated file is refused now, not when a
+    # card is to be programmed.
+    image = image_of(ByteWindow.of_bytes(content), bitstream.form)
+    if isinstance(image, Refusal):
+        return image
+    entry = StoreEntry(
+        digest=hashlib.sha256(content).hexdigest(),
+        name=name,
+        bitstream=bitstream,
+        namespaces=tuple(sorted(set(namespaces))),
+        is_blank=is_blank,
+        signer=signer,
+        notes=notes,
+    )
+    wrong = check_entry(entry)
+    if wrong:
+        return refuse("bitstream-refused", "; ".join(wrong))
+    durable_file.write(folder, entry.file, content, mode=_MODE)
+    durable_file.write(
+        folder, manifest_name(entry.digest), msgspec.json.format(msgspec.json.encode(entry)) + b"\n", mode=_MODE
+    )
+    return entry
+
+
+def remove_bitstream(folder: Path, digest: str) -> bool:
+    """Remove a bitstream, its manifest first, and return whether it was there.
+
+    A card that has the function keeps it.
+
+    Errors: OSError when the folder cannot be written. Blocks.
+    """
+    names = [name for name in os.listdir(folder) if name.startswith(f"{digest}.")]  # noqa: PTH208 - names only
+    manifest = manifest_name(digest)
+    was_there = durable_file.delete(folder, manifest)
+    for name in sorted(names):
+        if name != manifest:
+            durable_file.delete(folder, name)
+    return was_there

@@ -5,8 +5,9 @@ The port of a card with one port is named after the card. On a card with several
 has its own function, its own region's interface id and its own node, names the card as its parent,
 and shares the card's faults. A card on the processor's own bus has no PCI address and possibly no
 NUMA node. It is named by its region, which is stable as long as no card is added before it.
-Source: Documentation/fpga/dfl.rst and the ABI pages of dfl-fme and dfl-port; the all-ones id of a
-crashed function: Intel's FPGA plugin.
+Source: Documentation/fpga/dfl.rst (a bitstream fits a region when its interface id is the region's
+compat_id; the port's afu_id is the loaded function's) and the ABI pages of dfl-fme and dfl-port; the
+all-ones id of a crashed function: Intel's FPGA plugin.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from topobus.devicekit.edits_text import (
 )
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import PciHealth, pci_device
-from topobus.fpga.dfl_region import dfl_region, ports_of
+from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm, normal_id
 from topobus.fpga.function_hands import FunctionHands, LoadsFunctions
 from topobus.fpga.programmer import DflProgrammer, KernelDflProgrammer
+from topobus.fpga.region import Region
 from topobus.sysfs.fpga import DflCard, DflPort, ErrorRegister, dfl_regions, read_dfl_card
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
@@ -79,7 +81,7 @@ class IntelDflDriver(LoadsFunctions):
         """Program cards by the kernel's drivers, unless a test gives its own programmer."""
         self._pci_health = PciHealth()
         self._programmer: DflProgrammer = programmer or KernelDflProgrammer()
-        self._functions = FunctionHands(lambda tree, device: dfl_region(tree, device, self._programmer))
+        self._functions = FunctionHands(lambda tree, device: _dfl_region(tree, device, self._programmer))
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the ports, by region and number."""
@@ -150,7 +152,7 @@ class IntelDflDriver(LoadsFunctions):
         edits: dict[str, ContainerEdits] = {}
         for device in devices:
             card = read_dfl_card(tree, str(device.attributes["region"]))
-            ports = ports_of(card, device)
+            ports = _ports_of(card, device)
             if not ports:
                 text = (
                     f"{device.name}: the card has no port {device.attributes.get('port')} any more (it went to a "
@@ -230,7 +232,7 @@ class IntelDflDriver(LoadsFunctions):
         except HardwareError as err:
             return [unreadable(err)]
         # A port that is being programmed or reset reads as a crashed one.
-        ports = ports_of(card, device) if self._functions.loader.was_quiet(device.name, turn) else ()
+        ports = _ports_of(card, device) if self._functions.loader.was_quiet(device.name, turn) else ()
         observations = [
             *(_engine_error(error) for error in card.errors if error.value),
             *(_alarm(alarm) for alarm in card.alarms if alarm.value),
@@ -303,3 +305,68 @@ def _port(port: DflPort) -> list[Observation]:
             )
         )
     return observations
+
+
+def _ports_of(card: DflCard, device: Device) -> tuple[DflPort, ...]:
+    """Find a device's ports.
+
+    Empty for a device that is gone, or whose card has another number of ports now: then its name
+    means another device.
+    """
+    is_parent = device.role is DeviceRole.PARTITION_PARENT
+    if (bool(device.partition_of) or is_parent) != (card.port_count > 1):
+        return ()
+    return tuple(port for port in card.ports if is_parent or port.number == device.attributes.get("port"))
+
+
+def _dfl_region(tree: Tree, device: Device, programmer: DflProgrammer) -> Region:
+    """Read the region of a port.
+
+    The device of a card with all of its ports can be reset, but not programmed.
+
+    Errors: raises HardwareError when the port is gone, or a file of it cannot be read.
+    """
+    card = read_dfl_card(tree, str(device.attributes["region"]))
+    ports = _ports_of(card, device)
+    if not ports:
+        raise HardwareError(
+            f"{device.name}: the card has no port {device.attributes.get('port')} any more", path=card.path
+        )
+    port, is_one = ports[0], len(ports) == 1
+    nodes = [str(tree.path(f"dev/{each_port.name}")) for each_port in ports]
+    interface = normal_id(card.interface_id(port)) if is_one else ""
+    obstacle = "" if is_one else "it is a card with several regions: ask for one of its ports"
+    if is_one and not card.engine:
+        obstacle = "the card's management engine is not on this node"
+
+    def fits(bitstream: Bitstream) -> str:
+        if bitstream.form not in (BitstreamForm.GBS, BitstreamForm.AOCX):
+            return "it is for Xilinx cards"
+        if not is_one:
+            return obstacle
+        return (
+            ""
+            if bitstream.interface == interface
+            else f"its interface id is {bitstream.interface}, the region's {interface or 'unknown'}"
+        )
+
+    def reset() -> None:
+        for node in nodes:
+            programmer.reset(node)
+
+    shown = normal_id(port.afu_id) if is_one and not port.has_crashed else ""
+    return Region(
+        device=device.name,
+        shown=shown if shown.strip("0") else "",
+        fault=next((fault for fault in map(_fault, ports) if fault), ""),
+        obstacle=obstacle,
+        fits=fits,
+        program=lambda image: programmer.program(str(tree.path(f"dev/{card.engine}")), nodes[0], port.number, image),
+        reset=reset,
+    )
+
+
+def _fault(port: DflPort) -> str:
+    if port.has_crashed:
+        return f"{port.name}: the function's id reads as all ones"
+    return f"{port.name} holds error {port.errors.value:#x}" if port.errors is not None and port.errors.value else ""
