@@ -27,7 +27,7 @@ from topobus.formats.messages.codec import decode, encode
 from topobus.nic.interfaces.rules.interface_fields import is_interface_name
 from topobus.nic.interfaces.rules.interface_reading import read_interface_config
 from topobus.nic.netlink.hand_over import check_hand_over, hand_over
-from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespace
+from topobus.nic.netlink.kept_namespaces import mount_namespace, unmount_namespace
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import TakenBack, take_back
 from topobus.values.errors import ContractError, HardwareError

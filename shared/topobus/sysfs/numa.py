@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from topobus.sysfs.idsets import read_cpus, read_node_list
 from topobus.sysfs.knl import is_knl, knl_caches
-from topobus.sysfs.memory import read_hugepages, read_memory
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.idset import CpuSet, NodeSet
-from topobus.values.machine import NumaNode
+from topobus.values.machine import HugepagePool, NumaNode
 
 __all__ = ["NODE_FOLDER", "NumaFacts", "read_node_cpus", "read_numa_facts"]
 
@@ -108,8 +107,8 @@ def read_numa_facts(
     """
     warnings = list(node_cpus.warnings)
     if not node_cpus.cpus:
-        memory = read_memory(tree, "proc/meminfo", warnings)
-        pages = read_hugepages(tree, "sys/kernel/mm/hugepages", warnings)
+        memory = _read_memory(tree, "proc/meminfo", warnings)
+        pages = _read_hugepages(tree, "sys/kernel/mm/hugepages", warnings)
         only = NumaNode(id=0, cpus=usable, memory_bytes=memory, hugepages=pages, near_cpus=usable)
         return NumaFacts(nodes=(only,), distances=(), is_known=False, warnings=tuple(warnings))
     cpus = dict(node_cpus.cpus)
@@ -130,8 +129,8 @@ def read_numa_facts(
         NumaNode(
             id=node,
             cpus=node_cpus.cpus[node] & usable,
-            memory_bytes=read_memory(tree, f"{NODE_FOLDER}/node{node}/meminfo", warnings),
-            hugepages=read_hugepages(tree, f"{NODE_FOLDER}/node{node}/hugepages", warnings),
+            memory_bytes=_read_memory(tree, f"{NODE_FOLDER}/node{node}/meminfo", warnings),
+            hugepages=_read_hugepages(tree, f"{NODE_FOLDER}/node{node}/hugepages", warnings),
             near_cpus=near_cpus[node],
         )
         for node in sorted(cpus)
@@ -225,3 +224,34 @@ def _read_gpu_nodes(tree: Tree, cpus: dict[int, CpuSet]) -> dict[int, CpuSet]:
             near = read_cpus(tree, f"sys/bus/pci/devices/{address}", "local_cpus", "local_cpulist")
             nodes[int(match[1])] = near or CpuSet()
     return nodes
+
+
+def _read_memory(tree: Tree, path: str, warnings: list[str]) -> int:
+    """Read MemTotal of a meminfo file in bytes.
+
+    0 where it is unknown (some memory-only nodes have no file).
+    """
+    try:
+        text = tree.read(path)
+    except HardwareError as err:
+        warnings.append(err.message)
+        return 0
+    match = re.search(r"MemTotal:\s+(\d+)", text or "")
+    return int(match[1]) * 1024 if match else 0
+
+
+def _read_hugepages(tree: Tree, folder: str, warnings: list[str]) -> tuple[HugepagePool, ...]:
+    """Read the pools below a hugepages folder, smallest page first. Empty when there is none."""
+    pools: list[HugepagePool] = []
+    for name in tree.names(folder):
+        size = re.fullmatch(r"hugepages-(\d+)kB", name)
+        if size is None:
+            continue
+        try:
+            total = tree.read_int(f"{folder}/{name}/nr_hugepages") or 0
+            free = tree.read_int(f"{folder}/{name}/free_hugepages")
+        except HardwareError as err:
+            warnings.append(err.message)
+            continue
+        pools.append(HugepagePool(page_bytes=int(size[1]) * 1024, total=total, free=total if free is None else free))
+    return tuple(sorted(pools, key=lambda pool: pool.page_bytes))

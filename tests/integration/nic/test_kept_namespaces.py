@@ -15,8 +15,7 @@ from support.real_interfaces import ip, network_namespace, why_not_here
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.hand_over import hand_over
-from topobus.nic.netlink.kept_namespaces import KeptNamespaces
-from topobus.nic.netlink.namespace_mount import unmount_namespace
+from topobus.nic.netlink.kept_namespaces import KeptNamespaces, unmount_namespace
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.take_back import take_back
 from topobus.values.outcome import Refusal

@@ -24,7 +24,7 @@ from msgspec import Struct, structs
 from topobus.cli.exits import InputError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
 from topobus.devicekit.driver import DeviceDriver
-from topobus.devicekit.host.hints import hinting_driver
+from topobus.devicekit.host.host import hinting_driver
 from topobus.devicekit.registry import load_drivers
 from topobus.engine.alignment.planning.claims_only import shortages
 from topobus.engine.alignment.planning.node_view import node_view

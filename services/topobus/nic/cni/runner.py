@@ -9,7 +9,9 @@ Source: CNI specification 1.1.0, sections 2 and 3; libcni for the order of steps
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +47,6 @@ from topobus.nic.cni.rules.refusals import (
     plugin_unusable,
     version_unsupported,
 )
-from topobus.nic.cni.sandboxes import has_interface, namespace_inode
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.outcome import Refusal
@@ -57,6 +58,8 @@ _WITH_RESULT = "0.4.0"
 # Measured with version 1.1.1 of the plugins: its DEL fails with 999 when the interface has left the
 # sandbox already, and does not release the address when there is no sandbox.
 _MOVES_A_DEVICE = "host-device"
+_CLONE_NEWNET = 0x40000000
+_OWN = Path("/proc/self/ns/net")
 
 
 class RunnerSettings(Struct, frozen=True, kw_only=True):
@@ -126,7 +129,7 @@ class CniRunner:
         refusal = check_target(target, chain.where)
         if refusal is not None:
             return refusal
-        inode = namespace_inode(target.network_namespace)
+        inode = _namespace_inode(target.network_namespace)
         if not inode:
             return config_invalid(
                 chain.where, "the network namespace", "the path of one that exists", target.network_namespace
@@ -212,7 +215,7 @@ class CniRunner:
         """Run DEL from the last plugin to the first, beginning where an earlier DEL ended, and
         delete the record.
         """
-        inode = namespace_inode(record.target.network_namespace)
+        inode = _namespace_inode(record.target.network_namespace)
         # Inodes are used again after a reboot: a plugin must not look for its interface in another
         # pod's sandbox.
         is_there = inode != 0 and inode == record.namespace_inode and record.boot_id == read_boot_id(Tree())
@@ -238,7 +241,7 @@ class CniRunner:
             if (
                 isinstance(answer, Refusal)
                 and target.network_namespace
-                and has_interface(target.network_namespace, target.interface) is False
+                and _has_interface(target.network_namespace, target.interface) is False
             ):
                 # The plugin releases the address before it moves the interface back, so when the
                 # interface is gone, all was done.
@@ -369,3 +372,42 @@ def _is_same(before: AttachmentRecord, now: AttachmentRecord) -> bool:
         now.boot_id,
         0,
     )
+
+
+def _namespace_inode(path: str) -> int:
+    """Return the inode of the network namespace at a path, or 0 when there is none.
+
+    The mount of a namespace that is gone leaves a plain file behind. So the file system is
+    compared: all namespaces are on one (nsfs).
+    """
+    try:
+        there, own = Path(path).stat(), _OWN.stat()
+    except (OSError, ValueError):
+        return 0
+    return there.st_ino if there.st_dev == own.st_dev else 0
+
+
+def _has_interface(path: str, interface: str) -> bool | None:
+    """Return whether an interface is in the namespace at a path, or None when it cannot be read."""
+    answers: list[bool | None] = [None]
+
+    def look() -> None:
+        # Only this thread changes its namespace, and it ends right after. os.setns came with Python
+        # 3.12.
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            if libc.setns(descriptor, _CLONE_NEWNET) == 0:
+                answers[0] = interface in {name for _, name in socket.if_nameindex()}
+        except OSError:
+            return
+        finally:
+            os.close(descriptor)
+
+    thread = threading.Thread(target=look, name="cni-look")
+    thread.start()
+    thread.join()
+    return answers[0]

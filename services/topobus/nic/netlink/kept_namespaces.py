@@ -10,6 +10,7 @@ ends.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,15 +20,17 @@ from urllib.parse import quote
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.nic.netlink.identity import boot_id
-from topobus.nic.netlink.namespace_mount import mount_namespace, unmount_namespace
 from topobus.nic.netlink.places import Places, open_namespace
 from topobus.process.logging import get_logger
 from topobus.values.outcome import Refusal, refuse
 
-__all__ = ["KEEP", "KeptNamespaces"]
+__all__ = ["KEEP", "KeptNamespaces", "mount_namespace", "unmount_namespace"]
 
 KEEP = "keep"
 """The step's name in a device's record."""
+# sys/mount.h
+_MS_BIND = 0x1000
+_MNT_DETACH = 2
 
 
 class KeptNamespaces:
@@ -130,3 +133,31 @@ def _not_a_runtimes(namespace: str) -> Refusal:
     return refuse(
         "namespace-gone", f"network namespace {namespace} is none that a container runtime made", path=namespace
     )
+
+
+def mount_namespace(source: str, file: Path) -> None:
+    """Mount the namespace at `source` (a path below /proc) over a file, in place of all that is
+    mounted there.
+
+    The file is made when it does not exist.
+
+    Errors: raises OSError; the file is then gone.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # No link is followed: the folder is ours, but this runs as root.
+    os.close(os.open(file, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400))
+    # An earlier run may have left a mount when its journal was lost: two mounts on top of each
+    # other would keep the file for good.
+    unmount_namespace(file)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.mount(source.encode(), os.fsencode(file), None, _MS_BIND, None) != 0:
+        error = ctypes.get_errno()
+        file.unlink(missing_ok=True)
+        raise OSError(error, os.strerror(error), str(file))
+
+
+def unmount_namespace(file: Path) -> None:
+    """Unmount all that is mounted at a file, until nothing is."""
+    library = ctypes.CDLL(None, use_errno=True)
+    while library.umount2(os.fsencode(file), _MNT_DETACH) == 0:
+        pass

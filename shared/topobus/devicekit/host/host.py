@@ -16,12 +16,11 @@ from functools import partial
 import msgspec
 
 from topobus.bus.connection.reply_inbox import new_token
-from topobus.devicekit.driver import HostServices
+from topobus.devicekit.driver import DeviceDriver, HostServices
 from topobus.devicekit.host.device_holders import DeviceHolders, NewestLedger
 from topobus.devicekit.host.device_readings import ClassReadings
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.driver_views import DriverViews
-from topobus.devicekit.host.hints import hinting_driver, hints_of
 from topobus.devicekit.host.inventory_store import InventoryStore
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceMetrics, DeviceSeries
@@ -37,6 +36,7 @@ from topobus.devicekit.verbs.adjust import Adjuster
 from topobus.devicekit.verbs.attach import Attacher
 from topobus.devicekit.verbs.device_hands import DeviceHands
 from topobus.devicekit.verbs.prepare import Preparer
+from topobus.engine.alignment.devices.device_hints import device_hints
 from topobus.engine.alignment.planning.resource_hints import ResourceHints
 from topobus.engine.health.health_machine import clear_sticky_faults
 from topobus.engine.health.inventory_merge import MergedInventory
@@ -54,7 +54,7 @@ from topobus.values.machine import Machine
 from topobus.values.pci import PciAddress
 from topobus.values.timestamps import rfc3339
 
-__all__ = ["serve_devices"]
+__all__ = ["hinting_driver", "hints_of", "serve_devices"]
 
 # Seconds that an answer waits for a new look at a device that came back. Together with publishing
 # it is less than half of the gateway's limit.
@@ -365,3 +365,28 @@ class _DeviceHost:
         except (DriverHung, DriverFailed) as err:
             self._log.warning("hints.missing", driver=driver.name, why=str(err))
             return None
+
+
+def hints_of(
+    machine: Machine, devices: Sequence[Device], available: Sequence[str], count: int
+) -> tuple[Hint, ...] | None:
+    """Compute hints by kubelet's rules for `count` of `available`.
+
+    Names that are not devices are ignored.
+    """
+    names = {device.name for device in devices}
+    return device_hints(devices, [name for name in available if name in names], count, machine.node_set)
+
+
+def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -> DeviceDriver | None:
+    """Find the driver whose own hints count for the class: the only one that has devices, when it
+    has hints.
+
+    Two drivers with devices of one class cannot both be asked for one resource. The common rules
+    then apply.
+    """
+    owners = {device.driver for device in devices}
+    if len(owners) != 1:
+        return None
+    driver = next((device_driver for device_driver in drivers if device_driver.name in owners), None)
+    return driver if driver is not None and driver.capabilities.hints else None

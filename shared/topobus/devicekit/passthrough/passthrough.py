@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import Capabilities, DeviceDriver, Discovery, LongWork, PrepareContext
-from topobus.devicekit.edits_text import gone
+from topobus.devicekit.edits_text import gone, own_variable
 from topobus.devicekit.journal.journal_values import PASSTHROUGH
 from topobus.devicekit.partitioning.function_cuts import CUT_LIMIT_S
 from topobus.devicekit.passthrough import iommu_groups
 from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch
 from topobus.devicekit.passthrough.function_users import function_nodes, interface_uses, openers
-from topobus.devicekit.passthrough.passthrough_edits import missing_nodes, passthrough_edits
 from topobus.devicekit.passthrough.passthrough_request import Passthrough, read_passthrough
 from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.pci import function_role, is_vfio
 from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
 from topobus.process.logging import get_logger
+from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device, DeviceRole
 from topobus.values.edits import ContainerEdits
@@ -37,12 +37,14 @@ from topobus.values.machine import Machine
 from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.request import OwnerKind
+from topobus.values.resource_names import RESOURCE_PREFIX
 
 __all__ = ["PassthroughDriver"]
 
 _LOOK_S = 0.2
 # To release, to bind, and both once more when the function must go back; and the look for users.
 _SWITCHES = 4
+_COMMON = {"vfio": "vfio/vfio", "iommufd": "iommu"}
 
 
 class PassthroughDriver(DeviceDriver):
@@ -113,8 +115,8 @@ class PassthroughDriver(DeviceDriver):
             return passthrough
         switch = self._switch(tree)
         is_given = all(is_vfio(switch.present(_address(device)).name) for device in devices)
-        if is_given and not missing_nodes(tree, devices, passthrough):
-            return passthrough_edits(tree, devices, passthrough, self._driver)
+        if is_given and not _missing_nodes(tree, devices, passthrough):
+            return _passthrough_edits(tree, devices, passthrough, self._driver)
         names = ", ".join(device.name for device in devices)
         return LongWork(
             limit_s=self._settings.idle_s
@@ -241,7 +243,7 @@ class PassthroughDriver(DeviceDriver):
             if refusal is None:
                 for device in devices:
                     self._take(switch, device)
-                switch.until(lambda: not missing_nodes(tree, devices, passthrough), "VFIO having made its nodes")
+                switch.until(lambda: not _missing_nodes(tree, devices, passthrough), "VFIO having made its nodes")
         except HardwareError as err:
             refusal = refuse(
                 "passthrough-failed", f"{', '.join(device.name for device in devices)}: {err}", error=err.message
@@ -251,7 +253,7 @@ class PassthroughDriver(DeviceDriver):
         for device in devices:
             if context.records[device.name].step(PASSTHROUGH) is not None:
                 context.records[device.name].done(PASSTHROUGH)
-        return passthrough_edits(tree, devices, passthrough, self._driver)
+        return _passthrough_edits(tree, devices, passthrough, self._driver)
 
     def _take(self, switch: FunctionSwitch, device: Device) -> None:
         rule = self._rule(device)
@@ -363,3 +365,50 @@ def _name_part(address: PciAddress) -> str:
     that device as its parent.
     """
     return "-" + str(address).replace(":", "-").replace(".", "-")
+
+
+def _missing_nodes(tree: Tree, devices: Sequence[Device], passthrough: Passthrough) -> tuple[str, ...]:
+    """Name the nodes that do not exist yet."""
+    tree = Tree(tree.settings)
+    nodes = [_COMMON[passthrough.backend], *(_own_node(tree, device, passthrough) for device in devices)]
+    return tuple(node for node in nodes if not node or not tree.exists(f"dev/{node}"))
+
+
+def _passthrough_edits(
+    tree: Tree, devices: Sequence[Device], passthrough: Passthrough, driver: DeviceDriver
+) -> Mapping[str, ContainerEdits]:
+    """Return the nodes of functions that VFIO has, and the variables.
+
+    The key "" holds what is common to all.
+    """
+    tree = Tree(tree.settings)
+    device_class = driver.device_class.upper().replace("-", "_")
+    addresses = ",".join(str(address) for address in sorted(device.pci for device in devices if device.pci is not None))
+    # A resource's name in capitals, `/` and `.` as `_`; a pool's has a
+    # `-`, which no variable can have.
+    resource = f"{RESOURCE_PREFIX}{driver.device_class}".upper().replace("/", "_").replace(".", "_").replace("-", "_")
+    env = {
+        f"PCI_RESOURCE_{resource}": addresses,
+        f"TOPOBUS_{device_class}_PCI_ADDRESSES": addresses,
+        f"TOPOBUS_{device_class}_PASSTHROUGH": passthrough.backend,
+        **driver.passthrough_variables,
+    }
+    edits = {
+        device.name: ContainerEdits(
+            env={own_variable(device): str(device.pci)},
+            device_nodes=(device_node(_own_node(tree, device, passthrough)),),
+        )
+        for device in devices
+    }
+    return {**edits, "": ContainerEdits(env=env, device_nodes=(device_node(_COMMON[passthrough.backend]),))}
+
+
+def _own_node(tree: Tree, device: Device, passthrough: Passthrough) -> str:
+    """Name the node of a device. Empty when VFIO has made none."""
+    if device.pci is None:
+        return ""
+    if passthrough.backend == "iommufd":
+        number = iommu_groups.function_number(tree, device.pci)
+        return f"vfio/devices/{number}" if number else ""
+    group = iommu_groups.read_group(tree, device.pci)
+    return f"vfio/{group.number}" if group is not None else ""

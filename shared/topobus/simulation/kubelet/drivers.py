@@ -1,8 +1,10 @@
-"""kubelet's side of DRA: the plugin watcher, prepare and unprepare of claims, and the health
-stream.
+"""kubelet's side of DRA: the plugin watcher, each driver's connection and its state, prepare and
+unprepare of claims, and the health stream.
 
 Order and deadlines follow the recorded transcript of kubelet 1.36: GetInfo (1 s),
-NotifyRegistrationStatus (5 s), then the health stream. Node(Un)PrepareResources has 45 s.
+NotifyRegistrationStatus (5 s), then the health stream. Node(Un)PrepareResources has 45 s. kubelet
+1.36 watches the connection to the service socket, so it also detects a driver that died without
+removing its sockets.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
-from topobus.simulation.kubelet.driver import PLUGIN_PACKAGES, Driver
 from topobus.simulation.kubelet.endpoints import DevicePlugins
 from topobus.simulation.kubelet.values import (
     ClaimDevice,
@@ -37,6 +38,8 @@ from topobus.simulation.kubelet.wire import (
     dial,
     go_error,
     is_socket,
+    outcome_of,
+    shown,
     to_plain,
 )
 
@@ -46,6 +49,12 @@ __all__ = ["DriverHealth", "Drivers"]
 _OWED_AFTER_S = 0.03
 _RETRY_FIRST_S = 0.1
 _RETRY_LIMIT_S = 2.0
+# Label in supported_versions to wire package: they differ for the
+# plugin itself and agree for health.
+_PLUGIN_PACKAGES = {
+    "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1",
+    "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1",
+}
 
 
 class DriverHealth(Struct, frozen=True, kw_only=True):
@@ -79,7 +88,7 @@ class Drivers:
         self._device_plugins = device_plugins
         self._tasks = Tasks()
         self._watchers: dict[Path, asyncio.Task[None]] = {}
-        self._drivers: dict[str, list[Driver]] = {}
+        self._drivers: dict[str, list[_Driver]] = {}
         self._health: dict[tuple[str, str, str], DriverHealth] = {}
         self._absent: dict[str, asyncio.Task[None]] = {}
         self._owed: dict[tuple[str, str], ClaimReference] = {}
@@ -113,7 +122,7 @@ class Drivers:
         """Drivers registered now."""
         return tuple(sorted(self._drivers))
 
-    def _driver(self, name: str) -> Driver | None:
+    def _driver(self, name: str) -> _Driver | None:
         """The instance to call: of those that are connected the newest, else the newest of all."""
         instances = self._drivers.get(name, [])
         return next(
@@ -283,12 +292,12 @@ class Drivers:
         Removal of the socket cancels this.
         """
         pause_s = _RETRY_FIRST_S
-        driver: Driver | None = None
+        driver: _Driver | None = None
         leave: Callable[[], object] | None = None
         try:
             while driver is None and leave is None:
                 registered = await self._register(path)
-                if isinstance(registered, Driver):
+                if isinstance(registered, _Driver):
                     driver = registered
                 elif registered is not None:
                     leave = registered
@@ -312,7 +321,7 @@ class Drivers:
                 self._watch_absence(driver)
                 await driver.channel.close()
 
-    async def _hold(self, driver: Driver) -> None:
+    async def _hold(self, driver: _Driver) -> None:
         """Keep what belongs to a registered driver until this is cancelled."""
 
         async def pay() -> None:
@@ -327,7 +336,7 @@ class Drivers:
             group.create_task(pay())
             group.create_task(driver.follow_connection(self._watch_absence))
 
-    def _watch_absence(self, driver: Driver) -> None:
+    def _watch_absence(self, driver: _Driver) -> None:
         """Begin to wait for a driver that has no connected instance any more, or stop waiting
         because it has one.
         """
@@ -357,7 +366,7 @@ class Drivers:
             self._wipe_slices(driver)
             self._log.add("WipeSlices", driver)
 
-    async def _register(self, path: Path) -> Driver | Callable[[], object] | None:
+    async def _register(self, path: Path) -> _Driver | Callable[[], object] | None:
         """Ask a plugin for its information, connect to its service, and report the outcome to it.
 
         None when it must be tried again. kubelet's device manager takes over a device plugin that
@@ -372,7 +381,7 @@ class Drivers:
                 {"error": f"RegisterPlugin error -- dial failed at socket {path}, err: {err}"},
             )
             return None
-        taken: Driver | Callable[[], object] | None = None
+        taken: _Driver | Callable[[], object] | None = None
         has_info = False
         try:
             stub = registration_rpc.RegistrationStub(channel)
@@ -393,7 +402,7 @@ class Drivers:
                     path.name,
                     {"error": f"RegisterPlugin error -- {asked} at socket {path}, err: {go_error(err)}"},
                 )
-            if isinstance(taken, Driver):
+            if isinstance(taken, _Driver):
                 await taken.channel.close()
             elif taken is not None:
                 taken()
@@ -402,13 +411,13 @@ class Drivers:
             return None
         finally:
             await channel.close()
-        if isinstance(taken, Driver):
+        if isinstance(taken, _Driver):
             self._drivers.setdefault(taken.name, []).append(taken)
             self._watch_absence(taken)
             self._log.wake()
         return taken
 
-    async def _take_plugin(self, info: registration.PluginInfo, socket: Path) -> Driver | Callable[[], object] | str:
+    async def _take_plugin(self, info: registration.PluginInfo, socket: Path) -> _Driver | Callable[[], object] | str:
         """Validate and connect by the plugin's type. A text is the reason for a refusal."""
         if info.type == "DevicePlugin":
             return await self._device_plugins.connect_watched(info.name, socket, tuple(info.supported_versions))
@@ -424,7 +433,7 @@ class Drivers:
             service = await dial(socket, self._timings.dial_s)
         except DialError as err:
             return f"RegisterPlugin error -- dial {socket} failed with err: {err}"
-        return Driver(info.name, socket, service, tuple(info.supported_versions), self._log, self._timings)
+        return _Driver(info.name, socket, service, tuple(info.supported_versions), self._log, self._timings)
 
     def _take(self, driver: str, message: health.NodeWatchResourcesResponse, plain: dict[str, Any]) -> None:
         for device in message.devices:
@@ -443,7 +452,7 @@ class Drivers:
 def _validate(info: registration.PluginInfo) -> str:
     if info.type != "DRAPlugin":
         return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
-    if not any(label in PLUGIN_PACKAGES for label in info.supported_versions):
+    if not any(label in _PLUGIN_PACKAGES for label in info.supported_versions):
         offered = " ".join(info.supported_versions)
         return (
             "RegisterPlugin error -- plugin validation failed with err: none of the DRA gRPC services are "
@@ -461,3 +470,104 @@ def _claim_device(driver: str, device: dra.Device) -> ClaimDevice:
         cdi_devices=tuple(device.cdi_device_ids),
         share_id=device.share_id,
     )
+
+
+class _Driver:
+    """A registered driver. Several of one name may be registered at once, as in a
+    rolling update.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        socket: Path,
+        channel: grpc.aio.Channel,
+        versions: tuple[str, ...],
+        log: EventLog,
+        timings: KubeletTimings,
+    ) -> None:
+        self.name = name
+        self.socket = socket
+        self.channel = channel
+        self.is_connected = True
+        self._versions = versions
+        self._package = next(package for label, package in _PLUGIN_PACKAGES.items() if label in versions)
+        self._log = log
+        self._timings = timings
+
+    async def prepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodePrepareResourceResponse] | str:
+        """Call NodePrepareResources. A text is Go's error."""
+        request = dra.NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
+        self._log.add("NodePrepareResources", self.name, to_plain(request), self._timings.dra_s)
+        call = self.channel.unary_unary(
+            f"/{self._package}.DRAPlugin/NodePrepareResources",
+            request_serializer=dra.NodePrepareResourcesRequest.SerializeToString,
+            response_deserializer=dra.NodePrepareResourcesResponse.FromString,
+        )
+        try:
+            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
+        except grpc.aio.AioRpcError as err:
+            return f"NodePrepareResources failed: {go_error(err)}"
+        return dict(answer.claims)
+
+    async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodeUnprepareResourceResponse] | str:
+        """Call NodeUnprepareResources. A text is Go's error."""
+        request = dra.NodeUnprepareResourcesRequest(claims=[_claim(claim) for claim in claims])
+        self._log.add("NodeUnprepareResources", self.name, to_plain(request), self._timings.dra_s)
+        call = self.channel.unary_unary(
+            f"/{self._package}.DRAPlugin/NodeUnprepareResources",
+            request_serializer=dra.NodeUnprepareResourcesRequest.SerializeToString,
+            response_deserializer=dra.NodeUnprepareResourcesResponse.FromString,
+        )
+        try:
+            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
+        except grpc.aio.AioRpcError as err:
+            return f"NodeUnprepareResources failed: {go_error(err)}"
+        return dict(answer.claims)
+
+    async def follow_connection(self, on_change: Callable[[_Driver], None]) -> None:
+        """Call back, without end, when the connection is lost and when it is up again."""
+        while True:
+            state = self.channel.get_state(try_to_connect=True)
+            is_connected = state is grpc.ChannelConnectivity.READY
+            if is_connected is not self.is_connected:
+                self.is_connected = is_connected
+                self._log.add("Connected" if is_connected else "Disconnected", self.name, {"socket": self.socket.name})
+                on_change(self)
+            await self.channel.wait_for_state_change(state)
+
+    async def follow_health(
+        self,
+        take: Callable[[str, health.NodeWatchResourcesResponse, dict[str, Any]], None],
+        forget: Callable[[str], None],
+    ) -> None:
+        """Hold the health stream, opened again after a pause whenever it ends.
+
+        Does nothing for a driver that offers none.
+        """
+        # 1.36 opens v1alpha1 although v1 is offered.
+        offered = [api for api in ("v1alpha1", "v1") if f"{api}.DRAResourceHealth" in self._versions]
+        if not offered:
+            return
+        api = offered[0]
+        open_stream = self.channel.unary_stream(
+            f"/{api}.DRAResourceHealth/NodeWatchResources",
+            request_serializer=health.NodeWatchResourcesRequest.SerializeToString,
+            response_deserializer=health.NodeWatchResourcesResponse.FromString,
+        )
+        while True:
+            self._log.add("NodeWatchResources.open", self.name, {"api": api})
+            try:
+                async for message in open_stream(health.NodeWatchResourcesRequest()):
+                    take(self.name, message, await shown(message))
+            except grpc.aio.AioRpcError:
+                # Any end of the stream is answered by a new one.
+                pass
+            finally:
+                forget(self.name)
+                self._log.add("NodeWatchResources.closed", self.name, {"api": api})
+            await asyncio.sleep(self._timings.health_retry_s)
+
+
+def _claim(claim_reference: ClaimReference) -> dra.Claim:
+    return dra.Claim(namespace=claim_reference.namespace, uid=claim_reference.uid, name=claim_reference.name)
