@@ -21,8 +21,7 @@ from msgspec import Struct
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
 from topobus.formats.kubernetes.classic.classic_parameters import TIME_SLICES, TIME_SLICING, Sharing
-from topobus.gpu.driver_root.driver_files import SEARCHED_ROOTS, DriverFiles, find_driver_files
-from topobus.gpu.driver_root.host_files import HostFiles
+from topobus.gpu.driver_root.programs import SEARCH_PATH, failure, run_program, search_programs
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
@@ -35,13 +34,9 @@ STEP = "time-slice"
 
 _DEFAULT = "Default"
 _PROGRAM = "nvidia-smi"
-_FOLDERS = ("usr/bin", "bin", "usr/sbin", "sbin", "usr/local/bin")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NVML = "libnvidia-ml.so.1"
 # All calls for one owner: below the 5 s that a driver's method has by default.
 _LIMIT_S = 4.0
-# The end of nvidia-smi's output, in characters, that an error quotes.
-_QUOTED = 300
 # What is between the name and the value is columns of a table in some releases, a colon in others.
 _SLICE = re.compile(r"time-?\s?slice\W+(default|short|medium|long)\b", re.IGNORECASE)
 
@@ -201,42 +196,24 @@ def _read(program: _Program, device: Device, until: float) -> str:
 
     A program that cannot list it leaves the default, which every GPU has after a start.
     """
-    status, output = _run(program, ["-i", _id(device), "--list"], until)
-    return slice_of(output) if status == 0 else _DEFAULT
+    done = _run(program, ["compute-policy", "-i", _id(device), "--list"], until)
+    return slice_of(_output(done)) if done.returncode == 0 else _DEFAULT
 
 
 def _set(program: _Program, device: Device, interval: str, until: float) -> str:
     """Set a slice, and return why it was not set, or ""."""
-    arguments = ["-i", _id(device), "--set-timeslice", str(TIME_SLICES.index(interval))]
-    status, output = _run(program, arguments, until)
-    text = " ".join(output.split())[-_QUOTED:] or "none"
-    return (
-        f"{program.path} compute-policy {' '.join(arguments)} ended with status {status}; its output: {text}"
-        if status != 0
-        else ""
-    )
+    arguments = ["compute-policy", "-i", _id(device), "--set-timeslice", str(TIME_SLICES.index(interval))]
+    done = _run(program, arguments, until)
+    return failure([program.path, *arguments], done.returncode, _output(done)) if done.returncode != 0 else ""
 
 
-def _run(program: _Program, arguments: Sequence[str], until: float) -> tuple[int, str]:
-    command = [program.path, "compute-policy", *arguments]
-    variables = {"PATH": _PATH} | ({"LD_PRELOAD": program.preload} if program.preload else {})
-    limit_s = max(0.1, until - time.monotonic())
-    try:
-        done = subprocess.run(
-            command,
-            env=variables,
-            timeout=limit_s,
-            check=False,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-    except subprocess.TimeoutExpired as err:
-        raise HardwareError(f"{' '.join(command)} did not end within {limit_s:.1f} s", path=program.path) from err
-    except OSError as err:
-        raise HardwareError(f"{program.path} cannot be started: {err.strerror or err}", path=program.path) from err
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+def _run(program: _Program, arguments: Sequence[str], until: float) -> subprocess.CompletedProcess[bytes]:
+    variables = {"PATH": SEARCH_PATH} | ({"LD_PRELOAD": program.preload} if program.preload else {})
+    return run_program([program.path, *arguments], variables, max(0.1, until - time.monotonic()))
+
+
+def _output(done: subprocess.CompletedProcess[bytes]) -> str:
+    return done.stdout.decode("utf-8", "replace")
 
 
 def _id(device: Device) -> str:
@@ -244,25 +221,7 @@ def _id(device: Device) -> str:
 
 
 def _find_program(settings: DriverFilesSettings, version: str) -> _Program | Refusal:
-    """Find nvidia-smi in the configured root, in that of the driver's files, or in the first of the
-    usual ones that has it.
-    """
-    searched = (
-        find_driver_files(settings, version) if version and (settings.root or settings.host_root != "/") else None
-    )
-    files = searched if isinstance(searched, DriverFiles) else None
-    roots = (settings.root,) if settings.root else (files.root,) if files is not None else SEARCHED_ROOTS
-    host = settings.host_root.rstrip("/")
-    for root in roots:
-        view = HostFiles(settings.host_root, root)
-        path = next((path for folder in _FOLDERS if view.is_file(path := view.real(f"{folder}/{_PROGRAM}"))), "")
-        if path:
-            is_own = not host and view.root == "/"
-            libraries = files.libraries if files is not None and not is_own else ()
-            preload = next((host + library.host_path for library in libraries if _NVML in library.names), "")
-            return _Program(path=host + path, preload=preload)
-    text = (
-        f"{_PROGRAM} sets time slices, and is not below {', '.join(roots)}: install the driver's programs on the "
-        "node, or name their folder in hardware.driver_files.root"
-    )
-    return refuse("time-slice-unsupported", text, missing=_PROGRAM)
+    programs = search_programs(settings, version, (_PROGRAM,), "time-slice-unsupported")
+    if isinstance(programs, Refusal):
+        return programs
+    return _Program(path=programs.paths[_PROGRAM], preload=programs.libraries.get(_NVML, ""))

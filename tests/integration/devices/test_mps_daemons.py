@@ -13,9 +13,9 @@ import pytest
 
 from support.fake_mps import FakeMps, is_alive, is_cut, needs_gcc
 from topobus.gpu.config import MpsSettings
+from topobus.gpu.mps.commands import find_programs
 from topobus.gpu.mps.daemon_state import DaemonFolder, DaemonState, Limits, Programs, SharedGpu
 from topobus.gpu.mps.daemons import MpsDaemons
-from topobus.gpu.mps.programs import find_programs
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.values.errors import HardwareError
 from topobus.values.health import HealthState

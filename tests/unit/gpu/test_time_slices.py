@@ -206,7 +206,7 @@ async def test_slice_is_refused_when_the_program_is_absent(node: Node) -> None:
 
     assert code(refused) == "time-slice-unsupported"
     assert isinstance(refused, Refusal)
-    assert f"nvidia-smi sets time slices, and is not below {node.root}/driver" in refused.reasons[0].message
+    assert f"nvidia-smi of NVIDIA's driver: not below {node.root}/driver" in refused.reasons[0].message
     assert life.journal.entries == {}
 
 
@@ -289,7 +289,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, at: int) -> list[int]:
         step()
         write(self, *given)  # type: ignore[arg-type]
 
-    def ran(*given: object) -> tuple[int, str]:
+    def ran(*given: object) -> object:
         step()
         said = run(*given)  # type: ignore[arg-type]
         step()

@@ -7,8 +7,12 @@ libraries where they serve this driver better. For musl's loader it writes the p
 root in the container's mount namespace, before the container's program. So it trusts nothing of the
 container: it executes no program, follows no link out of the root, and reads numbers of files with
 limits. It does not need the service.
+
+With the compatibility libraries of a CUDA image a newer CUDA runs on an older driver's kernel
+module. Libraries older than the driver's own would only lose abilities of the driver.
 Source: OCI runtime specification, config.md (createContainer hooks) and runtime.md (state); musl,
-ldso/dynlink.c (path file).
+ldso/dynlink.c (path file); CUDA Compatibility guide, "Forward Compatibility"; the note of libcuda
+names the drivers that it serves, and without a note a greater major version counts.
 """
 
 from __future__ import annotations
@@ -18,13 +22,12 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from topobus.gpu.driver_root import loader_cache
 from topobus.gpu.driver_root.container_root import ContainerRoot
 from topobus.gpu.driver_root.elf import AARCH64, X86_64, Elf, read_elf
-from topobus.gpu.driver_root.forward_compatibility import COMPATIBILITY_FOLDER, compatibility_library, is_used
 
 __all__ = ["HookError", "main", "update_loader"]
 
@@ -36,6 +39,9 @@ _MUSL_NAMES = {X86_64: "x86_64", AARCH64: "aarch64"}
 # Where musl looks without a path file.
 _MUSL_FOLDERS = "/lib:/usr/local/lib:/usr/lib"
 _LISTS = "/etc/ld.so.conf.d"
+_COMPATIBILITY_FOLDER = "/usr/local/cuda/compat"
+"""Where images of NVIDIA have them."""
+_LIBRARY = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 
 
 class HookError(Exception):
@@ -77,7 +83,7 @@ def update_loader(root_path: str, folder: str, driver_version: str) -> None:
                 )
             compatible = _compatibility_libraries(root, driver_version)
             if root.exists(_GLIBC_LOADERS[machine]):
-                folders = [*([COMPATIBILITY_FOLDER] if compatible else []), folder]
+                folders = [*([_COMPATIBILITY_FOLDER] if compatible else []), folder]
                 _extend_cache(root, {**libraries, **compatible}, machine, folders)
             if root.exists(f"/lib/ld-musl-{_MUSL_NAMES[machine]}.so.1"):
                 _extend_musl(root, folder, _MUSL_NAMES[machine])
@@ -122,16 +128,16 @@ def _libraries(root: ContainerRoot, folder: str) -> tuple[dict[str, str], int]:
 
 
 def _compatibility_libraries(root: ContainerRoot, driver_version: str) -> dict[str, str]:
-    names = root.names(COMPATIBILITY_FOLDER)[:_NAMES_LIMIT]
-    name = compatibility_library(names)
-    facts = _facts(root, f"{COMPATIBILITY_FOLDER}/{name}") if name else None
-    if facts is None or not is_used(name, facts, driver_version):
+    names = root.names(_COMPATIBILITY_FOLDER)[:_NAMES_LIMIT]
+    name = _compatibility_library(names)
+    facts = _facts(root, f"{_COMPATIBILITY_FOLDER}/{name}") if name else None
+    if facts is None or not _is_used(name, facts, driver_version):
         return {}
     return {
-        library: f"{COMPATIBILITY_FOLDER}/{library}"
+        library: f"{_COMPATIBILITY_FOLDER}/{library}"
         for library in names
         if ".so" in library
-        and (of_library := _facts(root, f"{COMPATIBILITY_FOLDER}/{library}")) is not None
+        and (of_library := _facts(root, f"{_COMPATIBILITY_FOLDER}/{library}")) is not None
         and of_library.machine == facts.machine
     }
 
@@ -175,3 +181,35 @@ def _extend_musl(root: ContainerRoot, folder: str, machine: str) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def _compatibility_library(names: Iterable[str]) -> str:
+    """Choose libcuda among the names of the folder.
+
+    Empty when there is none, or when there are several and the one in use is not known.
+
+    >>> _compatibility_library(["libcuda.so", "libcuda.so.1", "libcuda.so.590.44.01"])
+    'libcuda.so.590.44.01'
+    """
+    libraries = [name for name in names if _LIBRARY.fullmatch(name)]
+    return libraries[0] if len(libraries) == 1 else ""
+
+
+def _is_used(name: str, facts: Elf, driver_version: str) -> bool:
+    """Return whether the libraries beside a compatibility libcuda serve a driver better than its
+    own.
+
+    >>> _is_used("libcuda.so.590.44.01", Elf(machine=62), "580.95.05"), _is_used("libcuda.so.570.86.10", Elf(machine=62), "580.95.05")
+    (True, False)
+    """  # noqa: E501
+    match = _LIBRARY.fullmatch(name)
+    if match is None:
+        return False
+    image, host = _numbers(match[1]), _numbers(driver_version)
+    if facts.serves_drivers is not None:
+        return host[:1] != () and host[0] in facts.serves_drivers and image > host
+    return image[:1] > host[:1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

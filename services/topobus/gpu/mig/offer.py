@@ -28,9 +28,10 @@ from topobus.gpu.mig.devices import (
     placed_devices,
     possible_devices,
 )
-from topobus.gpu.mig.on_demand import boot_of, is_ours, make, ready_instance
+from topobus.gpu.mig.on_demand import is_ours, make, ready_instance
 from topobus.gpu.mig.values import LiveInstance, MigGpu
 from topobus.gpu.nvml.nvml import Nvml, NvmlSilent
+from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet
@@ -91,7 +92,7 @@ class MigOffer:
             f"{why}; {mig.fault}" if mig.fault else why,
             has_warning=bool(mig.fault),
         )
-        boot = boot_of(tree)
+        boot = read_boot_id(tree)
         names = place_names(gpu, mig)
         foreign = [
             instance
@@ -208,7 +209,7 @@ class MigOffer:
 
         All of them when NVML does not answer.
         """
-        boot = boot_of(tree)
+        boot = read_boot_id(tree)
         migs: dict[PciAddress, MigGpu] = {}
         for address in sorted({device.pci for device in devices if device.pci is not None}):
             try:

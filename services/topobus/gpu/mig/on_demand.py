@@ -16,20 +16,16 @@ from topobus.gpu.mig.nvml_mig import destroy_instance, make_compute_instance, ma
 from topobus.gpu.mig.values import LiveInstance, MigGpu, MigInstance, MigProfile
 from topobus.gpu.nvml.nvml import Nvml, NvmlSilent
 from topobus.gpu.processes import process_of
+from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
 from topobus.values.outcome import Refusal, refuse
 
-__all__ = ["boot_of", "destroy", "is_ours", "make", "own_instance", "ready_instance"]
+__all__ = ["destroy", "is_ours", "make", "own_instance", "ready_instance"]
 
 _GPU_INSTANCE = "gpu-instance"
 _COMPUTE_INSTANCE = "compute-instance"
-
-
-def boot_of(tree: Tree) -> str:
-    """Return the id of this boot of the node, or "" where the kernel has none."""
-    return (tree.read("proc/sys/kernel/random/boot_id") or "").strip()
 
 
 def is_ours(steps: Sequence[Step], instance: MigInstance, boot: str) -> bool:
@@ -79,7 +75,7 @@ def make(tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord) -> LiveIn
     assert device.pci is not None
     try:
         mig = nvml.mig(device.pci)
-        ready = ready_instance(mig, record.steps, boot_of(tree))
+        ready = ready_instance(mig, record.steps, read_boot_id(tree))
         if ready is not None:
             return ready
         if record.steps:
@@ -117,7 +113,7 @@ def destroy(tree: Tree, nvml: Nvml | None, device: Device, record: DeviceRecord)
         )
     instance: MigInstance | None = None
     try:
-        instance = own_instance(nvml.mig(device.pci), record.steps, boot_of(tree))
+        instance = own_instance(nvml.mig(device.pci), record.steps, read_boot_id(tree))
         if instance is not None:
             gi = instance.id
             nvml.with_gpu(device.pci, lambda library, handle: destroy_instance(library, handle, gi))
@@ -133,7 +129,7 @@ def _make(
     tree: Tree, nvml: Nvml, device: Device, record: DeviceRecord, profile: MigProfile, start: int
 ) -> LiveInstance | Refusal:
     assert device.pci is not None
-    record.intend(_GPU_INSTANCE, {"boot": boot_of(tree), "profile": profile.id, "start": start})
+    record.intend(_GPU_INSTANCE, {"boot": read_boot_id(tree), "profile": profile.id, "start": start})
     try:
         gi = nvml.with_gpu(device.pci, lambda library, handle: make_gpu_instance(library, handle, profile, start))
     except NvmlSilent as err:

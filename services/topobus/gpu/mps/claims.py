@@ -3,7 +3,9 @@
 The GPUs that an owner has whole get one daemon together. A GPU of which several owners have a part
 gets one daemon for all of them, which ends with the last owner. The plan has the container's
 variables and mounts. Starting the daemon is long work. The journal's step `mps` is written before
-anything is done.
+anything is done. Where an operator runs a daemon on the node, owners use that one.
+Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default
+folder /tmp/nvidia-mps).
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from msgspec import Struct
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.formats.kubernetes.classic.classic_parameters import MPS, Sharing
-from topobus.gpu.mps.commands import PIPES_VARIABLE
+from topobus.gpu.mps.commands import PIPES_VARIABLE, find_programs
 from topobus.gpu.mps.daemon_state import DaemonState, Limits, SharedGpu
 from topobus.gpu.mps.daemons import MpsDaemons
-from topobus.gpu.mps.programs import find_programs
 from topobus.sysfs.driver_files import DriverFilesSettings
+from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits, Mount
 from topobus.values.health import Observation
@@ -28,11 +30,18 @@ from topobus.values.quantity import Quantity
 from topobus.values.request import OwnerKind
 from topobus.values.shares import MEMORY, SHARES
 
-__all__ = ["STEP", "MpsPlan", "MpsSharing", "client_limits", "client_variables"]
+__all__ = ["STEP", "MpsPlan", "MpsSharing", "client_limits", "client_variables", "operators_edits"]
 
 STEP = "mps"
 """The journal's name for it."""
 
+# The name of an operator's control daemon as the kernel cuts it (15 characters), which its server has
+# as well, and the folder where it listens by default.
+_OPERATORS_DAEMON = b"nvidia-cuda-mps"
+_OPERATORS_PIPES = "/tmp/nvidia-mps"
+# A longer environment is cut. In a daemon that was started by hand or by a unit, the variable is
+# near the front.
+_ENVIRONMENT_BYTES = 1 << 16
 _SHARED_MEMORY = "/dev/shm"
 _WRITABLE = ("rw", "nosuid", "nodev", "bind")
 _MIB = 1 << 20
@@ -124,11 +133,7 @@ class MpsSharing:
             limits=limits,
             programs=programs,
         )
-        mounts = ((self.daemons.pipes_of(name),) * 2, (self.daemons.settings.shared_memory, _SHARED_MEMORY))
-        edits = ContainerEdits(
-            env=client_variables(self.daemons.pipes_of(name), limits),
-            mounts=tuple(Mount(host_path=host, container_path=inside, options=_WRITABLE) for host, inside in mounts),
-        )
+        edits = _edits(self.daemons.pipes_of(name), self.daemons.settings.shared_memory, limits)
         return MpsPlan(edits=edits, daemon=daemon)
 
     def begin(self, plan: MpsPlan, context: PrepareContext, edits: Edits) -> Edits | Refusal | LongWork:
@@ -169,6 +174,26 @@ class MpsSharing:
             if not any(_has_step(other.steps) for other in context.others.get(device.name, ())):
                 self.daemons.end(str(step.before.get("daemon", device.name)), str(step.before.get("owner", "")))
             record.undone(STEP)
+
+
+def operators_edits(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
+    """Return what a container of a claim with `count` GPUs needs to share them by the daemon that an
+    operator runs on the node.
+    """
+    pipes = _find_daemon(tree)
+    if pipes is None:
+        return refuse(
+            "mps-not-running",
+            "no MPS control daemon runs on this node: run nvidia-cuda-mps-control -d there, or let the gpu "
+            "service own it (mps.owned)",
+        )
+    config = sharing.mps_config
+    claimed = config.default_pinned_device_memory_limit if config is not None else None
+    limits = Limits(
+        threads_percent=(config.default_active_thread_percentage or 0) if config is not None else 0,
+        memory_mib=() if claimed is None else (max(1, Quantity.parse(claimed).units // _MIB),) * count,
+    )
+    return _edits(pipes, _SHARED_MEMORY, limits)
 
 
 def client_limits(sharing: Sharing, devices: Sequence[Device], context: PrepareContext) -> Limits:
@@ -212,6 +237,15 @@ def client_variables(pipes: str, limits: Limits) -> dict[str, str]:
     return variables
 
 
+def _edits(pipes: str, shared_memory: str, limits: Limits) -> ContainerEdits:
+    """Return a client's variables, and the folders by which it exchanges data with its daemon."""
+    mounts = ((pipes, pipes), (shared_memory, _SHARED_MEMORY))
+    return ContainerEdits(
+        env=client_variables(pipes, limits),
+        mounts=tuple(Mount(host_path=host, container_path=inside, options=_WRITABLE) for host, inside in mounts),
+    )
+
+
 def _is_part(device: Device, context: PrepareContext) -> bool:
     return device.name in context.shares or device.sharing is not None
 
@@ -237,4 +271,21 @@ def _refuse_mixed(devices: Sequence[Device], context: PrepareContext, *, is_mps:
                     "for another device"
                 )
                 return refuse("mps-mixed", text, device=device.name)
+    return None
+
+
+def _find_daemon(tree: Tree) -> str | None:
+    """Find the folder where the node's MPS control daemon listens, or return None when none
+    runs.
+    """
+    for name in tree.names("proc"):
+        # A process may end at any time, and another user's environment cannot be read. Then take
+        # the default folder; a wrong one shows as errors of the clients.
+        if not name.isdecimal() or (tree.read_bytes(f"proc/{name}/comm") or b"").strip() != _OPERATORS_DAEMON:
+            continue
+        environment = (tree.read_bytes(f"proc/{name}/environ", _ENVIRONMENT_BYTES) or b"").decode("utf-8", "replace")
+        variables = {
+            variable: value for variable, _, value in (part.partition("=") for part in environment.split("\0"))
+        }
+        return variables.get(PIPES_VARIABLE) or _OPERATORS_PIPES
     return None

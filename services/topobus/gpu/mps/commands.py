@@ -1,4 +1,4 @@
-"""Runs the programs of NVIDIA's driver that MPS needs: the control daemon, its client, and
+"""Finds and runs the programs of NVIDIA's driver that MPS needs: the control daemon, its client, and
 nvidia-smi for compute modes.
 
 Each call has a time limit. A failed one raises HardwareError with the program, its output and its
@@ -9,27 +9,44 @@ nvidia-smi(1).
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
+from topobus.gpu.driver_root.programs import SEARCH_PATH, failure, run_program, search_programs
 from topobus.gpu.mps.daemon_processes import MARK
 from topobus.gpu.mps.daemon_state import DaemonFolder, DaemonState, Programs, SharedGpu
+from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.values.errors import HardwareError
+from topobus.values.outcome import Refusal
 
-__all__ = ["EXCLUSIVE", "PIPES_VARIABLE", "ask", "compute_mode", "limit_commands", "set_compute_mode", "spawn"]
+__all__ = [
+    "EXCLUSIVE",
+    "PIPES_VARIABLE",
+    "ask",
+    "compute_mode",
+    "find_programs",
+    "limit_commands",
+    "set_compute_mode",
+    "spawn",
+]
 
 PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 EXCLUSIVE = "EXCLUSIVE_PROCESS"
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CONTROL, _SERVER, _SMI = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-smi"
+
 # Both are far more than it takes: a command is answered at once, and nvidia-smi initialises a GPU
 # first, which takes a second or two. They end a hang. An undoing has less in all.
 _ASK_S = 10.0
 _SMI_S = 10.0
-# The end of a command's output, in characters, that an error quotes.
-_QUOTED = 300
+
+
+def find_programs(settings: DriverFilesSettings, version: str, *, wants_smi: bool) -> Programs | Refusal:
+    """Find the programs of MPS in the driver root, and the driver's libraries that they load."""
+    wanted = (_CONTROL, _SERVER, *((_SMI,) if wants_smi else ()))
+    programs = search_programs(settings, version, wanted, "mps-program-missing")
+    if isinstance(programs, Refusal):
+        return programs
+    return Programs(control=programs.paths[_CONTROL], smi=programs.paths.get(_SMI, ""), libraries=programs.libraries)
 
 
 def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
@@ -45,7 +62,7 @@ def spawn(folder: DaemonFolder, state: DaemonState, limit_s: float) -> None:
     output = folder.logs / "start.log"
     with output.open("wb") as log:
         # Never a pipe: the daemon would inherit it, and reading it would wait for the daemon's end.
-        done = _run([state.programs.control, "-d"], variables, limit_s, stdout=log)
+        done = run_program([state.programs.control, "-d"], variables, limit_s, stdout=log)
     if done.returncode != 0:
         raise _failed(
             [state.programs.control, "-d"], done.returncode, output.read_text(encoding="utf-8", errors="replace")
@@ -58,7 +75,7 @@ def ask(folder: DaemonFolder, programs: Programs, command: str, limit_s: float =
     Errors: raises HardwareError when no daemon answers.
     """
     # Without the mark: this is a client, and must not count as a process of a daemon.
-    done = _run([programs.control], _variables(folder, programs), limit_s, stdin=f"{command}\n".encode())
+    done = run_program([programs.control], _variables(folder, programs), limit_s, stdin=f"{command}\n".encode())
     text = done.stdout.decode("utf-8", "replace").strip()
     if done.returncode != 0:
         raise _failed([programs.control, command], done.returncode, text)
@@ -97,7 +114,7 @@ def compute_mode(folder: DaemonFolder, programs: Programs, gpu: SharedGpu) -> st
     Errors: raises HardwareError when nvidia-smi fails or takes too long.
     """
     command = [programs.smi, "-i", gpu.uuid, "--query-gpu=compute_mode", "--format=csv,noheader"]
-    done = _run(command, _variables(folder, programs), _SMI_S)
+    done = run_program(command, _variables(folder, programs), _SMI_S)
     text = done.stdout.decode("utf-8", "replace").strip()
     if done.returncode != 0 or not text:
         raise _failed(command, done.returncode, text)
@@ -110,7 +127,7 @@ def set_compute_mode(folder: DaemonFolder, programs: Programs, gpu: SharedGpu, m
     Errors: raises HardwareError when nvidia-smi fails or takes too long.
     """
     command = [programs.smi, "-i", gpu.uuid, "-c", mode]
-    done = _run(command, _variables(folder, programs), _SMI_S)
+    done = run_program(command, _variables(folder, programs), _SMI_S)
     if done.returncode != 0:
         raise _failed(command, done.returncode, done.stdout.decode("utf-8", "replace"))
 
@@ -118,36 +135,9 @@ def set_compute_mode(folder: DaemonFolder, programs: Programs, gpu: SharedGpu, m
 def _variables(folder: DaemonFolder, programs: Programs) -> dict[str, str]:
     libraries = {"LD_LIBRARY_PATH": str(folder.libraries)} if programs.libraries else {}
     # The daemon starts its server by name, so the driver's own folder comes first.
-    path = f"{Path(programs.control).parent}:{_PATH}"
+    path = f"{Path(programs.control).parent}:{SEARCH_PATH}"
     return {"PATH": path, PIPES_VARIABLE: str(folder.pipes), "CUDA_MPS_LOG_DIRECTORY": str(folder.logs), **libraries}
 
 
-def _run(
-    command: list[str],
-    variables: Mapping[str, str],
-    limit_s: float,
-    *,
-    stdin: bytes = b"",
-    stdout: int | BinaryIO = subprocess.PIPE,
-) -> subprocess.CompletedProcess[bytes]:
-    try:
-        done = subprocess.run(
-            command,
-            env=dict(variables),
-            timeout=limit_s,
-            check=False,
-            cwd="/",
-            stdout=stdout,
-            stderr=subprocess.STDOUT,
-            input=stdin,
-        )
-    except subprocess.TimeoutExpired as err:
-        raise HardwareError(f"{' '.join(command)} did not end within {limit_s:g} s", path=command[0]) from err
-    except OSError as err:
-        raise HardwareError(f"{command[0]} cannot be started: {err.strerror or err}", path=command[0]) from err
-    return done
-
-
 def _failed(command: list[str], status: int, output: str) -> HardwareError:
-    text = " ".join(output.split())[-_QUOTED:] or "none"
-    return HardwareError(f"{' '.join(command)} ended with status {status}; its output: {text}", path=command[0])
+    return HardwareError(failure(command, status, output), path=command[0])

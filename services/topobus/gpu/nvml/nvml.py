@@ -24,9 +24,15 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.engine.health.health_machine import silence
 from topobus.gpu.mig.nvml_mig import read_mig, read_profiles
 from topobus.gpu.mig.values import MigGpu, MigProfile
-from topobus.gpu.nvml.nvml_facts import gpu_facts
+from topobus.gpu.nvml.nvml_facts import (
+    NvmlUse,
+    gpu_facts,
+    gpu_readings,
+    memory_readings,
+    read_use,
+    read_use_of_instance,
+)
 from topobus.gpu.nvml.nvml_library import NvmlUnavailable, open_library, reopen_library
-from topobus.gpu.nvml.nvml_readings import gpu_readings, memory_readings
 from topobus.gpu.nvml.nvml_signs import (
     ecc_sign,
     fabric_sign,
@@ -38,7 +44,6 @@ from topobus.gpu.nvml.nvml_signs import (
     retirement_sign,
     thermal_sign,
 )
-from topobus.gpu.nvml.nvml_use import NvmlUse, read_use, read_use_of_instance
 from topobus.gpu.nvml.nvml_xids import XidTable
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import Discovery, HostServices, LongWork, PrepareContext
@@ -40,29 +41,26 @@ from topobus.devicekit.pci import (
 )
 from topobus.devicekit.pci_parent import ParentHealth
 from topobus.devicekit.sharing.sharing import sharing_of
-from topobus.formats.kubernetes.classic.classic_parameters import Sharing
+from topobus.formats.kubernetes.classic.classic_parameters import MPS, TIME_SLICING
 from topobus.gpu.driver_root.access import access_nodes, read_access
 from topobus.gpu.driver_root.bring import DriverFileSource
 from topobus.gpu.drm_edits import by_path_nodes, groups_of
-from topobus.gpu.fabric_links import links_of
 from topobus.gpu.host_services import GpuServices
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.mig.offer import MigOffer, instance_edits, is_mig
 from topobus.gpu.mig.on_demand import destroy
 from topobus.gpu.mig.values import LiveInstance, MigGpu
-from topobus.gpu.mps.claims import MpsPlan, MpsSharing
+from topobus.gpu.mps.claims import MpsSharing, operators_edits
 from topobus.gpu.nvidia_proc import PROC, driver_version, information, information_if_readable, information_path
 from topobus.gpu.nvml.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.nvml.nvml_library import NvmlUnavailable
-from topobus.gpu.plugins.nvidia_passthrough import LetsGpusGo
-from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, ReadsWholeGpus, sharing_edits
 from topobus.gpu.processes import holders_of, process_of
 from topobus.gpu.products import ProductTable
-from topobus.gpu.time_slices import TimeSlicePlan, TimeSlices
+from topobus.gpu.time_slices import TimeSlices
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
-from topobus.values.device import AttributeValue, Device, DeviceRole
+from topobus.values.device import AttributeValue, Device, DeviceRole, Link, LinkClass
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation
@@ -85,7 +83,7 @@ _MAKING_S = 15.0
 _ALWAYS_SHARED = ("nvidiactl", "nvidia-uvm")
 
 
-class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
+class NvidiaDriver(ChecksLeftovers):
     """Finds and watches NVIDIA GPUs.
 
     It keeps the NVML session and error counters, and nothing of a container's.
@@ -93,7 +91,9 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
 
     name = "nvidia"
     device_class = "gpu"
-    sharing_strategies = STRATEGIES
+    sharing_strategies = frozenset({TIME_SLICING, MPS})
+    # Without it NVIDIA's runtime would add every GPU that it finds to an image that sets "all".
+    passthrough_variables = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         self._products = ProductTable()
@@ -205,13 +205,17 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         sharing = sharing_of(devices, context)
         if isinstance(sharing, Refusal):
             return sharing
-        plan = self._plan_mps(tree, devices, context, sharing)
+        parts = [device.name for device in devices if device not in whole]
+        version, driver_files = driver_version(tree), tree.settings.driver_files
+        plan = self.mps.plan(devices, context, sharing, driver_files, version=version, partitions=parts)
         if isinstance(plan, Refusal):
             return plan
-        slices = self._plan_slices(tree, devices, context, sharing)
+        slices = self._time_slices.plan(devices, context, sharing, driver_files, version=version, partitions=parts)
         if isinstance(slices, Refusal):
             return slices
-        shares = sharing_edits(tree, sharing, len(devices)) if plan is None else plan.edits
+        shares: ContainerEdits | Refusal = ContainerEdits() if plan is None else plan.edits
+        if plan is None and sharing.strategy == MPS:
+            shares = operators_edits(tree, sharing, len(devices))
         if isinstance(shares, Refusal):
             return shares
         access = read_access([context.config_of(device.name) for device in devices])
@@ -220,9 +224,7 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         more_nodes = access_nodes(tree, access)
         if isinstance(more_nodes, Refusal):
             return more_nodes
-        files = self._driver_files.edits(
-            tree, driver_version(tree), context.owner, has_storage=access.gpu_direct_storage
-        )
+        files = self._driver_files.edits(tree, version, context.owner, has_storage=access.gpu_direct_storage)
         if isinstance(files, Refusal):
             return files
         nvml = self._session(tree)
@@ -315,26 +317,39 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
         """
         return None if self._is_made(device) else super().clean(tree, device, record)
 
+    def only_reads(self, devices: Sequence[Device]) -> bool:
+        """Return True for whole GPUs that are not shared: no instance is made and no slice is set.
+
+        False where the service owns daemons of MPS, because stale ones may be ended.
+        """
+        return not self.mps.is_owned and all(
+            not is_mig(device) and device.role is DeviceRole.COMPUTE and device.sharing is None for device in devices
+        )
+
+    def own_nodes(self, tree: Tree, device: Device) -> Sequence[str]:
+        """Name the GPU's own node, which sysfs does not list. Nodes that all GPUs share do not show
+        the use of this one.
+        """
+        minor = information_if_readable(tree, device.pci).get("Device Minor", "") if device.pci is not None else ""
+        return (f"nvidia{minor}",) if minor else ()
+
+    def let_go(self, tree: Tree, device: Device) -> None:
+        """Close what NVML has open on the GPU: otherwise NVIDIA's module would wait for it in
+        `unbind` without end.
+        """
+        if self._nvml is not None and device.pci is not None:
+            self._nvml.give_away(device.pci, is_away=True)
+
+    def take_back(self, tree: Tree, device: Device) -> None:
+        """Begin a session that includes the GPU again."""
+        if self._nvml is not None and device.pci is not None:
+            self._nvml.give_away(device.pci, is_away=False)
+
     def _is_made(self, device: Device) -> bool:
         """Return whether a device is an instance that is made for its owner: such a device has no
         UUID, because its instance is another one each time.
         """
         return is_mig(device) and not device.uuid
-
-    def _plan_mps(
-        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing
-    ) -> MpsPlan | Refusal | None:
-        parts = [device.name for device in devices if is_mig(device) or device.role is DeviceRole.PARTITION_PARENT]
-        return self.mps.plan(
-            devices, context, sharing, tree.settings.driver_files, version=driver_version(tree), partitions=parts
-        )
-
-    def _plan_slices(
-        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, sharing: Sharing
-    ) -> TimeSlicePlan | Refusal | None:
-        parts = [device.name for device in devices if is_mig(device) or device.role is DeviceRole.PARTITION_PARENT]
-        files = tree.settings.driver_files
-        return self._time_slices.plan(devices, context, sharing, files, version=driver_version(tree), partitions=parts)
 
     def use(self, tree: Tree, device: Device) -> GpuUse:
         """Find what uses a GPU, by NVML where it answers, else by the processes that have its node
@@ -384,7 +399,7 @@ class NvidiaDriver(LetsGpusGo, ReadsWholeGpus, ChecksLeftovers):
             model=gpu.name or facts.get("Model", "") or product.name or f"NVIDIA device {function.device:04x}",
             uuid=gpu.uuid or facts.get("GPU UUID", ""),
             parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
-            links=links_of(self.device_class, function.address, nvml_gpus),
+            links=_links_of(self.device_class, function.address, nvml_gpus),
             attributes=attributes,
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
@@ -488,3 +503,23 @@ def _visible(uuids: Sequence[str], count: int) -> str:
     no container gets the GPUs of another request.
     """
     return ",".join(uuids) if uuids and len(uuids) == count else "void"
+
+
+def _links_of(device_class: str, address: PciAddress, nvml_gpus: Mapping[PciAddress, NvmlGpu]) -> tuple[Link, ...]:
+    """List the links of one GPU to others that are there, by address."""
+    own = nvml_gpus.get(address)
+    if own is None:
+        return ()
+    peers = {peer: (gbps, own.counts.get(peer, 0)) for peer, gbps in own.links.items() if peer in nvml_gpus}
+    if own.switch_gbps:
+        # Two GPUs on NVSwitches reach each other at the full width of the narrower one.
+        reached = {
+            peer: (min(own.switch_gbps, gpu.switch_gbps), min(own.switch_count, gpu.switch_count))
+            for peer, gpu in nvml_gpus.items()
+            if peer != address and gpu.switch_gbps
+        }
+        peers.update(reached)
+    return tuple(
+        Link(peer=pci_device_name(device_class, peer), kind=LinkClass.FABRIC, bandwidth_gbps=gbps, count=count)
+        for peer, (gbps, count) in sorted(peers.items())
+    )
