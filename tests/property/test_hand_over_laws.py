@@ -10,14 +10,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.interface_model import apply_to_state
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, InterfaceFields, Route, Rule
 from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute, InterfaceState
 from topobus.nic.netlink.hand_over_plan import (
     HOST_CHANGES,
     POD_CHANGES,
     Change,
-    apply_to_state,
-    inverse,
     plan_hand_over,
     plan_restore,
 )
@@ -138,10 +137,3 @@ def test_hand_over_is_in_the_order_that_the_kernel_needs(before: InterfaceState,
     assert {"move", "loopback"} <= set(names)
     routes = next((change.value for change in changes if change.name == "routes"), [])
     assert [bool(route.get("gateway")) for route in routes] == sorted(bool(route.get("gateway")) for route in routes)
-
-
-@given(STATES, CONFIGS)
-def test_change_is_itself_when_it_is_inverted_twice(before: InterfaceState, config: InterfaceConfig) -> None:
-    """Each change knows what was there."""
-    for change in plan_hand_over(before, config, tag="topobus eth1"):
-        assert inverse(inverse(change)) == change

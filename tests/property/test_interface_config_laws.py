@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.interface_model import render_interface_config
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
-from topobus.nic.interfaces.rules.interface_reading import read_interface_config, render_interface_config
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config
 from topobus.values.outcome import Refusal
 
 HEAD = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface"}

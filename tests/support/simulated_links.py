@@ -26,8 +26,8 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from support.sysfs_trees import write
 from support.vf_kernel import VfKernel
+from topobus.nic.interfaces.rules.interface_config import VfFields
 from topobus.nic.netlink.places import Places
-from topobus.nic.netlink.vf_settings import VfState
 from topobus.values.outcome import Reason, Refusal
 
 __all__ = ["POD", "SimulatedHost", "add_card", "simulated_host"]
@@ -290,7 +290,7 @@ def add_card(host: SimulatedHost, *, permanent: str = "52:54:00:00:01:00") -> No
     host.add("ens1v0", pci="0000:21:10.0", physical="0000:21:00.0")
     host.add("ens2", pci="0000:63:00.0", permanent="52:54:00:00:03:00")
     host.functions.states = {
-        0: VfState(
+        0: VfFields(
             mac="00:00:00:00:00:00",
             vlan=0,
             qos=0,

@@ -13,13 +13,13 @@ from typing import Any
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from topobus.nic.interfaces.rules.interface_config import VfFields
 from topobus.nic.netlink.requests import attribute, link_body
-from topobus.nic.netlink.vf_settings import VfState
 
 __all__ = ["VfKernel", "vf_info"]
 
 
-def vf_info(index: int, state: VfState) -> bytes:
+def vf_info(index: int, state: VfFields) -> bytes:
     """One IFLA_VF_INFO as rtnl_fill_vfinfo writes it."""
     protocol = {"802.1Q": 0x8100, "802.1ad": 0x88A8}[state.vlan_protocol or "802.1Q"]
     mac = bytes.fromhex((state.mac or "").replace(":", ""))
@@ -48,7 +48,7 @@ class VfKernel:
     It reads and answers in the kernel's own bytes, and keeps what it is sent.
     """
 
-    def __init__(self, states: dict[int, VfState], refused: str = "", error: int = errno.EOPNOTSUPP) -> None:
+    def __init__(self, states: dict[int, VfFields], refused: str = "", error: int = errno.EOPNOTSUPP) -> None:
         self.states, self.refused, self.error = states, refused, error
         """Which field the driver refuses (`trust`), and how."""
         self.index = 5
@@ -99,6 +99,6 @@ class VfKernel:
         changed = fields[kind]()
         if self.refused in changed:
             raise NetlinkError(self.error, os.strerror(self.error))
-        self.states[index] = VfState(
-            **{**{name: getattr(self.states[index], name) for name in VfState.__struct_fields__}, **changed}
+        self.states[index] = VfFields(
+            **{**{name: getattr(self.states[index], name) for name in VfFields.__struct_fields__}, **changed}
         )

@@ -11,11 +11,11 @@ from msgspec import Meta, Struct
 
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.nic.cni.settings import CniSettings
+from topobus.nic.interfaces.rules.interface_config import SUBMODES
 
 __all__ = ["InterfaceRule", "InterfaceSettings", "NicSettings", "SharedInterface", "VirtualFunctions"]
 
 _GLOB_CHARACTERS = frozenset("*?[")
-_SUBMODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l2", "l3", "l3s")}
 
 
 class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ class SharedInterface(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Refuse names that are patterns, and submodes that do not fit."""
         if not self.name or self.name == "lo" or _GLOB_CHARACTERS & set(self.name):
             raise ValueError(f"name is {self.name!r}, wanted the name of one interface that is not lo")
-        submodes = _SUBMODES[self.mode]
+        submodes = SUBMODES[self.mode]
         if self.submode and self.submode not in submodes:
             raise ValueError(f"submode is {self.submode!r}, wanted for {self.mode} one of {', '.join(submodes)}")
         if self.submode == "passthru" and self.shares > 1:

@@ -20,7 +20,7 @@ from topobus.nic.netlink.hand_over import check_hand_over, hand_over, mark, read
 from topobus.nic.netlink.places import Places, with_netlink
 from topobus.nic.netlink.requests import set_link
 from topobus.nic.netlink.take_back import TakenBack, take_back
-from topobus.nic.netlink.vf_settings import VfPlace, VfState, vf_message, vf_requests
+from topobus.nic.netlink.vf_settings import VfPlace, vf_message, vf_requests
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface
 
@@ -581,7 +581,7 @@ def test_setting_of_a_virtual_function_is_read_by_the_kernel_as_we_mean_it(machi
             link_state="auto",
             max_tx_rate=5,
         ),
-        VfState(),
+        VfFields(),
     )
     errors: dict[str, int] = {}
 

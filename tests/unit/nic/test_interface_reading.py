@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from support.interface_model import render_interface_config
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, InterfaceFields, Route, VfFields
 from topobus.nic.interfaces.rules.interface_fields import SYSCTLS
-from topobus.nic.interfaces.rules.interface_reading import read_interface_config, render_interface_config
+from topobus.nic.interfaces.rules.interface_reading import read_interface_config
 from topobus.values.outcome import Refusal
 
 

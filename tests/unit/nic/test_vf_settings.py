@@ -22,7 +22,7 @@ from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.hand_over_plan import plan_hand_over
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.shares import child_request
-from topobus.nic.netlink.vf_settings import VfPlace, VfState, configure_vf, read_vf, restore_vf, vf_message, vf_requests
+from topobus.nic.netlink.vf_settings import VfPlace, configure_vf, read_vf, restore_vf, vf_message, vf_requests
 from topobus.values.errors import HardwareError
 
 _HEAD = "00000000010000000000000000000000"
@@ -63,7 +63,7 @@ CHILDREN = {
 @pytest.mark.parametrize(("fields", "seen"), SEEN.values(), ids=SEEN)
 def test_request_has_the_bytes_of_iproute2_when_it_sets_the_same(fields: VfFields, seen: str) -> None:
     """Every setting, byte for byte, struct ifinfomsg and attributes."""
-    ((_, setting),) = vf_requests(3, fields, VfState())
+    ((_, setting),) = vf_requests(3, fields, VfFields())
 
     assert vf_message(1, setting).hex() == _HEAD + seen
 
@@ -80,7 +80,7 @@ def test_child_has_the_bytes_of_iproute2_when_it_makes_the_same(name: str) -> No
     assert body.hex() == "00" * 16 + "0800050001000000" + "0800030074626300" + CHILDREN[name]
 
 
-BEFORE = VfState(
+BEFORE = VfFields(
     mac="02:00:00:00:00:03",
     vlan=7,
     qos=2,
@@ -98,7 +98,7 @@ PLACE = VfPlace(physical="ens1", index=3)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> VfKernel:
     """A physical function with two virtual ones."""
     made = VfKernel(
-        {0: VfState(mac="00:00:00:00:00:00", vlan=0, qos=0, vlan_protocol="802.1Q", link_state="auto"), 3: BEFORE}
+        {0: VfFields(mac="00:00:00:00:00:00", vlan=0, qos=0, vlan_protocol="802.1Q", link_state="auto"), 3: BEFORE}
     )
     monkeypatch.setattr("topobus.nic.netlink.vf_settings.with_netlink", lambda _places, _namespace, work: work(made))
     return made
@@ -106,11 +106,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> VfKernel:
 
 def test_reading_gives_each_setting_when_the_kernel_tells_them(kernel: VfKernel) -> None:
     """Also what a driver does not tell (all ones) is known as such."""
-    kernel.states[4] = VfState(mac="02:00:00:00:00:04", vlan=100, qos=3, vlan_protocol="802.1ad", link_state="disable")
+    kernel.states[4] = VfFields(mac="02:00:00:00:00:04", vlan=100, qos=3, vlan_protocol="802.1ad", link_state="disable")
     (link,) = kernel.link("get")
 
     assert read_vf(link, 3) == BEFORE
-    assert read_vf(link, 4) == VfState(
+    assert read_vf(link, 4) == VfFields(
         mac="02:00:00:00:00:04",
         vlan=100,
         qos=3,
@@ -141,7 +141,7 @@ def test_settings_are_what_they_were_when_they_are_restored(kernel: VfKernel) ->
     restore_vf(Places(), record)
 
     assert refusal is None
-    assert during == VfState(
+    assert during == VfFields(
         mac="02:00:00:00:00:99",
         vlan=100,
         qos=5,
@@ -293,7 +293,7 @@ def test_vlan_keeps_its_priority_when_only_the_other_is_written() -> None:
 
     What is not written stays, but a new tag has no old priority.
     """
-    before = VfState(vlan=7, qos=2, vlan_protocol="802.1Q")
+    before = VfFields(vlan=7, qos=2, vlan_protocol="802.1Q")
     requests = [
         vf_requests(3, fields, before)[0][1] for fields in (VfFields(qos=4), VfFields(vlan=9), VfFields(max_tx_rate=5))
     ]

@@ -22,11 +22,12 @@ from topobus.nic.cni.rules.messages import CniResult, Target
 from topobus.nic.cni.rules.refusals import config_invalid, interface_missing
 from topobus.nic.cni.runner import CniRunner, RunnerSettings
 from topobus.nic.cni.settings import CniSettings
+from topobus.nic.interfaces.rules.interface_config import interface_of
 from topobus.values.device import Device
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
-__all__ = ["STEP", "CniAttachment", "host_interface"]
+__all__ = ["STEP", "CniAttachment"]
 
 STEP = "cni"
 """The step's name in a device's record."""
@@ -156,7 +157,7 @@ class CniAttachment:
         chain = request.chain if request.chain is not None else _read_list(networks[request.network])
         if isinstance(chain, Refusal):
             return chain
-        written = chain_for_device(chain, device, interface or host_interface(device))
+        written = chain_for_device(chain, device, interface or interface_of(device))
         return written if isinstance(written, Refusal) else (request, written)
 
     def _switch_on_loopback(self, target: Target) -> Refusal | None:
@@ -170,12 +171,6 @@ class CniAttachment:
             return chain
         result = self.runner.add_unrecorded(chain, structs.replace(target, interface="lo", runtime_values={}))
         return result if isinstance(result, Refusal) else None
-
-
-def host_interface(device: Device) -> str:
-    """Return the device's interface on the host by its attribute, or "" when it has none."""
-    name = device.attributes.get("interface", "")
-    return name if isinstance(name, str) else ""
 
 
 def _attached_before(record: DeviceRecord, sandbox: Sandbox, interface: str) -> AttachedInterface | None:

@@ -20,7 +20,7 @@ from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.cni.settings import CniSettings
-from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, ShareFields
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, ShareFields, interface_of
 from topobus.nic.interfaces.rules.interface_fields import Faults
 from topobus.nic.interfaces.rules.interface_reading import read_interface_config
 from topobus.nic.netlink.hand_over import check_hand_over, hand_over, mark, read_interface
@@ -36,7 +36,7 @@ from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.request import OwnerKind
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
-__all__ = ["SHARE_MODE", "SHARE_SUBMODE", "InterfaceHands", "interface_of", "read_config"]
+__all__ = ["SHARE_MODE", "SHARE_SUBMODE", "InterfaceHands", "read_config"]
 
 SHARE_MODE = "shareMode"
 SHARE_SUBMODE = "shareSubmode"
@@ -205,12 +205,6 @@ class InterfaceHands:
             f"the pod has {name} and net1 to net{_MOST_NAMES}; configure interface.name",
             field="interface.name",
         )
-
-
-def interface_of(device: Device) -> str:
-    """Return the name of the device's interface on the host, or "" when it has none."""
-    name = device.attributes.get("interface", "")
-    return name if isinstance(name, str) else ""
 
 
 def read_config(device: Device, context: PrepareContext) -> InterfaceConfig | Refusal:

@@ -1,13 +1,12 @@
 """Plans the changes, in order, that hand an interface over, and those that restore it. Pure.
 
-Each change has the value that it replaces. The way back is planned from the interface as it is
-found, not from what was done: whatever a pod with NET_ADMIN did to it, the plan leads to the state
-before the hand-over.
+The way back is planned from the interface as it is found, not from what was done: whatever a pod
+with NET_ADMIN did to it, the plan leads to the state before the hand-over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from topobus.nic.interfaces.rules.interface_checks import addresses_in_pod, name
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
 from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute, InterfaceState, state_to_journal
 
-__all__ = ["HOST_CHANGES", "POD_CHANGES", "Change", "apply_to_state", "inverse", "plan_hand_over", "plan_restore"]
+__all__ = ["HOST_CHANGES", "POD_CHANGES", "Change", "plan_hand_over", "plan_restore"]
 
 HOST_CHANGES = ("mark", "master", "down", "mac", "mtu", "move")
 """Made on the host, in this order; `move` is the last one there."""
@@ -27,18 +26,12 @@ _DISABLE_IPV6 = "net.ipv6.conf.IFNAME.disable_ipv6"
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One change of an interface: the new value and the one before, both as JSON for the
-    journal.
-    """
+    """One change of an interface, as JSON for the journal."""
 
     name: str
     value: Any = None
     before: Any = None
-
-
-def inverse(change: Change) -> Change:
-    """Return the change that undoes this one."""
-    return Change(name=change.name, value=change.before, before=change.value)
+    """What it replaces, on the way into the pod."""
 
 
 def plan_hand_over(state: InterfaceState, config: InterfaceConfig, *, tag: str) -> tuple[Change, ...]:
@@ -98,89 +91,34 @@ def plan_restore(now: InterfaceState, before: InterfaceState, *, taken: Collecti
     # Many drivers change a name or a hardware address only while the interface is off.
     is_up = now.is_up
     if is_up and (not before.is_up or now.name != name or now.mac != before.mac):
-        changes.append(Change(name="down", value=False, before=True))
+        changes.append(Change(name="down", value=False))
         is_up = False
-    pairs: Sequence[tuple[str, Any, Any]] = (
+    fields: Sequence[tuple[str, Any, Any]] = (
         ("name", name, now.name),
         ("mac", before.mac, now.mac),
         ("mtu", before.mtu, now.mtu),
         ("queue", before.tx_queue_length, now.tx_queue_length),
     )
-    changes.extend(Change(name=field, value=value, before=was) for field, value, was in pairs if value != was)
+    changes.extend(Change(name=field, value=value) for field, value, present in fields if value != present)
     changes += _names("add-names", kept - set(now.alternative_names))
     sysctls = {key: value for key, value in before.sysctls.items() if now.sysctls.get(key, value) != value}
     if sysctls:
-        changes.append(Change(name="sysctls", value=sysctls, before={key: now.sysctls[key] for key in sysctls}))
+        changes.append(Change(name="sysctls", value=sysctls))
     if before.master != now.master:
-        changes.append(Change(name="master", value=before.master, before=now.master))
+        changes.append(Change(name="master", value=before.master))
     has_other_addresses = _without_times(before.addresses) != _without_times(now.addresses)
     if has_other_addresses:
-        changes.append(
-            Change(
-                name="held-addresses",
-                value=msgspec.to_builtins(before.addresses),
-                before=msgspec.to_builtins(now.addresses),
-            )
-        )
+        changes.append(Change(name="held-addresses", value=msgspec.to_builtins(before.addresses)))
     if before.is_up and not is_up:
-        changes.append(Change(name="up", value=True, before=False))
+        changes.append(Change(name="up", value=True))
     # Routes are lost when the interface is switched off, and some with an address.
     if before.is_up and (
         set(before.routes) != set(now.routes if is_up else ()) or (before.routes and has_other_addresses)
     ):
-        changes.append(
-            Change(
-                name="held-routes",
-                value=msgspec.to_builtins(_by_gateway(before.routes)),
-                before=msgspec.to_builtins(now.routes),
-            )
-        )
+        changes.append(Change(name="held-routes", value=msgspec.to_builtins(_by_gateway(before.routes))))
     if before.alias != now.alias:
-        changes.append(Change(name="alias", value=before.alias, before=now.alias))
+        changes.append(Change(name="alias", value=before.alias))
     return tuple(changes)
-
-
-def apply_to_state(state: InterfaceState, change: Change) -> InterfaceState:
-    """Return the state of an interface after a change, for changes that a state shows.
-
-    Tests compare the kernel with this model.
-    """
-    fields: Mapping[str, str] = {
-        "mac": "mac",
-        "mtu": "mtu",
-        "name": "name",
-        "queue": "tx_queue_length",
-        "alias": "alias",
-        "master": "master",
-    }
-    if change.name == "drop-names":
-        return msgspec.structs.replace(
-            state, alternative_names=tuple(sorted(set(state.alternative_names) - set(change.value)))
-        )
-    if change.name == "add-names":
-        return msgspec.structs.replace(
-            state, alternative_names=tuple(sorted({*state.alternative_names, *change.value}))
-        )
-    if change.name in fields:
-        return msgspec.structs.replace(state, **{fields[change.name]: change.value})
-    if change.name == "mark":
-        return msgspec.structs.replace(state, alias=change.value)
-    if change.name in ("down", "up"):
-        return msgspec.structs.replace(state, is_up=change.value, routes=state.routes if change.value else ())
-    if change.name == "move":
-        others = tuple(name for name in state.alternative_names if name != change.value)
-        return msgspec.structs.replace(
-            state, name=change.value, alternative_names=others, is_up=False, addresses=(), routes=(), master=""
-        )
-    if change.name == "sysctls":
-        return msgspec.structs.replace(state, sysctls={**state.sysctls, **change.value})
-    if change.name == "addresses":
-        return msgspec.structs.replace(state, addresses=tuple(HeldAddress(address=text) for text in change.value))
-    if change.name == "held-addresses":
-        return msgspec.structs.replace(state, addresses=msgspec.convert(change.value, type=tuple[HeldAddress, ...]))
-    if change.name == "held-routes":
-        return msgspec.structs.replace(state, routes=msgspec.convert(change.value, type=tuple[HeldRoute, ...]))
-    return state
 
 
 def _names(change: str, names: Collection[str]) -> list[Change]:

@@ -25,7 +25,7 @@ from topobus.nic.netlink.requests import attribute, link_body, set_link
 from topobus.values.errors import HardwareError
 from topobus.values.outcome import Reason, Refusal, refuse
 
-__all__ = ["VfPlace", "VfState", "configure_vf", "read_vf", "restore_vf", "vf_message", "vf_requests"]
+__all__ = ["VfPlace", "configure_vf", "read_vf", "restore_vf", "vf_message", "vf_requests"]
 
 # linux/if_link.h
 _IFLA_VFINFO_LIST, _IFLA_VF_INFO = 22, 1
@@ -56,24 +56,7 @@ class VfPlace(Struct, frozen=True, kw_only=True):
     index: int
 
 
-class VfState(Struct, frozen=True, kw_only=True):
-    """All settings of a virtual function that are changed here, as the kernel lists them.
-
-    None: the driver does not show the setting.
-    """
-
-    mac: str | None = None
-    vlan: int | None = None
-    qos: int | None = None
-    vlan_protocol: str | None = None
-    trust: bool | None = None
-    spoof_check: bool | None = None
-    link_state: str | None = None
-    min_tx_rate: int | None = None
-    max_tx_rate: int | None = None
-
-
-def vf_requests(index: int, wanted: VfFields | VfState, before: VfState) -> tuple[tuple[str, bytes], ...]:
+def vf_requests(index: int, wanted: VfFields, before: VfFields) -> tuple[tuple[str, bytes], ...]:
     """Build each request that leads from `before` to `wanted`: its name, and an attribute of
     IFLA_VF_INFO.
 
@@ -110,7 +93,7 @@ def vf_message(physical_index: int, setting: bytes) -> bytes:
     return link_body(physical_index, attribute(_IFLA_VFINFO_LIST, attribute(_IFLA_VF_INFO, setting)))
 
 
-def _vlan_request(index: int, wanted: VfFields | VfState, before: VfState) -> bytes:
+def _vlan_request(index: int, wanted: VfFields, before: VfFields) -> bytes:
     vlan = wanted.vlan if wanted.vlan is not None else before.vlan or 0
     # A priority belongs to a tag: with another tag, the old priority does not count.
     qos = wanted.qos if wanted.qos is not None else (before.qos or 0 if wanted.vlan is None else 0)
@@ -124,7 +107,7 @@ def _vlan_request(index: int, wanted: VfFields | VfState, before: VfState) -> by
     )
 
 
-def read_vf(link: Any, index: int) -> VfState | None:
+def read_vf(link: Any, index: int) -> VfFields | None:
     """Find a virtual function's settings in the kernel's answer about its physical one.
 
     None when it has none of that index.
@@ -137,7 +120,7 @@ def read_vf(link: Any, index: int) -> VfState | None:
     return None
 
 
-def _state(values: Mapping[str, Any]) -> VfState:
+def _state(values: Mapping[str, Any]) -> VfFields:
     vlan, protocol = values.get("IFLA_VF_VLAN"), None
     entries = (values.get("IFLA_VF_VLAN_LIST") or {"attrs": []})["attrs"]
     if entries:
@@ -145,7 +128,7 @@ def _state(values: Mapping[str, Any]) -> VfState:
         protocol = next((name for name, number in _PROTOCOLS.items() if number == vlan["proto"]), None)
     rate = values.get("IFLA_VF_RATE")
     link_state = values.get("IFLA_VF_LINK_STATE")
-    return VfState(
+    return VfFields(
         mac=values["IFLA_VF_MAC"]["mac"],
         vlan=vlan["vlan"] if vlan is not None else None,
         qos=vlan["qos"] if vlan is not None else None,
@@ -237,7 +220,7 @@ def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
         return ()
     place, before = (
         msgspec.convert(step.before["place"], type=VfPlace),
-        msgspec.convert(step.before["state"], type=VfState),
+        msgspec.convert(step.before["state"], type=VfFields),
     )
     function = state_from_journal(step.before["function"]) if "function" in step.before else None
     if function is not None and not present_of(function, places).is_same_device:
@@ -284,7 +267,7 @@ def _claim_fields(request: str, wanted: VfFields, error: int) -> str:
     return ", ".join(f"vf.{field}" for field in written or [request])
 
 
-def _kept(text: str, physical: str, index: int, request: str, before: VfState) -> Reason:
+def _kept(text: str, physical: str, index: int, request: str, before: VfFields) -> Reason:
     words = {
         "mac": f"mac {before.mac}",
         "vlan": f"vlan {before.vlan or 0} qos {before.qos or 0} proto {before.vlan_protocol or '802.1Q'}",
@@ -302,7 +285,7 @@ def _kept(text: str, physical: str, index: int, request: str, before: VfState) -
     )
 
 
-def _find_again(socket: Any, place: VfPlace, port: Mapping[str, str]) -> tuple[str, int | None, VfState | None]:
+def _find_again(socket: Any, place: VfPlace, port: Mapping[str, str]) -> tuple[str, int | None, VfFields | None]:
     """Find the physical function's port by its facts, because its name may be another interface's
     by now.
     """
@@ -318,7 +301,7 @@ def _find_again(socket: Any, place: VfPlace, port: Mapping[str, str]) -> tuple[s
     return place.physical, None, None
 
 
-def _find(socket: Any, place: VfPlace) -> tuple[int | None, VfState | None]:
+def _find(socket: Any, place: VfPlace) -> tuple[int | None, VfFields | None]:
     physical = get_link(socket, name=place.physical)
     if physical is None or physical.get("ifname") != place.physical:
         return None, None

@@ -13,8 +13,8 @@ from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
 from topobus.nic.config import InterfaceSettings
 from topobus.nic.host_services import NicServices
-from topobus.nic.interfaces.interface_hands import InterfaceHands, interface_of, read_config
-from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.interface_hands import InterfaceHands, read_config
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, interface_of
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.sysfs.net import default_route_interfaces, function_ports
 from topobus.sysfs.netdevs import read_net_device

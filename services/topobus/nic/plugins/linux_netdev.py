@@ -38,7 +38,8 @@ from topobus.devicekit.driver import Discovery, PrepareContext
 from topobus.devicekit.edits_text import own_variable, unreadable
 from topobus.devicekit.pci import pci_device_name
 from topobus.nic.config import InterfaceSettings, SharedInterface
-from topobus.nic.interfaces.interface_hands import SHARE_MODE, SHARE_SUBMODE, interface_of
+from topobus.nic.interfaces.interface_hands import SHARE_MODE, SHARE_SUBMODE
+from topobus.nic.interfaces.rules.interface_config import interface_of
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import BestSpeeds, Settling, judge_carrier, judge_duplex
 from topobus.nic.plugins.link_readings import link_readings

@@ -50,8 +50,8 @@ from topobus.devicekit.pci import (
 )
 from topobus.devicekit.pci_parent import ParentHealth, physical_function
 from topobus.nic.host_use import function_users, host_uses, lacks_interface
-from topobus.nic.interfaces.interface_hands import interface_of, read_config
-from topobus.nic.interfaces.rules.interface_config import InterfaceConfig
+from topobus.nic.interfaces.interface_hands import read_config
+from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, interface_of
 from topobus.nic.netlink.vf_settings import VfPlace
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import (

@@ -13,9 +13,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from topobus.values.device import Device
+
 __all__ = [
     "CONFIG_KIND",
     "CONFIG_VERSION",
+    "SUBMODES",
     "InterfaceConfig",
     "InterfaceFields",
     "Neighbour",
@@ -24,10 +27,13 @@ __all__ = [
     "Rule",
     "ShareFields",
     "VfFields",
+    "interface_of",
 ]
 
 CONFIG_VERSION = "nic.topobus.dev/v1"
 CONFIG_KIND = "Interface"
+SUBMODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l2", "l3", "l3s")}
+"""Of a share, by mode; the first counts where none is written."""
 
 
 class _Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -90,9 +96,11 @@ class Neighbour(_Wire, frozen=True, kw_only=True):
 
 
 class VfFields(_Wire, frozen=True, kw_only=True):
-    """What the physical function does for this virtual function.
+    """What the physical function does for this virtual function: what is to be so, or is so by the
+    kernel's list.
 
-    Needs a device that is a virtual function.
+    None: it is left as it is, or the driver does not show it. Needs a device that is a virtual
+    function.
     """
 
     mac: str | None = None
@@ -165,3 +173,9 @@ class InterfaceConfig(_Wire, frozen=True, kw_only=True):
     def has_own_addressing(self) -> bool:
         """Whether addresses come from a CNI chain when the interface is attached."""
         return self.cni is not None
+
+
+def interface_of(device: Device) -> str:
+    """Return the name of the device's interface on the host, or "" when it has none."""
+    name = device.attributes.get("interface", "")
+    return name if isinstance(name, str) else ""

@@ -23,6 +23,7 @@ from topobus.formats.kubernetes.shape import Problem, check_names, did_you_mean
 from topobus.nic.interfaces.rules.interface_config import (
     CONFIG_KIND,
     CONFIG_VERSION,
+    SUBMODES,
     InterfaceConfig,
     InterfaceFields,
     Neighbour,
@@ -35,7 +36,7 @@ from topobus.nic.interfaces.rules.interface_config import (
 from topobus.nic.interfaces.rules.interface_fields import SYSCTLS, Faults, Interface
 from topobus.values.outcome import Reason, Refusal
 
-__all__ = ["read_interface_config", "render_interface_config"]
+__all__ = ["read_interface_config"]
 
 S = TypeVar("S", bound=Struct)
 
@@ -46,7 +47,6 @@ _FAMILIES = ("ipv4", "ipv6")
 _PROTOCOLS = ("802.1Q", "802.1ad")
 _LINK_STATES = ("auto", "enable", "disable")
 _RDMA_MODES = ("shared", "exclusive")
-_SUBMODES = {"macvlan": ("bridge", "private", "vepa", "passthru"), "ipvlan": ("l2", "l3", "l3s")}
 # 12 bits, of which 4095 is reserved (IEEE 802.1Q).
 _LARGEST_VLAN = 4094
 _LARGEST_U32 = 2**32 - 1
@@ -78,22 +78,6 @@ def read_interface_config(entries: Sequence[Mapping[str, Any]]) -> InterfaceConf
     if not faults.reasons:
         _check_together(merged, faults)
     return faults.refusal() or merged
-
-
-def render_interface_config(config: InterfaceConfig) -> dict[str, Any]:
-    """Write a configuration in a user's form. Reading it gives an equal one."""
-    fields: dict[str, Any] = msgspec.to_builtins(config)
-    return {
-        "apiVersion": CONFIG_VERSION,
-        "kind": CONFIG_KIND,
-        **{name: _as_json(value) for name, value in fields.items()},
-    }
-
-
-def _as_json(value: Any) -> Any:  # JSON of any shape, a CNI configuration's too
-    if isinstance(value, dict):
-        return {key: _as_json(inner) for key, inner in value.items()}
-    return [_as_json(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _read_entry(where: str, entry: object, faults: Faults) -> InterfaceConfig | None:
@@ -280,8 +264,8 @@ class _Entry:
 
     def _share(self, share: ShareFields) -> ShareFields:
         where = f"{self._where}.share"
-        mode = self._faults.word(f"{where}.mode", share.mode, tuple(_SUBMODES))
-        submode = self._word(f"{where}.submode", share.submode, _SUBMODES[mode]) if mode is not None else share.submode
+        mode = self._faults.word(f"{where}.mode", share.mode, tuple(SUBMODES))
+        submode = self._word(f"{where}.submode", share.submode, SUBMODES[mode]) if mode is not None else share.submode
         return ShareFields(mode=mode or share.mode, submode=submode)
 
     def _word(self, where: str, value: str | None, words: Sequence[str]) -> str | None:
