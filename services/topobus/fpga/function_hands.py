@@ -2,20 +2,30 @@
 the loader, the same for the cards of every maker.
 
 The driver gives two callables, for reading a device's region and for making a container's edits.
-Programming is long work, which runs beside the driver's other methods.
+Programming is long work, which runs beside the driver's other methods. A claim asks for a function
+by an opaque configuration, of which the last that names a function counts, so that a claim
+overrides its class:
+
+    apiVersion: fpga.topobus.dev/v1
+    kind: FunctionParameters
+    function: matrix
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import Capabilities, DeviceDriver, HostServices, LongWork, PrepareContext
+from topobus.formats.kubernetes.classic.classic_parameters import SHARING_KIND
+from topobus.formats.kubernetes.shape import did_you_mean
 from topobus.fpga.bitstreams.store import StoreEntry
+from topobus.fpga.bitstreams.values import normal_id
 from topobus.fpga.config import FunctionSettings
-from topobus.fpga.function_config import read_function
 from topobus.fpga.function_loader import FunctionLoader
 from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.region import Region
@@ -23,11 +33,15 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.outcome import Refusal, refuse
+from topobus.values.outcome import Reason, Refusal, refuse
 
 __all__ = ["FunctionHands", "LoadsFunctions"]
 
 Edits = Mapping[str, ContainerEdits]
+_FUNCTION_VERSION = "fpga.topobus.dev/v1"
+_FUNCTION_KIND = "FunctionParameters"
+_FIELDS = ("apiVersion", "kind", "function")
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,26}|[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 
 
 class FunctionHands:
@@ -66,7 +80,7 @@ class FunctionHands:
     def check(self, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
         """Refuse a configuration that cannot be read."""
         for device in devices:
-            wanted = read_function(context.config_of(device.name))
+            wanted = _read_function(context.config_of(device.name))
             if isinstance(wanted, Refusal):
                 return wanted
         return None
@@ -79,7 +93,7 @@ class FunctionHands:
         """
         plans: list[tuple[Device, StoreEntry]] = []
         for device in devices:
-            wanted = read_function(context.config_of(device.name))
+            wanted = _read_function(context.config_of(device.name))
             if isinstance(wanted, Refusal):
                 return wanted
             if not wanted:
@@ -155,3 +169,51 @@ class LoadsFunctions(DeviceDriver):
     def clean(self, tree: Tree, device: Device, record: DeviceRecord) -> Refusal | None:
         """Reset the region, and load the blank function where the store has one."""
         return self._functions.clean(tree, device, record)
+
+
+def _read_function(config: Sequence[Mapping[str, Any]]) -> str | Refusal:
+    """Find the function that a device is wanted with, or "" when none is asked for.
+
+    Shapes: result — a name of the store, an id of 32 hexadecimal digits, or `sha256:` and a digest.
+    Errors: raises nothing; returns a Refusal that names the field when the configuration is wrong.
+    >>> _read_function([{"apiVersion": "fpga.topobus.dev/v1", "kind": "FunctionParameters", "function": "matrix"}])
+    'matrix'
+    """
+    function = ""
+    reasons: list[Reason] = []
+    for index, entry in enumerate(config):
+        where = f"config[{index}]"
+        kind = entry.get("kind")
+        if kind == SHARING_KIND:
+            continue
+        if kind != _FUNCTION_KIND:
+            wanted = f"{_FUNCTION_KIND} or {SHARING_KIND}{did_you_mean(str(kind), (_FUNCTION_KIND, SHARING_KIND))}"
+            reasons.append(_wrong(f"{where}.kind", kind, wanted))
+            continue
+        if entry.get("apiVersion") != _FUNCTION_VERSION:
+            reasons.append(_wrong(f"{where}.apiVersion", entry.get("apiVersion"), _FUNCTION_VERSION))
+        reasons += [
+            _wrong(f"{where}.{name}", entry[name], f"no such field{did_you_mean(str(name), _FIELDS)}")
+            for name in entry
+            if name not in _FIELDS
+        ]
+        word = entry.get("function")
+        function = _word(word) if isinstance(word, str) else ""
+        if not function:
+            wanted = (
+                "a name of the node's bitstream store, 32 hexadecimal digits of an AFU id or xclbin uuid, or "
+                "sha256: and a digest"
+            )
+            reasons.append(_wrong(f"{where}.function", word, wanted))
+    return Refusal(reasons=tuple(reasons)) if reasons else function
+
+
+def _word(text: str) -> str:
+    """Write the name of a function as the store does, or "" for text that is no such name."""
+    word = text if text.startswith("sha256:") else normal_id(text)
+    return word if _WORD.fullmatch(word) else ""
+
+
+def _wrong(field: str, value: object, wanted: str) -> Reason:
+    text = f"{field} is {str(value)[:80]!r}, wanted {wanted}"
+    return Reason(code="function-config-invalid", message=text, facts={"field": field})

@@ -3,7 +3,14 @@
 NumaNode values are sorted by id, and the distance matrix has that order. Ids are sparse: a row of
 `distance` has one column for every online node in id order. A kernel without NUMA has no folder
 sys/devices/system/node: the machine is one node 0.
-Source: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/numaperf.rst.
+
+The fast memory of Knights Landing (Xeon Phi 7200) is a NUMA node, a cache in front of the others, or
+half of each. Its firmware reports large distances to the fast memory on purpose, so that no program
+gets it by default. These distances are a policy and not a latency. They are treated as unknown once
+they have shown which fast node belongs to which cluster.
+Source: Documentation/ABI/stable/sysfs-devices-node (meminfo, hugepages),
+Documentation/admin-guide/mm/numaperf.rst and hugetlbpage.rst; hwloc 2.9, whose recorder keeps what
+only root may read in `knl_memoryside_cache`; Intel's "Intel Xeon Phi Processor NUMA modes".
 """
 
 from __future__ import annotations
@@ -15,7 +22,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from topobus.sysfs.idsets import read_cpus, read_node_list
-from topobus.sysfs.knl import is_knl, knl_caches
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.idset import CpuSet, NodeSet
@@ -24,6 +30,10 @@ from topobus.values.machine import HugepagePool, NumaNode
 __all__ = ["NODE_FOLDER", "NumaFacts", "read_node_cpus", "read_numa_facts"]
 
 NODE_FOLDER = "sys/devices/system/node"
+# Knights Landing and Knights Mill.
+_MODELS = ("87", "133")
+# hwloc's dump of the DMI table, where distributions put it.
+_SIDE_FILES = ("/var/run/hwloc/knl_memoryside_cache", "/run/hwloc/knl_memoryside_cache")
 
 
 class NumaFacts(Struct, frozen=True, kw_only=True):
@@ -120,7 +130,7 @@ def read_numa_facts(
     else:
         cpus |= {node: near for node, near in gpu_nodes.items() if near}
     matrix = _read_distances(tree, node_cpus.ids, warnings)
-    is_policy = bool(matrix) and is_knl(tree)
+    is_policy = bool(matrix) and _is_knl(tree)
     near_cpus = _find_near(tree, cpus, matrix, node_cpus, is_policy=is_policy)
     if is_policy and len(node_cpus.ids) > 1:
         warnings.append("distances are a policy on this processor (Knights Landing), no latency; taken as unknown")
@@ -141,7 +151,7 @@ def read_numa_facts(
     return NumaFacts(
         nodes=nodes,
         distances=distances,
-        caches=knl_caches(tree, node_cpus.cpus) if is_policy else (),
+        caches=_knl_caches(tree, node_cpus.cpus) if is_policy else (),
         warnings=tuple(warnings),
     )
 
@@ -255,3 +265,32 @@ def _read_hugepages(tree: Tree, folder: str, warnings: list[str]) -> tuple[Hugep
             continue
         pools.append(HugepagePool(page_bytes=int(size[1]) * 1024, total=total, free=total if free is None else free))
     return tuple(sorted(pools, key=lambda pool: pool.page_bytes))
+
+
+def _is_knl(tree: Tree) -> bool:
+    """Say whether the first processor is a Knights Landing."""
+    text = tree.read("proc/cpuinfo") or ""
+    block = text.split("\n\n", 1)[0]
+
+    def value_of(key: str) -> str:
+        match = re.search(rf"^{key}[ \t]*: *(.*)$", block, re.MULTILINE)
+        return match[1].strip() if match else ""
+
+    return value_of("vendor_id") == "GenuineIntel" and value_of("cpu family") == "6" and value_of("model") in _MODELS
+
+
+def _knl_caches(tree: Tree, cpus: dict[int, CpuSet]) -> tuple[CpuSet, ...]:
+    """Return the CPUs behind each memory-side cache: those of each cluster, when the fast memory
+    (or a part of it) is a cache.
+
+    `cpus` are the nodes' own. Where no file shows the mode, fast memory that is in no node must be
+    a cache.
+    """
+    for path in _SIDE_FILES:
+        match = re.search(r"^cache_size: (-?\d+)", tree.read_mounted(path) or "", re.MULTILINE)
+        if match is not None:
+            is_cached = int(match[1]) > 0
+            break
+    else:
+        is_cached = all(cpus.values())
+    return tuple(own for own in cpus.values() if own) if is_cached else ()

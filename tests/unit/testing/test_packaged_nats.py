@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from topobus.simulation import nats_provider, packaged_nats
-from topobus.simulation.nats_provider import provide_nats_server
-from topobus.simulation.packaged_nats import DISTRIBUTION, VERSION, find_packaged_server
+from topobus.simulation import nats_provider
+from topobus.simulation.nats_provider import DISTRIBUTION, VERSION, find_packaged_server, provide_nats_server
 from topobus.values.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +27,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.delenv("TOPOBUS_NATS_SERVER", raising=False)
     monkeypatch.setattr(nats_provider, "_SYSTEM_PLACES", ())
-    monkeypatch.setattr(packaged_nats, "_DIGESTS", frozenset({hashlib.sha256(_KNOWN).hexdigest()}))
+    monkeypatch.setattr(nats_provider, "_DIGESTS", frozenset({hashlib.sha256(_KNOWN).hexdigest()}))
 
     def put(content: bytes = _KNOWN, version: str = VERSION) -> Path:
         packages, program = tmp_path / "lib", tmp_path / "bin" / "nats-server"
@@ -116,7 +115,7 @@ def test_packaged_server_is_not_looked_at_when_the_version_is_another(install: I
 
 def test_packaged_server_is_absent_when_the_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found and nothing raised: there are other places to look."""
-    monkeypatch.setattr(packaged_nats, "DISTRIBUTION", "not-installed-anywhere")
+    monkeypatch.setattr(nats_provider, "DISTRIBUTION", "not-installed-anywhere")
 
     assert find_packaged_server() is None
 

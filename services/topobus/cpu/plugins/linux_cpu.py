@@ -7,7 +7,12 @@ take shares; the node's ledger chooses the CPUs of a claim, not this service. A 
 known is in no group of that kind. The edits of a prepared CPU hold a cpuset of that CPU and of its
 NUMA node's memory. The gateway has the container runtime set it on nodes whose CPUs it manages. On
 other nodes a container only gets the list of its CPUs.
-Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst.
+
+Selectors can use isolation, frequencies that do not change, and the PCIe roots near the CPU's
+memory. A value that the kernel does not publish is absent.
+Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst,
+Documentation/ABI/testing/sysfs-devices-system-cpu,
+Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ from msgspec.structs import replace
 
 from topobus.cpu.config import CpuGroupSettings, Grouping
 from topobus.cpu.host_services import CpuServices
-from topobus.cpu.plugins.cpu_facts import CpuFacts
 from topobus.cpu.plugins.cpu_health import memory_errors, throttling
 from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
 from topobus.devicekit.counter_rises import CounterRises
@@ -53,6 +57,9 @@ _UNITS: Mapping[Grouping, Callable[[Cpu], int | None]] = {
     "l3": lambda cpu: cpu.l3,
     "machine": lambda _: 0,
 }
+_CPU_FOLDER = "sys/devices/system/cpu"
+# The kernel counts in kHz.
+_FREQUENCIES = {"baseFrequencyMhz": "base_frequency", "maxFrequencyMhz": "cpuinfo_max_freq"}
 
 
 class LinuxCpuDriver(DeviceDriver):
@@ -81,7 +88,7 @@ class LinuxCpuDriver(DeviceDriver):
         """
         online = [cpu for cpu in machine.cpus if cpu.online]
         self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
-        facts = CpuFacts(tree.for_scan(), machine)
+        facts = _CpuFacts(tree.for_scan(), machine)
         if self._settings.groups != "cpu":
             return Discovery(devices=_group_devices(online, self._settings, self.name, facts))
         siblings: dict[int, list[int]] = {}
@@ -179,7 +186,7 @@ class LinuxCpuDriver(DeviceDriver):
         The gateway returns the CPU to the shared pool.
         """
 
-    def _device(self, cpu: Cpu, siblings: Mapping[int, str], found_facts: CpuFacts) -> Device:
+    def _device(self, cpu: Cpu, siblings: Mapping[int, str], found_facts: _CpuFacts) -> Device:
         facts: dict[str, AttributeValue | None] = {
             **found_facts.of(cpu),
             "core": cpu.core,
@@ -264,7 +271,7 @@ def _ids(tree: Tree, path: str, kind: type[_Ids]) -> _Ids | None:
         ) from err
 
 
-def _group_devices(cpus: Sequence[Cpu], settings: CpuGroupSettings, driver: str, near: CpuFacts) -> tuple[Device, ...]:
+def _group_devices(cpus: Sequence[Cpu], settings: CpuGroupSettings, driver: str, near: _CpuFacts) -> tuple[Device, ...]:
     """List the groups of online CPUs, or none where CPUs are offered one by one.
 
     Order: by the units' ids.
@@ -284,7 +291,7 @@ def _only(values: Iterable[_Value | None]) -> _Value | None:
     return different.pop() if len(different) == 1 else None
 
 
-def _group_device(settings: CpuGroupSettings, driver: str, unit: int, group: Sequence[Cpu], near: CpuFacts) -> Device:
+def _group_device(settings: CpuGroupSettings, driver: str, unit: int, group: Sequence[Cpu], near: _CpuFacts) -> Device:
     name = "cpu-machine" if settings.groups == "machine" else f"cpu-{settings.groups}-{unit}"
     cores = {cpu.core if cpu.core is not None else cpu.id for cpu in group}
     threads = max(1, len(group) // len(cores))
@@ -310,3 +317,58 @@ def _group_device(settings: CpuGroupSettings, driver: str, unit: int, group: Seq
         capacity_policies={GROUP_CAPACITY: CapacityPolicy(default=step, minimum=step, step=step)},
         attributes=facts,
     )
+
+
+class _CpuFacts:
+    """The facts of all CPUs of one machine, read once for a discovery."""
+
+    def __init__(self, tree: Tree, machine: Machine) -> None:
+        """Read what concerns all CPUs. Frequencies are read later, CPU by CPU."""
+        self._tree = tree
+        self._isolated = _cpu_list(tree, f"{_CPU_FOLDER}/isolated")
+        self._tickless = _cpu_list(tree, f"{_CPU_FOLDER}/nohz_full")
+        self._smt = (tree.read(f"{_CPU_FOLDER}/smt/active") or "").strip()
+        roots: dict[int | None, set[str]] = {}
+        for function in machine.pci_devices:
+            if function.root:
+                roots.setdefault(function.numa_node, set()).add(function.root)
+        # A machine with one NUMA node has every root near it, whatever the firmware leaves out.
+        # With several nodes, a root whose nodes are not known is near none.
+        everything = {root for near in roots.values() for root in near} if len(machine.numa_nodes) < 2 else None
+        self._roots = {node: tuple(sorted(near)) for node, near in roots.items() if node is not None}
+        self._all_roots = tuple(sorted(everything)) if everything is not None else None
+
+    def pcie_roots(self, node: int | None) -> tuple[str, ...]:
+        """List the PCIe roots near a NUMA node, sorted."""
+        if self._all_roots is not None:
+            return self._all_roots
+        return self._roots.get(node, ()) if node is not None else ()
+
+    def of(self, cpu: Cpu) -> dict[str, AttributeValue]:
+        """Return the attributes of one CPU."""
+        facts: dict[str, AttributeValue] = {}
+        if self._isolated is not None:
+            facts["isolated"] = cpu.id in self._isolated
+        if self._tickless is not None:
+            facts["nohzFull"] = cpu.id in self._tickless
+        if self._smt in ("0", "1"):
+            facts["smtEnabled"] = self._smt == "1"
+        for name, file in _FREQUENCIES.items():
+            text = (self._tree.read(f"{_CPU_FOLDER}/cpu{cpu.id}/cpufreq/{file}") or "").strip()
+            if text.isascii() and text.isdecimal() and int(text[:12]) > 0:
+                facts[name] = int(text[:12]) // 1000
+        return facts
+
+
+def _cpu_list(tree: Tree, path: str) -> CpuSet | None:
+    """Read a list of CPUs.
+
+    None where the kernel has none, or writes `(null)` for a parameter that was not given.
+    """
+    text = tree.read(path)
+    if text is None:
+        return None
+    try:
+        return CpuSet.parse(text)
+    except ValueError:
+        return None if text.strip() != "(null)" else CpuSet()

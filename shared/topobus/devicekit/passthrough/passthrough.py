@@ -8,6 +8,11 @@ undoes a kill at any step. `PassthroughDriver` replaces the class's driver for t
 `prepare` is long work, `unprepare` brings the function back, and its driver cleans it as after any
 owner. A function of a card that is cut on demand is made first, and a card that is wanted whole
 loses its functions first, as for any other claim. They are checked after that.
+
+KubeVirt's launcher finds the functions of a resource in PCI_RESOURCE_<RESOURCE>, separated by
+commas. QEMU under any other name reads `TOPOBUS_<CLASS>_PCI_ADDRESSES`.
+Source: kubevirt pkg/util (ResourceNameToEnvVar), pkg/virt-launcher/virtwrap/device/hostdevice;
+Documentation/userspace-api/iommufd.rst.
 """
 
 from __future__ import annotations
