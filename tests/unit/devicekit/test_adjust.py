@@ -12,7 +12,7 @@ import pytest
 
 from support.hands_bench import OWNER, HandsBench
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.verbs.adjust import Adjuster
+from topobus.devicekit.verbs.attach import Adjuster
 from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
 from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.sysfs.tree import Tree

@@ -32,8 +32,7 @@ from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.sharing.shared_devices import check_sharing_settings
-from topobus.devicekit.verbs.adjust import Adjuster
-from topobus.devicekit.verbs.attach import Attacher
+from topobus.devicekit.verbs.attach import Adjuster, Attacher
 from topobus.devicekit.verbs.device_hands import DeviceHands
 from topobus.devicekit.verbs.prepare import Preparer
 from topobus.engine.alignment.devices.device_hints import device_hints

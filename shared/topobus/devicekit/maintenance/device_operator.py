@@ -17,7 +17,7 @@ from topobus.devicekit.host.isolation import DriverFailed, DriverHung
 from topobus.devicekit.host.publishing import DevicePublisher
 from topobus.devicekit.maintenance import maintenance
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
-from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
+from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded, driver_reason
 from topobus.devicekit.verbs.device_reset import reset_device
 from topobus.engine.ledger.device_users import reset_together
 from topobus.formats.messages.operation_messages import Operated, PerformReply, PerformRequest
@@ -65,8 +65,7 @@ class DeviceOperator:
         device = self._hands.find(operation.device)
         result: Operated | Refusal
         if device is None and operation.device not in self._store.value.devices:
-            text = f"class {self._class} has no device {operation.device!r} on this node"
-            result = refuse("device-unknown", text, device=operation.device)
+            result = device_unknown(operation.device, self._class)
         elif operation.verb.is_lasting or operation.verb is DeviceVerb.RETURN:
             result = await self._keep_back(request, device)
         elif device is None:
@@ -136,8 +135,7 @@ class DeviceOperator:
                 return refusal
             isolated = self._hands.drivers.get(device.driver)
             if isolated is None:
-                text = f"device {device.name} belongs to driver {device.driver!r}, which is not loaded"
-                return refuse("driver-not-loaded", text, device=device.name)
+                return driver_not_loaded(device)
             reset = partial(
                 reset_device, self._hands.journal, isolated.driver, self._hands.tree, device, op_id=request.op_id
             )

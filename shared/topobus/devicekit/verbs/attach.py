@@ -1,20 +1,21 @@
-"""Handles `attach` and `detach`: chooses the driver, and gives the same answer for the same owner,
-device and sandbox.
+"""Handles `attach`, `detach` and `adjust`: chooses the driver, and gives the same answer for the same
+owner, device and sandbox.
 
-The gateway asks when the runtime starts or stops a pod's sandbox. The answer has the interfaces
-that the devices became, or the reason why not. The journal, and not this module, knows what is
-attached, so a service that was restarted answers the same.
+The gateway asks when the runtime starts or stops a pod's sandbox, and when it makes a container. The
+answer has the interfaces that the devices became, or what the container gets of them, or the reason
+why not. The journal, and not this module, knows what is attached, so a service that was restarted
+answers the same. Nothing is written when a container is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.verbs import journaled_verbs
-from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
+from topobus.devicekit.verbs.device_hands import DeviceHands, driver_not_loaded, driver_reason
+from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
 from topobus.formats.messages.sandbox_messages import (
     Accepted,
     Attached,
@@ -25,10 +26,11 @@ from topobus.formats.messages.sandbox_messages import (
 )
 from topobus.process.logging import get_logger
 from topobus.values.device import Device
+from topobus.values.edits import ContainerEdits
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import AttachedInterface
 
-__all__ = ["Attacher"]
+__all__ = ["Adjuster", "Attacher"]
 
 
 class Attacher:
@@ -81,13 +83,17 @@ class Attacher:
         unclean = self._hands.cleaner.obstacle(request.devices)
         if unclean is not None:
             return unclean
-        devices = self._known(request.devices)
-        if isinstance(devices, Refusal):
-            return devices
+        devices: list[tuple[Device, IsolatedDriver]] = []
+        for name in sorted(set(request.devices)):
+            own = self._hands.find_with_driver(name, self._class)
+            if isinstance(own, Refusal):
+                return own
+            devices.append(own)
+        if not devices:
+            return refuse("no-devices", "the request names no device")
         context = PrepareContext(owner=request.owner, config=request.config, device_config=request.device_config)
         interfaces: dict[str, AttachedInterface] = {}
-        for device in devices:
-            isolated = self._hands.drivers[device.driver]
+        for device, isolated in devices:
             driver = isolated.driver
             if not driver.capabilities.attaches:
                 return refuse(
@@ -119,11 +125,7 @@ class Attacher:
             isolated = self._hands.drivers.get(device.driver)
             driver = isolated.driver if isolated is not None else None
             if isolated is None or driver is None or not driver.capabilities.attaches:
-                return refuse(
-                    "driver-not-loaded",
-                    f"device {name} belongs to driver {device.driver!r}, which is not loaded",
-                    device=name,
-                )
+                return driver_not_loaded(device)
             detach = partial(
                 journaled_verbs.detach,
                 self._hands.journal,
@@ -139,17 +141,50 @@ class Attacher:
                 return Refusal(reasons=(driver_reason(driver.name, err),))
         return None
 
-    def _known(self, names: Sequence[str]) -> list[Device] | Refusal:
-        devices: list[Device] = []
-        for name in sorted(set(names)):
-            device = self._hands.find(name)
-            if device is None:
-                return refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
-            if device.driver not in self._hands.drivers:
-                return refuse(
-                    "driver-not-loaded",
-                    f"device {name} belongs to driver {device.driver!r}, which is not loaded",
-                    device=name,
+
+class Adjuster:
+    """Adjusts containers through the drivers of one class."""
+
+    def __init__(self, device_class: str, hands: DeviceHands) -> None:
+        """Adjust with these hands."""
+        self._class = device_class
+        self._hands = hands
+
+    async def adjust(self, request: AdjustRequest) -> AdjustReply:
+        """Return what a container gets of its devices, or why it cannot be made."""
+        async with self._hands.turn(request.devices) as obstacle:
+            result = obstacle or await self._adjust_all(request)
+        if isinstance(result, Refusal):
+            get_logger().info(
+                "adjust.refused",
+                device_class=self._class,
+                devices=list(request.devices),
+                container=str(request.container),
+                reasons=[reason.message for reason in result.reasons],
+            )
+        return AdjustReply(result=result)
+
+    async def _adjust_all(self, request: AdjustRequest) -> Adjusted | Refusal:
+        context = PrepareContext(owner=request.owner, config=request.config, device_config=request.device_config)
+        edits: dict[str, ContainerEdits] = {}
+        for name in sorted(set(request.devices)):
+            own = self._hands.find_with_driver(name, self._class)
+            if isinstance(own, Refusal):
+                return own
+            device, isolated = own
+            driver = isolated.driver
+            if not driver.capabilities.adjusts:
+                # The device was prepared by an earlier version that had the method: it adds nothing
+                # now.
+                edits[name] = ContainerEdits()
+                continue
+            try:
+                answer = await isolated.call(
+                    "adjust", partial(driver.adjust, self._hands.tree, device, context, request.container)
                 )
-            devices.append(device)
-        return devices or refuse("no-devices", "the request names no device")
+            except (DriverFailed, DriverHung) as err:
+                return Refusal(reasons=(driver_reason(driver.name, err),))
+            if isinstance(answer, Refusal):
+                return answer
+            edits[name] = answer
+        return Adjusted(edits=edits) if edits else refuse("no-devices", "the request names no device")

@@ -40,7 +40,7 @@ from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
 from topobus.values.request import Owner
 
-__all__ = ["DeviceHands", "driver_reason"]
+__all__ = ["DeviceHands", "device_unknown", "driver_not_loaded", "driver_reason"]
 
 # How often to check whether another process has released the journal, or an unreadable file was
 # repaired.
@@ -108,6 +108,16 @@ class DeviceHands:
         """Find a device: as the driver sees it, or as the journal knows it while a pod hides it."""
         entry = self.journal.entries.get(name)
         return self._find(name) or (entry.device if entry is not None else None)
+
+    def find_with_driver(self, name: str, device_class: str) -> tuple[Device, IsolatedDriver] | Refusal:
+        """Find a device and its driver, or refuse a device that is not there, or whose driver is not
+        loaded.
+        """
+        device = self.find(name)
+        if device is None:
+            return device_unknown(name, device_class)
+        isolated = self.drivers.get(device.driver)
+        return driver_not_loaded(device) if isolated is None else (device, isolated)
 
     def by_driver(self, devices: Iterable[Device]) -> dict[str, tuple[Device, ...]]:
         """Group devices by their drivers, both sorted by name."""
@@ -335,3 +345,14 @@ def driver_reason(name: str, err: DriverFailed | DriverHung) -> Reason:
     """Name a driver that failed or does not come back."""
     code = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
     return Reason(code=code, message=err.message, facts={"driver": name})
+
+
+def device_unknown(name: str, device_class: str) -> Refusal:
+    """Refuse a device that the class does not have."""
+    return refuse("device-unknown", f"class {device_class} has no device {name!r} on this node", device=name)
+
+
+def driver_not_loaded(device: Device) -> Refusal:
+    """Refuse a device whose driver does not run."""
+    text = f"device {device.name} belongs to driver {device.driver!r}, which is not loaded"
+    return refuse("driver-not-loaded", text, device=device.name)

@@ -18,7 +18,7 @@ from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedD
 from topobus.devicekit.passthrough.passthrough_request import asks_for_passthrough
 from topobus.devicekit.sharing.sharing import refuse_sharing, with_operators_sharing
 from topobus.devicekit.verbs import journaled_verbs
-from topobus.devicekit.verbs.device_hands import DeviceHands, driver_reason
+from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded, driver_reason
 from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.logging import get_logger
@@ -120,7 +120,7 @@ class Preparer:
             return unclean
         for name, device in zip(request.devices, devices, strict=True):
             if device is None:
-                return refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
+                return device_unknown(name, self._class)
             if device.health.state is HealthState.UNHEALTHY and name not in may_be_sick:
                 worst = device.health.worst
                 why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
@@ -133,11 +133,7 @@ class Preparer:
             if device.maintenance is not None and not request.is_again and name not in request.looked_at:
                 return refuse("device-kept-back", f"device {name} is {device.why_not}", device=name)
             if device.driver not in self._hands.drivers:
-                return refuse(
-                    "driver-not-loaded",
-                    f"device {name} belongs to driver {device.driver!r}, which is not loaded",
-                    device=name,
-                )
+                return driver_not_loaded(device)
         return None
 
     def _refuse_passed_through(self, request: PrepareRequest) -> Refusal | None:
