@@ -1,9 +1,9 @@
-"""Reads network interfaces of PCI functions and which of them are the function's own ports, their
-SR-IOV state, and the interfaces that carry the default route.
+"""Reads network interfaces of PCI functions and which of them are the function's own ports, and the
+interfaces that carry the default route.
 
 Values are the state at the time of the call. It never writes and never uses netlink. An interface
 in another network namespace is not visible here, which is no fault.
-Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5);
+Source: Documentation/ABI/testing/sysfs-class-net, proc_net_route(5);
 Documentation/networking/representors.rst.
 """
 
@@ -19,14 +19,12 @@ from topobus.values.pci import PciAddress
 __all__ = [
     "FunctionPorts",
     "NetInterface",
-    "Sriov",
     "default_route_interfaces",
     "function_interfaces",
     "function_path",
     "function_ports",
     "read_interface",
     "read_node_file",
-    "read_sriov",
 ]
 
 # IFF_UP of linux/if.h: the administrator (or a CNI plugin) has switched the interface on.
@@ -51,7 +49,6 @@ class NetInterface(Struct, frozen=True, kw_only=True):
     path: str
     """Its folder in the tree: `sys/bus/pci/devices/0000:3b:00.0/net/eth0`."""
     mac: str = ""
-    operstate: str = ""
     is_up: bool = False
     """Switched on by the administrator, whether or not there is a cable."""
     carrier: bool | None = None
@@ -75,13 +72,6 @@ class FunctionPorts(Struct, frozen=True, kw_only=True):
     """Why it is not known which one it is, for people: the end of a sentence."""
     others: tuple[str, ...] = ()
     """Names of interfaces in its folder that belong to other functions."""
-
-
-class Sriov(Struct, frozen=True, kw_only=True):
-    """Virtual functions of a physical one: how many there are, how many could be."""
-
-    enabled: int = 0
-    total: int = 0
 
 
 def function_path(address: PciAddress) -> str:
@@ -144,20 +134,6 @@ def function_ports(tree: Tree, address: PciAddress, *, only_link: bool = False) 
     )
 
 
-def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
-    """Read a physical function's SR-IOV state: how many virtual functions it has and could have.
-
-    Shapes: result — None when the function has no such capability.
-    Errors: raises HardwareError for a file that holds no number.
-    Source: Documentation/ABI/testing/sysfs-bus-pci (sriov_numvfs, sriov_totalvfs).
-    """
-    base = function_path(address)
-    total = tree.read_int(f"{base}/sriov_totalvfs")
-    if total is None:
-        return None
-    return Sriov(enabled=tree.read_int(f"{base}/sriov_numvfs") or 0, total=total)
-
-
 def default_route_interfaces(tree: Tree) -> frozenset[str]:
     """Name the interfaces that carry the machine's default routes, IPv4 and IPv6, with every
     interface below them (members of a bond or bridge, a VLAN's parent).
@@ -191,7 +167,6 @@ def read_interface(tree: Tree, path: str, name: str, *, only_link: bool = False)
     return structs.replace(
         _read_link(tree, path, name),
         mac=tree.read(f"{path}/address") or "",
-        operstate=tree.read(f"{path}/operstate") or "",
         mtu=tree.read_int(f"{path}/mtu"),
     )
 

@@ -74,7 +74,6 @@ from topobus.sysfs.net import (
     function_interfaces,
     function_ports,
     read_interface,
-    read_sriov,
 )
 from topobus.sysfs.netdevs import interface_path
 from topobus.sysfs.nodes import device_node
@@ -373,7 +372,7 @@ class PciNetdevDriver(AttachesInterfaces):
     ) -> Device | None:
         try:
             interfaces = function_interfaces(tree, function.address)
-            sriov = read_sriov(tree, function.address)
+            total = tree.read_int(f"{pci_folder(function.address)}/sriov_totalvfs")
             rdma = function_rdma_devices(tree, function.address)
             role, why = function_role(tree, function.address)
             group = _vfio_group(tree, function.address) if role is DeviceRole.PASSTHROUGH else None
@@ -397,8 +396,8 @@ class PciNetdevDriver(AttachesInterfaces):
             left_out.keep(function.address, role, why)
             return None
         facts: dict[str, AttributeValue] = {"rdma": bool(rdma), "sriovVf": function.physfn is not None}
-        if sriov is not None:
-            facts["totalVfs"] = sriov.total
+        if total is not None:
+            facts["totalVfs"] = total
         ports = function_ports(tree, function.address)
         if ports.unclear:
             left_out.append(f"{function.address} is offered without its interface: {ports.unclear}")

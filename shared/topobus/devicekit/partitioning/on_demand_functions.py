@@ -108,10 +108,6 @@ class OnDemandFunctions:
             return None
         return self._seen.get(address, ()) if function.physfn is None else ()
 
-    def is_planned(self, address: PciAddress) -> bool:
-        """Return whether a virtual function belongs to a card that is cut on demand."""
-        return any(address == part for plan in self._plans.values() for part, _ in plan.parts)
-
     def is_absent(self, tree: Tree, address: PciAddress) -> bool:
         """Return whether a virtual function is or was offered and does not exist, so that nothing
         can be wrong with it.

@@ -25,7 +25,6 @@ from topobus.values.pci import PciAddress
 __all__ = ["FunctionDriver", "FunctionSwitch"]
 
 _DRIVERS = "sys/bus/pci/drivers"
-_PROBE = "sys/bus/pci/drivers_probe"
 # What the kernel shows for a function without an override.
 _NO_OVERRIDE = "(null)"
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05

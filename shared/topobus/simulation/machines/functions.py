@@ -19,46 +19,24 @@ from topobus.values.pci import PciAddress
 
 __all__ = ["function_contents", "locality_content"]
 
+_UNCORRECTABLE = (
+    "Undefined",
+    "DLP",
+    "SDES",
+    "TLP",
+    "FCP",
+    "CmpltTO",
+    "CmpltAbrt",
+    "UnxCmplt",
+    "RxOF",
+    "MalfTLP",
+    "ECRC",
+)
+_CORRECTABLE = ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF")
 _AER = {
-    "correctable": (
-        "RxErr",
-        "BadTLP",
-        "BadDLLP",
-        "Rollover",
-        "Timeout",
-        "NonFatalErr",
-        "CorrIntErr",
-        "HeaderOF",
-        "TOTAL_ERR_COR",
-    ),
-    "fatal": (
-        "Undefined",
-        "DLP",
-        "SDES",
-        "TLP",
-        "FCP",
-        "CmpltTO",
-        "CmpltAbrt",
-        "UnxCmplt",
-        "RxOF",
-        "MalfTLP",
-        "ECRC",
-        "TOTAL_ERR_FATAL",
-    ),
-    "nonfatal": (
-        "Undefined",
-        "DLP",
-        "SDES",
-        "TLP",
-        "FCP",
-        "CmpltTO",
-        "CmpltAbrt",
-        "UnxCmplt",
-        "RxOF",
-        "MalfTLP",
-        "ECRC",
-        "TOTAL_ERR_NONFATAL",
-    ),
+    "correctable": (*_CORRECTABLE, "TOTAL_ERR_COR"),
+    "fatal": (*_UNCORRECTABLE, "TOTAL_ERR_FATAL"),
+    "nonfatal": (*_UNCORRECTABLE, "TOTAL_ERR_NONFATAL"),
 }
 # First render node (Linux drm: DRM_MINOR_RENDER 128) and InfiniBand character major.
 _FIRST_RENDER = 128
