@@ -24,6 +24,7 @@ from support.bitstream_files import gbs
 from support.cleaning_histories import ACTS, VISITS, CleaningHistory, Hardware
 from support.dfl_bench import asking
 from support.fpga_cards import BLANK, FileDflProgrammer, add, dfl_machine, port_file
+from support.kernel_writes import KernelWrites
 from support.laws import examples
 from support.mortal_journal import Fate
 from support.passthrough_bench import ALLOWED, ASKED, FIRST, PassthroughBench
@@ -36,7 +37,6 @@ from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.kernel_writes import KernelWrites
 from support.laws import examples
 from support.mortal_journal import Fate, MortalJournal
 from support.passthrough_bench import (
@@ -36,7 +37,6 @@ from support.passthrough_bench import (
 )
 from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.formats.messages.messages import Prepared
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import DeviceRole
 from topobus.values.outcome import Refusal

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from support.amd_kernel import AmdKernel
+from support.kernel_writes import KernelWrites
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.pauses import Pauses
@@ -23,7 +24,6 @@ from topobus.gpu.amd.amd_on_demand import settle_mode
 from topobus.gpu.config import LeftoverSettings
 from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.amd import AmdDriver
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits

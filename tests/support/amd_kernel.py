@@ -12,8 +12,8 @@ import shutil
 import threading
 from pathlib import Path
 
+from support.kernel_writes import KernelWrites
 from support.kfd_machines import NODES, KfdMachine, card_address, folder
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.values.pci import PciAddress
 
 __all__ = ["COUNTS", "AmdKernel"]

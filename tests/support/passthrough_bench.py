@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from support.kernel_writes import KernelWrites
 from support.looks import other_threads
+from support.pci_drivers import PciDrivers
 from support.sysfs_trees import write
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.isolation import IsolatedDriver
@@ -26,8 +28,6 @@ from topobus.gpu.plugins.intel import IntelDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.process.clock import SystemClock
 from topobus.process.readiness import Readiness
-from topobus.simulation.kernel_writes import KernelWrites
-from topobus.simulation.pci_drivers import PciDrivers
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
 from topobus.values.idset import CpuSet

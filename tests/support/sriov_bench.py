@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from support.kernel_writes import KernelWrites
 from support.sriov_kernel import PHYSICAL, SriovKernel
 from topobus.devicekit.driver import DeviceDriver, HostServices, PrepareContext
 from topobus.devicekit.journal.journal import Journal
@@ -18,7 +19,6 @@ from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.settings import FunctionRule, PartitionSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.journaled_verbs import Edits, JournaledWork
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from support.kernel_writes import KernelWrites
 from support.sysfs_trees import write
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine, NumaNode, PciDevice
 from topobus.values.pci import PciAddress

@@ -13,6 +13,7 @@ import pytest
 
 from support.amd_kernel import AmdKernel
 from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
+from support.kernel_writes import KernelWrites
 from support.sriov_kernel import SriovKernel
 from support.sysfs_trees import write
 from topobus.bus.bus import Bus
@@ -27,7 +28,6 @@ from topobus.gpu.host_services import GpuServices
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.process.config import NatsSettings
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings

@@ -12,17 +12,17 @@ import pytest
 import pytest_asyncio
 
 from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
+from support.kernel_writes import KernelWrites
 from support.passthrough_bench import ALLOWED, ASKED, OTHER, OWNER
+from support.pci_drivers import PciDrivers
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.process.config import NatsSettings
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
-from topobus.simulation.pci_drivers import PciDrivers
 from topobus.values.device import Inventory
 from topobus.values.health import HealthState
 from topobus.values.outcome import Refusal

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.kernel_writes import KernelWrites
 from support.looks import other_threads
 from support.passthrough_bench import (
     ALLOWED,
@@ -34,7 +35,6 @@ from topobus.devicekit.settings import FunctionRule, PassthroughRule, Passthroug
 from topobus.formats.messages.messages import Prepared
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.values.device import DeviceRole
 from topobus.values.pci import PciAddress
 from topobus.values.pools import Condition

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.kernel_writes import KernelWrites
 from support.passthrough_bench import ALLOWED, ASKED, FOURTH, OTHER, OWNER, THIRD, PassthroughBench, nodes_of
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
@@ -17,7 +18,6 @@ from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.devicekit.passthrough.passthrough import PassthroughDriver
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.formats.messages.messages import Prepared
-from topobus.simulation.kernel_writes import KernelWrites
 from topobus.testing.drivers.deaths import deaths
 
 CONTEXT = PrepareContext(owner=OWNER, config=(dict(ASKED),))

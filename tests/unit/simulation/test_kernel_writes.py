@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from support.kernel_writes import KernelWrites
+from support.pci_drivers import PciDrivers
 from support.sysfs_trees import write
-from topobus.simulation.kernel_writes import KernelWrites
-from topobus.simulation.pci_drivers import PciDrivers
 
 GPU = "0000:0a:00.0"
 SOUND = "0000:0a:00.1"

@@ -7,8 +7,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from support.kernel_writes import KernelWrites
 from support.sriov_kernel import PHYSICAL, SriovKernel
-from topobus.simulation.kernel_writes import KernelWrites
 
 LIMIT_S = 60.0
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from topobus.simulation.kernel_writes import KernelWrites
+from support.kernel_writes import KernelWrites
 
 __all__ = ["PciDrivers"]
 
