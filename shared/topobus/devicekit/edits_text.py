@@ -52,21 +52,18 @@ def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
     return Refusal(reasons=(reason,))
 
 
-def is_offered(tree: Tree, address: PciAddress, left_out: list[str]) -> bool:
+def is_offered(tree: Tree, address: PciAddress, left_out: LeftOut) -> bool:
     """Return whether a function can be offered as what it is.
 
-    When not, add the sentence for the inventory's warnings to `left_out`, and to a LeftOut the
-    function's role. A function that cannot be read is offered: `observe` reports what is wrong with
-    it.
+    When not, add it to `left_out` with its role and the reason. A function that cannot be read is
+    offered: `observe` reports what is wrong with it.
     """
     try:
         role, why = function_role(tree, address)
     except HardwareError:
         return True
-    if why and isinstance(left_out, LeftOut):
+    if why:
         left_out.keep(address, role, why)
-    elif why:
-        left_out.append(f"{address} is not offered: {why}")
     return not why
 
 

@@ -20,13 +20,13 @@ _EVERYBODY = stat.S_IROTH | stat.S_IWOTH
 _GROUP = stat.S_IRGRP | stat.S_IWGRP
 
 
-def device_node(name: str, *, permissions: str = "rw") -> DeviceNode:
+def device_node(name: str) -> DeviceNode:
     """Make the edit that gives a container one device node, under the same path as on the host.
 
     >>> device_node("infiniband/uverbs0").path
     '/dev/infiniband/uverbs0'
     """
-    return DeviceNode(path=f"/dev/{name}", permissions=permissions)
+    return DeviceNode(path=f"/dev/{name}")
 
 
 def node_groups(tree: Tree, names: Iterable[str]) -> tuple[int, ...]:

@@ -249,13 +249,12 @@ class LoopClock:
     in every run.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, start: datetime = _START) -> None:
-        self._loop = loop or asyncio.get_running_loop()
-        self._start = start
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
 
     def now(self) -> datetime:
         """Give the start and the loop's time together."""
-        return self._start + timedelta(seconds=self._loop.time())
+        return _START + timedelta(seconds=self._loop.time())
 
     def monotonic(self) -> float:
         """Give the loop's time, in any thread."""

@@ -73,7 +73,7 @@ async def test_watch_tells_each_change_once_when_it_begins_at_a_list() -> None:
 
 async def test_watch_loses_nothing_when_changes_come_while_it_is_read() -> None:
     """A reader that takes its time over one change still gets those that came meanwhile."""
-    store = Store({})
+    store = Store()
     slices = of_kind("ResourceSlice")
     events = store.watch(slices, "", Selector("", "", ()), 1)
     store.create(slices, "", a_slice("a"))

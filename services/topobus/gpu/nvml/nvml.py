@@ -118,10 +118,10 @@ class Nvml:
     NvmlUnavailable.
     """
 
-    def __init__(self, module: Any, xids: XidTable | None = None, *, reopen: Callable[[Any], Any]) -> None:
+    def __init__(self, module: Any, *, reopen: Callable[[Any], Any]) -> None:
         self._nvml = module
         self._reopen = reopen
-        self._xids = xids or XidTable()
+        self._xids = XidTable()
         self._handles: dict[PciAddress, Any] = {}
         self._described: dict[PciAddress, NvmlGpu] = {}
         """The last answer about each GPU that is on the bus: its identity when the session goes

@@ -11,14 +11,14 @@ Topobus' own: the caches of other runtimes (/var/lib/cni/results) are neither re
 
 from __future__ import annotations
 
-import contextlib
-import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from topobus.devicekit.journal import durable_file
 from topobus.nic.cni.rules.chain import Chain
 from topobus.nic.cni.rules.messages import Target
 from topobus.nic.cni.rules.refusals import state_unreadable
@@ -55,10 +55,14 @@ class AttachmentRecord(Struct, frozen=True, kw_only=True):
 
 
 class AttachmentRecords:
-    """The folder of records. Every change is on disk when a method returns."""
+    """The folder of records, which one process writes. Every change is on disk when a method
+    returns.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        with suppress(OSError):
+            durable_file.remove_leftovers(folder, "*@*@*.json")
 
     def read(self, network: str, container_id: str, interface: str) -> AttachmentRecord | Refusal | None:
         """Read the record of an attachment, or return None where nothing was attached.
@@ -73,30 +77,21 @@ class AttachmentRecords:
         Errors: returns Refusal `cni-state-unreadable` when the folder cannot be written; the
         previous record is then intact.
         """
-        path = self._folder / f"{record.key}.json"
-        part = path.with_suffix(".part")
+        name = f"{record.key}.json"
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(record))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-            self._sync_folder()
+            durable_file.write(self._folder, name, msgspec.json.encode(record), mode=0o600)
         except (OSError, TypeError, ValueError) as err:
-            return state_unreadable(str(path), str(err))
+            return state_unreadable(str(self._folder / name), str(err))
         return None
 
     def delete(self, record: AttachmentRecord) -> Refusal | None:
         """Delete a record. One that is gone already is no fault."""
-        path = self._folder / f"{record.key}.json"
+        name = f"{record.key}.json"
         try:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-                self._sync_folder()
+            durable_file.delete(self._folder, name)
         except OSError as err:
-            return state_unreadable(str(path), str(err))
+            return state_unreadable(str(self._folder / name), str(err))
         return None
 
     def _read(self, path: Path) -> AttachmentRecord | Refusal | None:
@@ -116,11 +111,3 @@ class AttachmentRecords:
         if path.name != f"{record.key}.json":
             return state_unreadable(str(path), f"its content is the record of {record.key}")
         return record
-
-    def _sync_folder(self) -> None:
-        """Make a rename or an unlink durable, which needs a sync of the folder itself."""
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

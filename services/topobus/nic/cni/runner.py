@@ -14,7 +14,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,12 +82,9 @@ class CniRunner:
         self,
         settings: RunnerSettings,
         records: AttachmentRecords,
-        *,
-        execute: Callable[[str, Mapping[str, str], bytes, float], Ended | TimedOut | OutputTooLarge] = run_plugin,
     ) -> None:
         self._settings = settings
         self.records = records
-        self._execute = execute
         self._supported: dict[tuple[str, int, int, int], tuple[str, ...]] = {}
         self._lock = threading.Lock()
         self._busy: dict[str, tuple[threading.Lock, int]] = {}
@@ -284,7 +281,7 @@ class CniRunner:
         try:
             if binary.stat().st_mode & stat.S_IWOTH:
                 return plugin_unusable(kind, str(binary), "everybody may write to it")
-            ended = self._execute(str(binary), variables, content, self._settings.limit_s)
+            ended = run_plugin(str(binary), variables, content, self._settings.limit_s)
         except OSError as err:
             return plugin_unusable(kind, str(binary), str(err))
         if isinstance(ended, TimedOut):

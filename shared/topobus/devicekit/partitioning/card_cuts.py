@@ -102,10 +102,10 @@ class CardLocks:
 class CardCuts(ABC, Generic[WishT]):
     """The cards of one driver."""
 
-    def __init__(self, *, pauses: Pauses | None = None, write: Callable[[Path, str], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.locks = CardLocks()
-        self.pauses = pauses or Pauses()
-        self.write = write or write_text
+        self.pauses = Pauses()
+        self.write: Callable[[Path, str], None] = write_text
 
     def prepare(
         self, tree: Tree, wishes: Mapping[PciAddress, WishT], context: PrepareContext, edits: Callable[[], Edits]

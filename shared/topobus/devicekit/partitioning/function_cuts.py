@@ -14,13 +14,12 @@ sriov_vf_device in Documentation/ABI/testing/sysfs-bus-pci.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.partitioning.card_cuts import PART, SETTLE_S, CardCuts
-from topobus.devicekit.pauses import Pauses, look_until
+from topobus.devicekit.pauses import look_until
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.prepare_context import PrepareContext
 from topobus.process.logging import get_logger
@@ -68,10 +67,7 @@ class FunctionCuts(CardCuts[FunctionWish]):
     def __init__(
         self,
         users: Callable[[Tree, PciAddress, Sequence[PciAddress]], Sequence[str]],
-        is_ready: Callable[[Tree, PciAddress], str] = lambda _tree, _address: "",
-        *,
-        pauses: Pauses | None = None,
-        write: Callable[[Path, str], None] | None = None,
+        is_ready: Callable[[Tree, PciAddress], str],
     ) -> None:
         """Keep the checks of this class's functions.
 
@@ -79,7 +75,7 @@ class FunctionCuts(CardCuts[FunctionWish]):
         virtual ones, besides owners of ours; is_ready — returns what a virtual function still
         lacks, or nothing.
         """
-        super().__init__(pauses=pauses, write=write)
+        super().__init__()
         self._users = users
         self._is_ready = is_ready
 

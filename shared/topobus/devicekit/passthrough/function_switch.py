@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 
 from msgspec import Struct
 
-from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
@@ -42,14 +42,13 @@ class FunctionDriver(Struct, frozen=True, kw_only=True):
 class FunctionSwitch:
     """The switch of one tree's functions."""
 
-    def __init__(self, tree: Tree, *, limit_s: float, pauses: Pauses | None = None) -> None:
+    def __init__(self, tree: Tree, *, limit_s: float) -> None:
         """Take the tree. `limit_s` is how long a driver may take to release a function, or to bind
         it.
         """
         # A tree may cache answers, but each read here must be a fresh one.
         self.tree = Tree(tree.settings)
         self._limit_s = limit_s
-        self._pauses = pauses or Pauses()
 
     def present(self, address: PciAddress) -> FunctionDriver:
         """Read which driver has a function."""
@@ -97,11 +96,11 @@ class FunctionSwitch:
 
         Errors: raises HardwareError.
         """
-        deadline, pause_s = self._pauses.now() + self._limit_s, _FIRST_LOOK_S
+        deadline, pause_s = time.monotonic() + self._limit_s, _FIRST_LOOK_S
         while not is_so():
-            if self._pauses.now() >= deadline:
+            if time.monotonic() >= deadline:
                 raise HardwareError(f"{what} is not so after {self._limit_s:g} s")
-            self._pauses.sleep(pause_s)
+            time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
 
     def _unbind(self, address: PciAddress) -> None:

@@ -17,6 +17,7 @@ Documentation/userspace-api/iommufd.rst.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from topobus.devicekit.device_record import DeviceRecord
@@ -28,7 +29,6 @@ from topobus.devicekit.passthrough import iommu_groups
 from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch
 from topobus.devicekit.passthrough.function_users import function_nodes, interface_uses, openers
 from topobus.devicekit.passthrough.passthrough_request import Passthrough, read_passthrough
-from topobus.devicekit.pauses import Pauses
 from topobus.devicekit.pci import function_role, is_vfio
 from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
 from topobus.process.logging import get_logger
@@ -60,8 +60,6 @@ class PassthroughDriver(DeviceDriver):
         driver: DeviceDriver,
         settings: PassthroughSettings,
         own: Callable[[], frozenset[PciAddress]] = frozenset,
-        *,
-        pauses: Pauses | None = None,
     ) -> None:
         """Wrap the class's driver.
 
@@ -73,7 +71,6 @@ class PassthroughDriver(DeviceDriver):
         self._driver = driver
         self._settings = settings
         self._own = own
-        self._pauses = pauses or Pauses()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -308,14 +305,14 @@ class PassthroughDriver(DeviceDriver):
         return ""
 
     def _wait_idle(self, tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-        deadline = self._pauses.now() + self._settings.idle_s
+        deadline = time.monotonic() + self._settings.idle_s
         while True:
             uses, unseen = self._uses(tree, devices)
             if not uses and not unseen:
                 return None
-            if self._pauses.now() >= deadline or not uses:
+            if time.monotonic() >= deadline or not uses:
                 break
-            self._pauses.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)
         if uses:
             text = f"still in use after {self._settings.idle_s:g} s: {'; '.join(uses)}"
             return refuse("passthrough-busy", text, devices=tuple(device.name for device in devices))
@@ -341,7 +338,7 @@ class PassthroughDriver(DeviceDriver):
         )
 
     def _switch(self, tree: Tree) -> FunctionSwitch:
-        return FunctionSwitch(tree, limit_s=self._settings.switch_s, pauses=self._pauses)
+        return FunctionSwitch(tree, limit_s=self._settings.switch_s)
 
 
 def _read_alike(devices: Sequence[Device], context: PrepareContext) -> Passthrough | Refusal:

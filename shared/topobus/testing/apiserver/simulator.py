@@ -21,7 +21,7 @@ generateName, update, JSON patch, merge patch, strategic merge patch, server-sid
 preconditions and finalizers, deletecollection, the status subresource, pods/binding, field and
 label selectors, Status bodies for every error, bearer tokens, users with the rights of the Role
 objects that it holds (403, and which rights were used), garbage collection by owner, claims from
-templates. `drops` makes it an older server that does not know some fields. kubectl 1.36 gets,
+templates. `set_drops` makes it an older server that does not know some fields. kubectl 1.36 gets,
 applies, patches, watches and deletes there. It lacks TLS, admission, scheduling, managedFields,
 protobuf and tables, and a continued list shows the present, not the state of its first page.
 """
@@ -51,8 +51,6 @@ class ApiServerSimulator:
     """One API server on 127.0.0.1.
 
     Args:
-        drops: kind to paths that this server does not know and drops silently:
-            `{"ResourceSlice": ["spec.devices.*.taints"]}`.
         token: the bearer token that every request must carry. Empty: none.
         port: where to listen. 0 takes any that is free.
         bookmark_s: how often a watch that wants bookmarks gets one (a real server: about a minute).
@@ -63,13 +61,12 @@ class ApiServerSimulator:
     def __init__(
         self,
         *,
-        drops: Mapping[str, Iterable[str]] | None = None,
         token: str = "",
         bookmark_s: float = 60.0,
         port: int = 0,
         collects_garbage: bool = False,
     ) -> None:
-        self._store = Store(drops or {}, is_collecting=collects_garbage)
+        self._store = Store(is_collecting=collects_garbage)
         self._token = token
         self._access = Access(token, lambda kind: self.objects(kind))
         self._handler = RequestHandler(self._store, self._access, bookmark_s=bookmark_s)
@@ -231,7 +228,10 @@ class ApiServerSimulator:
         self._store.compact()
 
     def set_drops(self, drops: Mapping[str, Iterable[str]]) -> None:
-        """Become another server version: other fields are dropped from now on."""
+        """Become another server version, which does not know some fields and drops them silently.
+
+        Shapes: drops — kind to paths: `{"ResourceSlice": ["spec.devices.*.taints"]}`.
+        """
         self._store.drops = {kind: tuple(paths) for kind, paths in drops.items()}
 
     def close_watches(self) -> None:

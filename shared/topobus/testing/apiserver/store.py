@@ -63,16 +63,9 @@ class Event(Struct, frozen=True, kw_only=True):
 class Store:
     """All objects of one cluster."""
 
-    def __init__(
-        self,
-        drops: Mapping[str, Iterable[str]],
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        *,
-        is_collecting: bool = False,
-    ) -> None:
-        self.drops = {kind: tuple(paths) for kind, paths in drops.items()}
+    def __init__(self, *, is_collecting: bool = False) -> None:
+        self.drops: Mapping[str, tuple[str, ...]] = {}
         """Kind to paths of fields that this server does not know."""
-        self._clock = clock
         self._is_collecting = is_collecting
         self._objects: dict[Key, Object] = {}
         self._applied: dict[Key, dict[str, Applied]] = {}
@@ -425,7 +418,7 @@ class Store:
         api_object = copied(wanted)
         api_object.setdefault("metadata", {})
         drop_fields(api_object, self.drops.get(resource.kind, ()))
-        return normalise(resource, api_object, self._clock())
+        return normalise(resource, api_object, datetime.now(UTC))
 
     def _merge_update(self, resource: Resource, before: Object, wanted: Object, subresource: str) -> Object:
         # The status subresource changes status only, the main resource everything but status.
@@ -487,7 +480,7 @@ class Store:
         return {"kind": resource.kind, "apiVersion": resource.api_version, **copied(api_object)}
 
     def _now(self) -> str:
-        return self._clock().astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+        return datetime.now(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
 
 
 def _key(resource: Resource, namespace: str, name: str) -> Key:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from topobus.process.clock import Clock, SystemClock
+from topobus.process.clock import SystemClock
 from topobus.testing.nats.memory_client import MemoryClient, Subscription
 from topobus.testing.nats.memory_pulls import Pull
 from topobus.testing.nats.memory_streams import MemoryConsumer, MemoryStream, Refused, Stored, matches, overlap
@@ -37,15 +37,15 @@ class MemoryNats:
     and does nothing yet.
     """
 
-    def __init__(self, *, clock: Clock | None = None, seed: int = 0) -> None:
-        """Make a running server. `seed` decides which member of a queue group gets a message."""
+    def __init__(self) -> None:
+        """Make a running server."""
         self.url = "nats://memory:4222"
         """Where clients find it; there is no such host."""
         self.clients: set[MemoryClient] = set()
         self.streams: dict[str, MemoryStream] = {}
         self.is_running = True
-        self._clock = clock or SystemClock()
-        self._random = random.Random(seed)
+        self._clock = SystemClock()
+        self._random = random.Random(0)
         self._subscriptions: list[Subscription] = []
         self._is_paused = False
         self._held: list[Callable[[], None]] = []
