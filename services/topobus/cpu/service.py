@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from topobus.cpu.config import CpuSettings
 from topobus.cpu.host_services import CpuServices
-from topobus.devicekit.host.host import serve_devices
-from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.sharing.shared_devices import check_sharing_settings
-from topobus.engine.health.pool_assignment import check_pools
+from topobus.devicekit.host.host import check_devices, serve_devices
 from topobus.process.service import Runtime
 from topobus.values.errors import ConfigError
 
@@ -19,9 +16,7 @@ def check(settings: CpuSettings) -> None:
 
     Errors: raises ConfigError that names the key.
     """
-    load_drivers("cpu", settings.drivers)
-    check_pools("cpu", settings.pools)
-    check_sharing_settings("cpu", settings.sharing, settings.pools)
+    check_devices("cpu", settings)
     if settings.passthrough.allow:
         raise ConfigError(
             "cpu: passthrough.allow: a CPU is no PCI function, so there is nothing to switch", key="passthrough.allow"

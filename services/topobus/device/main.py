@@ -1,6 +1,7 @@
 """Console script `topobus-device`."""
 
 import sys
+from functools import partial
 
 from topobus.process.packages import needing_extra
 from topobus.process.probe import answer_probe
@@ -38,7 +39,7 @@ def main() -> None:
     answer_probe(device_class)
     with needing_extra("device"):
         from topobus.device.config import DeviceSettings
-        from topobus.device.service import ClassService
+        from topobus.devicekit.host.host import check_devices, serve_devices
         from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
         from topobus.process.service import run
     complaint = class_complaint(device_class) if arguments != ["--version"] else ""
@@ -53,8 +54,8 @@ def main() -> None:
             "set it as your driver's device_class\n"
         )
         sys.exit(_EXIT_USAGE)
-    service = ClassService(device_class)
-    sys.exit(run(device_class, DeviceSettings, service.serve, check=service.check, parts=("machine", "inventory")))
+    serve, check = partial(serve_devices, device_class=device_class), partial(check_devices, device_class)
+    sys.exit(run(device_class, DeviceSettings, serve, check=check, parts=("machine", "inventory")))
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:

@@ -1,6 +1,7 @@
 """Console script `topobus-fpga`."""
 
 import sys
+from functools import partial
 
 from topobus.process.packages import needing_extra
 from topobus.process.probe import answer_probe
@@ -12,10 +13,11 @@ def main() -> None:
     """Run the fpga service and exit with its exit code."""
     answer_probe("fpga")
     with needing_extra("fpga"):
+        from topobus.devicekit.host.host import check_devices
         from topobus.fpga.config import FpgaSettings
-        from topobus.fpga.service import check, serve
+        from topobus.fpga.service import serve
         from topobus.process.service import run
-    sys.exit(run("fpga", FpgaSettings, serve, check=check, parts=("machine", "inventory")))
+    sys.exit(run("fpga", FpgaSettings, serve, check=partial(check_devices, "fpga"), parts=("machine", "inventory")))
 
 
 if __name__ == "__main__":

@@ -5,26 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from topobus.devicekit.host.host import serve_devices
-from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.sharing.shared_devices import check_sharing_settings
-from topobus.engine.health.pool_assignment import check_pools
 from topobus.fpga.config import FpgaSettings
 from topobus.fpga.host_services import FpgaServices
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.sysfs.filesystem import is_kernels
 
-__all__ = ["check", "serve"]
-
-
-def check(settings: FpgaSettings) -> None:
-    """Refuse plugins that are not installed, and invalid pools.
-
-    Errors: raises ConfigError that names the key.
-    """
-    load_drivers("fpga", settings.drivers)
-    check_pools("fpga", settings.pools)
-    check_sharing_settings("fpga", settings.sharing, settings.pools)
+__all__ = ["serve"]
 
 
 async def serve(settings: FpgaSettings, runtime: Runtime) -> None:

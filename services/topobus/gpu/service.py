@@ -7,29 +7,16 @@ from __future__ import annotations
 import asyncio
 
 from topobus.devicekit.host.host import serve_devices
-from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.sharing.shared_devices import check_sharing_settings
-from topobus.engine.health.pool_assignment import check_pools
 from topobus.gpu.config import GpuSettings
 from topobus.gpu.host_services import GpuServices
 from topobus.gpu.mps.daemons import MpsDaemons
 from topobus.process.clock import Clock
 from topobus.process.service import Runtime
 
-__all__ = ["check", "serve"]
+__all__ = ["serve"]
 # The end of a daemon is seen after half of it on average, and the daemon should run again within
 # five seconds.
 _LOOK_S = 1.0
-
-
-def check(settings: GpuSettings) -> None:
-    """Refuse plugins that are not installed, and invalid pools.
-
-    Errors: raises ConfigError that names the key.
-    """
-    load_drivers("gpu", settings.drivers)
-    check_pools("gpu", settings.pools)
-    check_sharing_settings("gpu", settings.sharing, settings.pools)
 
 
 async def serve(settings: GpuSettings, runtime: Runtime) -> None:

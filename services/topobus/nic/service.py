@@ -6,10 +6,7 @@ import asyncio
 from pathlib import Path
 
 from topobus.devicekit.host.device_holders import DeviceHolders
-from topobus.devicekit.host.host import serve_devices
-from topobus.devicekit.registry import load_drivers
-from topobus.devicekit.sharing.shared_devices import check_sharing_settings
-from topobus.engine.health.pool_assignment import check_pools
+from topobus.devicekit.host.host import check_devices, serve_devices
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.config import NicSettings
 from topobus.nic.host_services import NicServices
@@ -31,9 +28,7 @@ def check(settings: NicSettings) -> None:
 
     Errors: raises ConfigError that names the key.
     """
-    load_drivers("nic", settings.drivers)
-    check_pools("nic", settings.pools)
-    check_sharing_settings("nic", settings.sharing, settings.pools)
+    check_devices("nic", settings)
     check_virtual_functions(settings.virtual_functions, settings.partitions.virtual_functions)
 
 

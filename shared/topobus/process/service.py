@@ -86,7 +86,7 @@ def run(
     serve: Callable[[S, Runtime], Awaitable[None]],
     argv: Sequence[str] | None = None,
     *,
-    check: Callable[[S], None] | None = None,
+    check: Callable[[S], object] | None = None,
     parts: Sequence[str] = (),
 ) -> int:
     """Run a service until a signal stops it, and return the exit status.

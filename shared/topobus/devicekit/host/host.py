@@ -53,13 +53,27 @@ from topobus.values.machine import Machine
 from topobus.values.pci import PciAddress
 from topobus.values.timestamps import rfc3339
 
-__all__ = ["hinting_driver", "hints_of", "serve_devices"]
+__all__ = ["check_devices", "hinting_driver", "hints_of", "serve_devices"]
 
 # Seconds that an answer waits for a new look at a device that came back. Together with publishing
 # it is less than half of the gateway's limit.
 _SEEN_S = 2.0
 # The time for hints of a driver's own: the asker gives up after 20 ms.
 _HINTS_TIMEOUT_S = 0.015
+
+
+def check_devices(
+    device_class: str, settings: DeviceServiceSettings, registry: DriverRegistry | None = None
+) -> DriverRegistry:
+    """Refuse pools and shared devices that contradict each other, and plugins that are not
+    installed, and return the class's plugins.
+
+    Shapes: registry — replaces the installed plugins.
+    Errors: raises ConfigError that names the key.
+    """
+    check_pools(device_class, settings.pools)
+    check_sharing_settings(device_class, settings.sharing, settings.pools)
+    return registry or load_drivers(device_class, settings.drivers)
 
 
 async def serve_devices(
@@ -79,10 +93,8 @@ async def serve_devices(
     a class gives its own drivers in addition.
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
-    check_pools(device_class, settings.pools)
-    check_sharing_settings(device_class, settings.sharing, settings.pools)
+    registry = check_devices(device_class, settings, registry)
     metrics = (series or DeviceSeries(runtime.registry)).of(device_class)
-    registry = registry or load_drivers(device_class, settings.drivers)
     await _DeviceHost(settings, runtime, device_class, registry, metrics, host_services, resource).run()
 
 
