@@ -29,7 +29,3 @@ class CounterRises:
         before = self._counts.get(key)
         self._counts[key] = count
         return max(0, count - before) if before is not None else 0
-
-    def forget(self, prefix: str) -> None:
-        """Forget the counts of a device that is gone, because another one may take its place."""
-        self._counts = {key: count for key, count in self._counts.items() if not key.startswith(prefix)}

@@ -20,12 +20,11 @@ from topobus.devicekit.driver import DeviceDriver, HostServices
 from topobus.devicekit.host.device_holders import DeviceHolders, NewestLedger
 from topobus.devicekit.host.device_readings import ClassReadings
 from topobus.devicekit.host.driver_poller import DriverPoller
-from topobus.devicekit.host.driver_views import DriverViews
 from topobus.devicekit.host.inventory_store import InventoryStore
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceMetrics, DeviceSeries
 from topobus.devicekit.host.node_machine import NodeMachine
-from topobus.devicekit.host.publishing import DevicePublisher
+from topobus.devicekit.host.publishing import DevicePublisher, DriverViews
 from topobus.devicekit.journal.journal import Journal, journal_folder
 from topobus.devicekit.maintenance.device_operator import DeviceOperator
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from topobus.devicekit.host.announcer import HealthAnnouncer
 from topobus.devicekit.host.device_holders import DeviceHolders
-from topobus.devicekit.host.driver_views import DriverViews
+from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.inventory_store import InventoryStore
 from topobus.devicekit.host.metrics import DeviceMetrics
 from topobus.devicekit.host.node_machine import NodeMachine
@@ -23,6 +23,8 @@ from topobus.devicekit.maintenance.maintenance import forgiven, sticky_signs, wi
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.sharing.shared_devices import odd_sharing, with_sharing
+from topobus.devicekit.verbs.device_hands import DeviceHands
+from topobus.devicekit.verbs.leftovers import with_leftovers
 from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.engine.health.pool_assignment import odd_pools, with_pools
 from topobus.process.clock import until_tick
@@ -35,13 +37,42 @@ from topobus.values.health import HealthState, Observation
 from topobus.values.machine import Machine
 from topobus.values.timestamps import rfc3339
 
-__all__ = ["DevicePublisher"]
-
+__all__ = ["DevicePublisher", "DriverViews"]
 # So many health events are on their way at a time.
 _PARALLEL_EVENTS = 64
 # Seconds that an answer waits until its effect is visible: a fifth of the time that the gateway
 # gives it.
 _PUBLISH_S = 2.0
+
+
+class DriverViews:
+    """The views of one class's drivers."""
+
+    def __init__(self, pollers: Mapping[str, DriverPoller], hands: DeviceHands) -> None:
+        self._pollers = pollers
+        self._hands = hands
+        self.moving = frozenset(
+            name for name, isolated in hands.drivers.items() if isolated.driver.capabilities.attaches
+        )
+        """Drivers whose devices move into a sandbox, and cannot be shared."""
+
+    def newest(self) -> dict[str, DriverView]:
+        """Return the newest view of each driver, with the observations of devices that work is
+        being done on.
+        """
+        return with_leftovers(
+            {name: poller.shown() for name, poller in self._pollers.items()}, self._hands.observations()
+        )
+
+    def note_published(self, views: Mapping[str, DriverView]) -> None:
+        """Inform each driver's poller that its view has been published."""
+        for name, view in views.items():
+            self._pollers[name].note_published(view)
+
+    def interrupt(self) -> None:
+        """End the drivers' own watches, so that the next poll is followed by a step."""
+        for poller in self._pollers.values():
+            poller.interrupt()
 
 
 class DevicePublisher:
