@@ -186,6 +186,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     generation: Generation
     """Grows by one with every published change; a plan names the generation that it used."""
     machine_generation: Generation = 0
+    boot_id: str = ""
+    """The node's boot in which every driver has looked; an earlier one, or empty, until each has."""
     devices: tuple[Device, ...] = ()
     has_custom_hints: bool = False
     drivers: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ import pytest
 
 from support.device_bench import LIMIT_S, NODE, OWNER, POLL_S, TIMEOUT_S, DeviceBench, has_state, states
 from topobus.bus.bus import Bus
-from topobus.devicekit.host import publishing
+from topobus.devicekit.host import host, publishing
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.registry import SkippedPlugin
 from topobus.engine.health.inventory_merge import MergedInventory
@@ -136,6 +136,25 @@ async def test_inventory_is_empty_and_says_who_looked_when_there_is_no_hardware(
         inventory = await bench.inventory(lambda _: True)
 
     assert (inventory.devices, inventory.drivers, inventory.generation) == ((), ("acme", "other"), 1)
+
+
+async def test_inventory_has_the_boot_in_which_it_was_looked_for_when_the_node_was_booted_again(
+    bench: DeviceBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same devices are published once more after a reboot, and not after a mere restart: a
+    reader learns from it that they are there again.
+    """
+    seen = []
+    await bench.publish_machine()
+    for boot in ("first", "first", "second"):
+        monkeypatch.setattr(host, "read_boot_id", lambda _, boot=boot: boot)
+        readiness = _TellingReadiness()
+        async with bench.service(ToyDriver("acme", count=1), readiness=readiness), asyncio.timeout(LIMIT_S):
+            await readiness.has_come.wait()
+            inventory = await bench.inventory(lambda _: True)
+        seen.append((inventory.boot_id, inventory.generation))
+
+    assert seen == [("first", 1), ("first", 1), ("second", 2)]
 
 
 async def test_host_takes_no_step_when_the_drivers_see_what_they_saw(

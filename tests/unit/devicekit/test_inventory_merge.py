@@ -199,6 +199,21 @@ def test_inventory_merge_repeats_earlier_warnings_when_a_driver_has_not_looked_y
     assert (looked.warnings, looked.kept) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("view", "has_looked"),
+    [
+        pytest.param(DriverView(), False, id="not-yet"),
+        pytest.param(DriverView(devices=()), True, id="found-nothing"),
+        pytest.param(DriverView(silence=silence("driver-hung", "it hangs")), True, id="hangs"),
+    ],
+)
+def test_inventory_merge_counts_as_looked_when_no_driver_is_awaited(view: DriverView, has_looked: bool) -> None:
+    """As long as one driver has not looked, its devices are those of the run before, maybe of an
+    earlier boot.
+    """
+    assert _step((), {"acme": view, "other": DriverView(devices=())}).has_looked is has_looked
+
+
 def test_inventory_merge_forgets_devices_when_their_plugin_is_gone_for_long() -> None:
     """Devices of a plugin that is no longer installed become Unknown and leave after forget_s when
     nobody holds them.

@@ -44,6 +44,7 @@ from topobus.formats.messages.device_classes import has_own_service
 from topobus.formats.messages.messages import GivenHints, HintsEvent, HintsReply, HintsRequest
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
+from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device, Inventory
 from topobus.values.errors import PeerUnavailable
@@ -116,6 +117,7 @@ class _DeviceHost:
         self._class = device_class
         self._log = get_logger()
         self._tree = Tree(settings.hardware, is_revisited=True)
+        self._boot_id = ""
         self._skipped = registry.skipped
         self._ignored = registry.ignored
         self._metrics = metrics
@@ -202,6 +204,9 @@ class _DeviceHost:
         )
         self._runtime.readiness.set("machine", is_ready=False, why="waiting for discovery to publish the machine")
         self._runtime.readiness.set("inventory", is_ready=False, why="no inventory published yet")
+        # Of this machine, also where the devices are a recorded machine's, because a reader compares it
+        # with its own.
+        self._boot_id = await asyncio.to_thread(read_boot_id, Tree())
         if has_own_service(self._class):
             await self._maintenance.load()
         await self._load_inventory()
@@ -312,11 +317,13 @@ class _DeviceHost:
     def _inventory(self, merged: MergedInventory, machine: Machine) -> Inventory:
         """Add the service's own fields to a merged inventory. The store sets the generation."""
         drivers = [driver.driver for driver in self._drivers.values()]
+        before = self._publisher.inventory_before
         return Inventory(
             node=self._node,
             device_class=self._class,
             generation=0,
             machine_generation=machine.generation,
+            boot_id=self._boot_id if merged.has_looked else before.boot_id if before is not None else "",
             devices=merged.devices,
             has_custom_hints=hinting_driver(drivers, merged.devices) is not None,
             drivers=tuple(sorted(self._drivers)),

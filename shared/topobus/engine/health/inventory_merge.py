@@ -81,6 +81,8 @@ class MergedInventory:
     kept: tuple[KeptFunction, ...] = ()
     """Functions that are for something else than their class, by address; of two drivers that name
     one, the one that sorts first counts."""
+    has_looked: bool = False
+    """Whether every driver has looked, or failed to, since the service was started."""
 
 
 def advance_inventory(
@@ -157,6 +159,7 @@ def advance_inventory(
         counter_sets=tuple(counter_set for counter_set in counter_sets if counter_set.name in used),
         warnings=tuple(warnings),
         kept=_kept(views, inventory_before),
+        has_looked=not any(map(_has_not_looked, views.values())),
     )
 
 
