@@ -102,7 +102,11 @@ def compare(
                 continue
             holder = holders.get(use.device_class, {}).get(name)
             sharing = sharers.get((use.device_class, name), frozenset())
-            if claim is not None and name in claim.by_share.get(use.device_class, ()) and (holder is None or sharing):
+            if (
+                claim is not None
+                and name in (claim.by_share.get(use.device_class) or ())
+                and (holder is None or sharing)
+            ):
                 # Other owners of a share are no disagreement. The claim's own share is what the
                 # ledger lacks.
                 free += [] if claim.owner in sharing else [name]
