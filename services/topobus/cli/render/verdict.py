@@ -40,7 +40,7 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
         for number, change in enumerate(verdict.changes, start=1):
             yield _hanging(f"{number}.", change.message)
     elif verdict.code in ("not-ready", "invalid", "no-node-fits"):
-        yield Text("no single change was found that helps", "faint")
+        yield Text("no change was found that helps", "faint")
     if verdict.remarks:
         yield Text("what this rests on", "title")
         for remark in verdict.remarks:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Plain
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Place, Plain
 from topobus.controller.snapshots.rules.defrag import plan_moves
 from topobus.controller.snapshots.rules.explain import explain_claim, explain_pod
 from topobus.controller.snapshots.rules.free import GROUPINGS, add_pod, count_fits, device_states, free_rows
@@ -175,7 +175,7 @@ def _refuse_wrong_types(where: str, items: Sequence[Plain]) -> None:
         raise ContractError("\n".join(f"{where}: {line}" for line in (*problems[:_SHOWN_PROBLEMS], *more)))
 
 
-def _place_of(text: str) -> tuple[str, Key]:
+def _place_of(text: str) -> Place:
     kind, *namespace, name = text.split("/")
     return kind, (namespace[0] if namespace else "", name)
 

@@ -7,14 +7,14 @@ claims that would have to go, the fewest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import product
 from typing import Any
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, names_of
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Place, Plain, names_of
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.controller.snapshots.rules.snapshot import has_ended, importance, node_of
 from topobus.engine.cel.seam import SelectorCompiler, SelectorError
@@ -67,21 +67,20 @@ def find_changes(
     """
     search = _Changes(view, trial, compiler)
     everywhere = view.node_names[:_NODES]
-    changes = [change for way in search.spellings(reasons) for change in search.tried(way, everywhere)]
+    changes = list(search.tried(search.spellings(reasons), everywhere))
     if any(reason.code == "claim-too-large" for reason in reasons):
-        changes += [change for way in search.relaxations() for change in search.tried(way, everywhere)]
+        changes += search.tried(search.relaxations(), everywhere)
     lacking = [group for group in groups if group.lacks_devices][:_GROUPS]
     excluded = [group for group in groups if not group.lacks_devices][:_GROUPS]
     for group in lacking:
-        changes += [change for way in search.relaxations() for change in search.tried(way, group.nodes)]
+        changes += search.tried(search.relaxations(), group.nodes)
     for node in (node for group in excluded for node in group.nodes):
-        changes += [change for way in search.placements(node) for change in search.tried(way, (node,))]
+        changes += search.tried(search.placements(node), (node,))
     for node in (node for group in (*lacking, *excluded) for node in group.nodes[:_GROUPS]):
         changes += search.removals(node)
     # Neither the pod alone nor its claims alone: both.
     for node in (node for group in excluded for node in group.nodes if not changes):
-        for placing, asking in product(search.placements(node), search.relaxations()):
-            changes += search.tried(_together((placing, asking)), (node,))
+        changes += search.tried(map(_together, product(search.placements(node), search.relaxations())), (node,))
     # Of a kind the smallest; of equals the first, on the nearest node.
     smallest: dict[str, tuple[float, Change]] = {}
     for cost, change in changes:
@@ -96,12 +95,13 @@ class _Changes:
     def __init__(self, view: ClusterView, trial: PodTrial, compiler: SelectorCompiler) -> None:
         self._view, self._trial, self._compiler = view, trial, compiler
 
-    def tried(self, way: _Way, nodes: Sequence[str]) -> Iterator[tuple[float, Change]]:
-        """Yield the change with its cost, if the pod fits on one of the nodes with it."""
-        node = self._fits(self._edited(way.edits), nodes)
-        if node is not None:
-            message = f"it fits on node {node} {way.text}"
-            yield way.cost, Change(code=way.code, message=message, node=node, edits=way.edits)
+    def tried(self, ways: Iterable[_Way], nodes: Sequence[str]) -> Iterator[tuple[float, Change]]:
+        """Yield the changes with their costs with which the pod fits on one of the nodes."""
+        for way in ways:
+            node = self._fits(self._edited(way.edits), nodes)
+            if node is not None:
+                message = f"it fits on node {node} {way.text}"
+                yield way.cost, Change(code=way.code, message=message, node=node, edits=way.edits)
 
     def _fits(self, edits: Edits, nodes: Sequence[str]) -> str | None:
         """Name the first node on which the pod fits after some edits."""
@@ -110,11 +110,11 @@ class _Changes:
             again = PodTrial(view, key, self._compiler)
             return next((node for node in nodes if again.fits(node)), None)
 
-    def _edited(self, edits: Sequence[Edit]) -> dict[tuple[str, Key], Plain | None]:
+    def _edited(self, edits: Sequence[Edit]) -> dict[Place, Plain | None]:
         """Apply patches to the objects of the snapshot. What is changed in a template is changed in
         the pod's claim of it.
         """
-        edited: dict[tuple[str, Key], Plain | None] = {}
+        edited: dict[Place, Plain | None] = {}
         for edit in edits:
             place = (edit.kind, (edit.namespace, edit.name))
             before = edited.get(place, self._view.objects.get(place)) or {}
@@ -409,20 +409,19 @@ class _Changes:
         cost = max(0, *(-priority for priority in priorities)) + len(needed) / 1000
         yield cost, Change(code="remove-holders", message=f"it fits on node {node} {text}", node=node, edits=edits)
 
-    def _holders(self, node: str) -> dict[str, dict[tuple[str, Key], Plain | None]]:
+    def _holders(self, node: str) -> dict[str, dict[Place, Plain | None]]:
         """Map who could go from a node to what goes with it: pods with the claims that only they
         have, and claims that no pod has. The most important first.
         """
         view = self._view
         pods = {key for key, plain in view.of_kind("Pod") if _can_go(plain) and node_of(plain) == node}
         claims: dict[Key, Claim] = {}
-        for holder in view.holders_on(node):
-            namespace, _, name = holder.removeprefix("claim ").partition("/")
-            claim = view.claim((namespace, name))
+        for key in view.holders_on(node):
+            claim = view.claim(key)
             if claim is not None:
-                claims[namespace, name] = claim
+                claims[key] = claim
                 pods |= {user for user in view.users_of(claim) if _can_go(view.objects.get(("Pod", user), {}))}
-        holders: dict[str, dict[tuple[str, Key], Plain | None]] = {}
+        holders: dict[str, dict[Place, Plain | None]] = {}
         for pod in sorted(pods, key=lambda pod: (importance(view.objects["Pod", pod]), pod))[:_HOLDERS]:
             holders[f"pod {pod[0]}/{pod[1]}"] = view.released(pod)
         for key, claim in claims.items():

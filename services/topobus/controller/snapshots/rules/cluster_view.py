@@ -31,13 +31,15 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
 from topobus.values.quantity import Quantity
 
-__all__ = ["ClusterView", "Edits", "Key", "Plain", "key_of", "names_of", "shown"]
+__all__ = ["ClusterView", "Edits", "Key", "Place", "Plain", "key_of", "names_of", "shown"]
 
 Key = tuple[str, str]
 """Namespace (empty for a kind of the whole cluster) and name."""
+Place = tuple[str, Key]
+"""Kind and key of an object."""
 Plain = Mapping[str, Any]
-Edits = Mapping[tuple[str, Key], Plain | None]
-"""Objects by kind and key as they would be; None for one that would be gone."""
+Edits = Mapping[Place, Plain | None]
+"""Objects as they would be; None for one that would be gone."""
 
 
 class ClusterView(ClusterState):
@@ -47,8 +49,8 @@ class ClusterView(ClusterState):
         super().__init__(gates_on(snapshot.server.gates))
         self.server = snapshot.server
         self.unseen = snapshot.unseen
-        self.objects: dict[tuple[str, Key], Plain] = {}
-        self.faults: dict[tuple[str, Key], str] = {}
+        self.objects: dict[Place, Plain] = {}
+        self.faults: dict[Place, str] = {}
         """What is wrong with objects that cannot be read. They count as absent."""
         self.node_facts: dict[str, NodeFacts] = {}
         self.claims: dict[Key, Stored] = {}
@@ -115,7 +117,7 @@ class ClusterView(ClusterState):
         namespace = claim.owner.namespace
         return tuple((namespace, user.name) for user in claim.consumers if user.resource == "pods")
 
-    def released(self, key: Key) -> dict[tuple[str, Key], Plain | None]:
+    def released(self, key: Key) -> dict[Place, Plain | None]:
         """Return the edits that take a pod off its node, with the allocations of the claims that no
         other pod has reserved. It takes nothing then.
 
@@ -123,7 +125,7 @@ class ClusterView(ClusterState):
         """
         place = ("Pod", key)
         spec = {name: value for name, value in self.objects[place]["spec"].items() if name != "nodeName"}
-        edits: dict[tuple[str, Key], Plain | None] = {place: {**self.objects[place], "spec": spec}}
+        edits: dict[Place, Plain | None] = {place: {**self.objects[place], "spec": spec}}
         for claim in self.claims_of(key):
             place = ("ResourceClaim", (key[0], claim.owner.name))
             if set(self.users_of(claim)) <= {key}:
@@ -139,21 +141,19 @@ class ClusterView(ClusterState):
         claims = (self.claim((key[0], use.claim)) for use in (pod.uses if pod is not None else ()))
         return tuple(claim for claim in claims if claim is not None)
 
-    def holders_on(self, node: str) -> dict[str, tuple[DeviceId, ...]]:
-        """Map each claim that holds devices which a node can reach to these devices.
-
-        Shapes: result — by `claim default/fast`.
-        """
-        held: dict[str, list[DeviceId]] = {}
+    def holders_on(self, node: str) -> dict[Key, tuple[DeviceId, ...]]:
+        """Map each claim that holds devices which a node can reach to these devices."""
+        held: dict[Key, list[DeviceId]] = {}
         usage = self.stock.usage_for(node, (), {})
         for device, holder in usage.holders.items():
-            held.setdefault(holder, []).append(device)
+            namespace, _, name = holder.removeprefix("claim ").partition("/")
+            held.setdefault((namespace, name), []).append(device)
         # Of a device that claims share the usage has amounts without holders.
-        for stored in self.claims.values() if usage.consumed else ():
+        for key, stored in self.claims.items() if usage.consumed else ():
             shares = [device for device in _shared_by(stored) if device in usage.consumed]
             if shares:
-                held.setdefault(str(stored.claim.owner), []).extend(shares)
-        return {holder: tuple(sorted(devices)) for holder, devices in sorted(held.items())}
+                held.setdefault(key, []).extend(shares)
+        return {key: tuple(sorted(devices)) for key, devices in sorted(held.items())}
 
     @contextmanager
     def changed(self, edits: Edits) -> Iterator[None]:
@@ -252,10 +252,10 @@ class ClusterView(ClusterState):
         for origin, slices in self.taints.put_rule(key, rule).items():
             self.stock.put_slices(origin, slices)
 
-    def _created(self, place: tuple[str, Key]) -> str:
+    def _created(self, place: Place) -> str:
         return str(self._metadata(place).get("creationTimestamp") or "")
 
-    def _metadata(self, place: tuple[str, Key]) -> Mapping[str, Any]:
+    def _metadata(self, place: Place) -> Mapping[str, Any]:
         return self.objects.get(place, {}).get("metadata") or {}
 
 

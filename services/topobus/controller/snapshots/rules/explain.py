@@ -291,18 +291,11 @@ def _holders(view: ClusterView, node: str, reasons: Sequence[Reason]) -> tuple[H
     if not any(reason.code in _IN_USE for reason in reasons):
         return ()
     holders = []
-    for name, devices in view.holders_on(node).items():
-        namespace, _, claim_name = name.removeprefix("claim ").partition("/")
-        claim = view.claim((namespace, claim_name))
+    for key, devices in view.holders_on(node).items():
+        claim = view.claim(key)
         pods = tuple("/".join(user) for user in view.users_of(claim)) if claim is not None else ()
-        holders.append(
-            Holder(
-                claim=name.removeprefix("claim "),
-                pods=pods,
-                node=node,
-                devices=tuple(device.device for device in devices),
-            )
-        )
+        names = tuple(device.device for device in devices)
+        holders.append(Holder(claim="/".join(key), pods=pods, node=node, devices=names))
     return tuple(holders)
 
 

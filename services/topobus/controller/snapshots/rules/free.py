@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from msgspec import Struct
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Plain
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Place, Plain
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.engine.allocation.device_checks import DeviceChecks
 from topobus.engine.allocation.pools import Candidate, PoolState
@@ -71,14 +72,7 @@ def device_states(view: ClusterView, compiler: SelectorCompiler) -> Iterator[Dev
     for node in view.node_names:
         table = view.stock.table_of(node)
         candidates = [each for pool in table.pools if pool.state is PoolState.READY for each in pool.candidates]
-        given = AllocationInput(
-            node=view.described_with_cpus(node),
-            claims=(ClaimToAllocate("", ClaimSpec()),),
-            classes={},
-            pools=table.pools,
-            usage=view.stock.usage_for(node, (), {}),
-            gates=view.gates,
-        )
+        given = replace(view.input_for(node, ()), claims=(ClaimToAllocate("", ClaimSpec()),))
         checks = DeviceChecks(given, table.pools, compiler)
         for candidate in candidates:
             if candidate.id in listed or not candidate.reaches(given.node):
@@ -169,7 +163,7 @@ def _fits_on(view: ClusterView, key: Key, node: str, compiler: SelectorCompiler)
             edits = PodTrial(view, key, compiler).placed(node)
             if edits is None:
                 return number
-            copies: dict[tuple[str, Key], Plain | None] = {}
+            copies: dict[Place, Plain | None] = {}
             for (kind, place), plain in edits.items():
                 name = f"{place[1]}-{number}"
                 copy = {**plain, "metadata": {**plain["metadata"], "name": name, "uid": name}}

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from topobus.controller.snapshots.rules.snapshot import has_ended, node_of
 from topobus.engine.scheduling.kube_rules.host_ports import HostPort, host_ports_of
 from topobus.engine.scheduling.kube_rules.pod_affinity import PodAffinity, terms_of
-from topobus.engine.scheduling.pod_groups import AffinityTerm, PodGroup
+from topobus.engine.scheduling.pod_groups import PodGroup
 from topobus.formats.kubernetes.shape import read_as
-from topobus.values.errors import ContractError
 
 __all__ = ["PlacedPods"]
 
@@ -50,15 +50,11 @@ class PlacedPods:
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None) -> None:
         """Store a pod, or remove it with None. One that has ended, or has no node, does not count."""
         self._forget(key)
-        spec, metadata, status = ((plain or {}).get(part) for part in ("spec", "metadata", "status"))
-        phase = status.get("phase") if isinstance(status, Mapping) else None
-        if not isinstance(spec, Mapping) or not isinstance(metadata, Mapping) or phase in ("Succeeded", "Failed"):
+        node = node_of(plain) if plain is not None and not has_ended(plain) else ""
+        if plain is None or not node:
             return
-        node = spec.get("nodeName")
-        if not isinstance(node, str) or not node:
-            return
-        group_key, group = _group(key[0], metadata, spec)
-        entry = self._pods[key] = _Entry(node, group_key, host_ports_of(spec))
+        group_key, group = _group(key[0], plain["metadata"], plain["spec"])
+        entry = self._pods[key] = _Entry(node, group_key, host_ports_of(plain["spec"]))
         self._groups.setdefault(group_key, group)
         self._nodes.setdefault(group_key, Counter())[node] += 1
         self._unbearing += bool(group.anti_affinity)
@@ -89,22 +85,9 @@ class PlacedPods:
 
 
 def _group(namespace: str, metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[_GroupKey, PodGroup]:
-    """Make the group of a pod.
-
-    Unreadable parts of other schedulers' pods are ignored, for the API server has checked them.
-    """
-    written_labels = metadata.get("labels")
-    labels = (
-        {str(key): str(value) for key, value in written_labels.items()} if isinstance(written_labels, Mapping) else {}
-    )
-    affinity = spec.get("affinity")
-    written = affinity.get("podAntiAffinity") if isinstance(affinity, Mapping) else None
-    terms: tuple[AffinityTerm, ...] = ()
-    if isinstance(written, Mapping):
-        try:
-            terms = terms_of(read_as(written, PodAffinity, where="podAntiAffinity"), namespace)
-        except ContractError:
-            written = None
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    written = (spec.get("affinity") or {}).get("podAntiAffinity")
+    terms = terms_of(read_as(written, PodAffinity, where="podAntiAffinity"), namespace) if written else ()
     is_deleting = bool(metadata.get("deletionTimestamp"))
     key = (namespace, tuple(sorted(labels.items())), msgspec.json.encode(written) if terms else b"", is_deleting)
     return key, PodGroup(namespace, labels, terms, is_deleting)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import msgspec
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Plain
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Place, Plain
 from topobus.controller.snapshots.rules.volume_index import VOLUME_KINDS
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, Fault, GaveUp, Mode, NoFit, Outcome
@@ -110,7 +110,7 @@ class PodTrial:
         """Say whether kube-scheduler would bind the pod to a node."""
         return self._allocated(node) is not None
 
-    def placed(self, node: str) -> dict[tuple[str, Key], Plain] | None:
+    def placed(self, node: str) -> dict[Place, Plain] | None:
         """Return the edits that place the pod on a node, with what its claims get there. None when it
         does not fit.
         """
@@ -118,9 +118,7 @@ class PodTrial:
         if outcome is None:
             return None
         plain = self.view.objects["Pod", self.key]
-        edits: dict[tuple[str, Key], Plain] = {
-            ("Pod", self.key): {**plain, "spec": {**plain["spec"], "nodeName": node}}
-        }
+        edits: dict[Place, Plain] = {("Pod", self.key): {**plain, "spec": {**plain["spec"], "nodeName": node}}}
         for (claim, _), result in zip(self.wanted(node) if outcome.results else (), outcome.results, strict=True):
             key = (claim.owner.namespace, claim.owner.name)
             edits["ResourceClaim", key] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from topobus.controller.snapshots.rules.snapshot import has_ended, node_of
 from topobus.engine.scheduling.kube_rules.volume_rules import attachment_of
 from topobus.engine.scheduling.kube_rules.volumes import (
     VOLUME_SHAPES,
@@ -81,13 +82,10 @@ class VolumeIndex:
     def put_pod(self, key: Key, plain: Mapping[str, Any] | None) -> None:
         """Store a pod, or remove it with None. One that has ended uses nothing."""
         self._forget(key)
-        spec, status = ((plain or {}).get(part) for part in ("spec", "status"))
-        phase = status.get("phase") if isinstance(status, Mapping) else None
-        volumes = volumes_of(key[1], spec) if isinstance(spec, Mapping) and phase not in ("Succeeded", "Failed") else ()
-        if not volumes or not isinstance(spec, Mapping):
+        volumes = volumes_of(key[1], plain.get("spec") or {}) if plain is not None and not has_ended(plain) else ()
+        if plain is None or not volumes:
             return
-        node = spec.get("nodeName")
-        self._pods[key] = user = _User(node if isinstance(node, str) else "", volumes)
+        self._pods[key] = user = _User(node_of(plain), volumes)
         for volume in volumes if user.node else ():
             self._users.setdefault((key[0], volume.claim), set()).add(key)
             self._on.setdefault(user.node, set()).add(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Plain, key_of, shown
+from topobus.controller.snapshots.rules.cluster_view import ClusterView, Edits, Key, Place, Plain, key_of, shown
 from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.pod_trial import PodTrial
 from topobus.controller.snapshots.rules.snapshot import has_ended, importance, is_waiting, node_of
@@ -25,16 +25,14 @@ __all__ = ["edits_of", "what_if"]
 _WAITS = ("not-ready", "invalid", "no-nodes", "no-node-fits", "gated")
 
 
-def edits_of(
-    view: ClusterView, put: Sequence[Plain], without: Sequence[tuple[str, Key]], *, namespace: str = "default"
-) -> Edits:
+def edits_of(view: ClusterView, put: Sequence[Plain], without: Sequence[Place], *, namespace: str = "default") -> Edits:
     """Return the edits that put objects and drop others. The slices of a node go with it.
 
     Shapes: namespace — of objects that name none.
     Errors: raises ContractError for an object that cannot be read, and for one to be dropped that is
     not there.
     """
-    edits: dict[tuple[str, Key], Plain | None] = {}
+    edits: dict[Place, Plain | None] = {}
     for each in put:
         kind, (inside, name) = str(each.get("kind")), key_of(each)
         if not inside and not is_of_cluster(kind):
@@ -85,7 +83,7 @@ def what_if(view: ClusterView, edits: Edits, compiler: SelectorCompiler) -> tupl
         for key in (put | homeless) - before.keys()
     }
     dropped = {key for (kind, key), plain in edits.items() if kind == "Pod" and plain is None}
-    released: dict[tuple[str, Key], Plain | None] = {}
+    released: dict[Place, Plain | None] = {}
     for key in homeless:
         released |= view.released(key)
     with view.changed({**released, **edits}):
