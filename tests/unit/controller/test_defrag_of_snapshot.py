@@ -163,6 +163,16 @@ def test_pod_that_may_not_move_stays(
     assert (plan.node, plan.kept) == ("", kept)
 
 
+def test_plan_says_when_not_all_ways_were_tried() -> None:
+    """The first of two pods fits on each of 40 nodes, and the second on none: 1,000 tries do not show it."""
+    pods = [{"node": 0, "gpus": 1, "priority": 1}, {"node": 0, "gpus": 2}]
+
+    few, many = (_planned(_cluster([4, *[1] * nodes], pods), 4) for nodes in (5, 40))
+
+    assert (few.node, few.is_complete) == ("", True)
+    assert (many.node, many.is_complete) == ("", False)
+
+
 def test_budget_counts_all_pods_that_move_together() -> None:
     """One of two pods may be disrupted, and both would have to move: neither does."""
     budget = {

@@ -66,8 +66,10 @@ def plan_moves(view: ClusterView, key: Key, compiler: SelectorCompiler) -> MoveP
                     best = (cost, node, chosen, moves)
                     break
         if best is not None:
+            is_complete = is_complete and not planner.is_cut_short
             return MovePlan(node=best[1], moves=best[3], kept=dict(kept), is_complete=is_complete)
     why = explain_pod(view, key, compiler, is_brief=True).message
+    is_complete = is_complete and not planner.is_cut_short
     return MovePlan(kept=dict(sorted(kept.items())), why=why, is_complete=is_complete)
 
 
@@ -80,6 +82,8 @@ class _Planner:
             if not has_ended(plain):
                 self._pods_on[node_of(plain)].append((place, plain))
         self._tries = 0
+        self.is_cut_short = False
+        """Whether not all ways to place the pods of some set were tried."""
 
     def node_that_fits(self, nodes: Sequence[str], *, without: Sequence[_Movable] = ()) -> str | None:
         """Name the first node on which the pod fits once some others are gone. None when there is none."""
@@ -135,6 +139,7 @@ class _Planner:
         for node in self._view.node_names:
             self._tries -= 1
             if self._tries < 0:
+                self.is_cut_short = True
                 return None
             placed = trial.placed(node)
             if placed is None:
