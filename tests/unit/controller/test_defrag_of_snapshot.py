@@ -18,28 +18,16 @@ from topobus.controller.snapshots.rules.free import add_pod
 from topobus.controller.snapshots.rules.snapshot import Snapshot
 from topobus.values.cluster_answers import MovePlan
 from unit.controller.allocation import COMPILER
+from unit.controller.gpu_cluster import DRA, gpu_class, gpu_node
 
-_DRA = "resource.k8s.io/v1"
 _LABELS = {"app": "web"}
 
 
 def _cluster(sizes: Sequence[int], pods: Sequence[Mapping[str, Any]], *more: dict[str, Any]) -> ClusterView:
     """Nodes of so many GPUs, and pods on them: `node`, `gpus`, `priority`, `owner`."""
-    selector = {"cel": {"expression": 'device.driver == "gpu.example.com"'}}
-    items: list[dict[str, Any]] = [
-        {"apiVersion": _DRA, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}}
-    ]
+    items: list[dict[str, Any]] = [gpu_class()]
     for number, size in enumerate(sizes):
-        node = f"n{number}"
-        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-        spec = {
-            "driver": "gpu.example.com",
-            "nodeName": node,
-            "pool": pool,
-            "devices": [{"name": f"gpu-{i}"} for i in range(size)],
-        }
-        items.append({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
-        items.append({"apiVersion": _DRA, "kind": "ResourceSlice", "metadata": {"name": node}, "spec": spec})
+        items += gpu_node(f"n{number}", size)
     taken = [0] * len(sizes)
     for number, pod in enumerate(pods):
         name, node = f"p{number}", pod["node"]
@@ -75,7 +63,7 @@ def _claim(name: str, count: int) -> dict[str, Any]:
     exactly = {"deviceClassName": "gpu", "count": count}
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
     spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
-    return {"apiVersion": _DRA, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
+    return {"apiVersion": DRA, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
 
 
 def _planned(view: ClusterView, count: int) -> MovePlan:

@@ -19,14 +19,9 @@ from topobus.engine.allocation.values import Mode
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
 from unit.controller.allocation import COMPILER
+from unit.controller.gpu_cluster import DRA, gpu_class
 
-_DRA = "resource.k8s.io/v1"
 _ROOT = "resource.kubernetes.io/pcieRoot"
-
-
-def _class(name: str = "gpu") -> dict[str, Any]:
-    selector = {"cel": {"expression": 'device.driver == "gpu.example.com"'}}
-    return {"apiVersion": _DRA, "kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
 
 
 def _node(name: str, *, cpu: str = "8") -> dict[str, Any]:
@@ -42,7 +37,7 @@ def _slice(
     of_node = {"driver": "gpu.example.com", "nodeName": node, "pool": pool}
     slices = [{**of_node, "devices": devices}, *([{**of_node, "sharedCounters": counters}] if counters else [])]
     return [
-        {"apiVersion": _DRA, "kind": "ResourceSlice", "metadata": {"name": f"{node}-{place}"}, "spec": spec}
+        {"apiVersion": DRA, "kind": "ResourceSlice", "metadata": {"name": f"{node}-{place}"}, "spec": spec}
         for place, spec in enumerate(slices)
     ]
 
@@ -72,7 +67,7 @@ def _claim(
         for place in held or ()
     ]
     return {
-        "apiVersion": _DRA,
+        "apiVersion": DRA,
         "kind": "ResourceClaim",
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
         "spec": {"devices": devices},
@@ -117,7 +112,7 @@ def test_free_is_what_a_claim_would_get(
     """For random clusters, with devices that are held, tainted, or pay for counters of which there is
     enough for half of them.
     """
-    items = [_class()]
+    items = [gpu_class()]
     for number, size in enumerate(sizes):
         name = f"n{number}"
         taint = {"taints": [{"key": "sick", "value": "", "effect": "NoSchedule"}]}
@@ -151,7 +146,7 @@ def test_rows_say_what_lies_together() -> None:
     """Five are free: three on one NUMA node and no two under one PCIe root; the drawing shows it."""
     held = [f"n1/gpu-{index}" for index in (1, 3, 5)]
     devices = [_device("n1", index) for index in (0, 1, 2, 3, 4, 5, 6)]
-    items = [_class(), _node("n1"), *_slice("n1", devices), _claim("taken", 3, held=held)]
+    items = [gpu_class(), _node("n1"), *_slice("n1", devices), _claim("taken", 3, held=held)]
 
     (row,) = free_rows(
         list(device_states(ClusterView(Snapshot(items=tuple(items))), COMPILER)), ("kind", "model", "node")
@@ -175,7 +170,7 @@ def test_shared_device_says_what_is_left_of_it() -> None:
             "consumedCapacity": {"memory": amount},
         }
         shares.append(claim)
-    view = ClusterView(Snapshot(items=(_class(), _node("n1"), *_slice("n1", [device]), *shares)))
+    view = ClusterView(Snapshot(items=(gpu_class(), _node("n1"), *_slice("n1", [device]), *shares)))
 
     (state,) = device_states(view, COMPILER)
     (row,) = free_rows([state], ("class",))
@@ -187,7 +182,7 @@ def test_shared_device_says_what_is_left_of_it() -> None:
 
 def test_device_of_no_class_has_a_row_by_class() -> None:
     """No class selects it, or only one whose expression does not compile."""
-    broken = _class("broken")
+    broken = gpu_class("broken")
     broken["spec"]["selectors"][0]["cel"]["expression"] = "device.driver =="
     for classes in ((), (broken,)):
         view = ClusterView(Snapshot(items=(*classes, _node("n1"), *_slice("n1", [_device("n1", 0)]))))
@@ -201,7 +196,7 @@ def test_slice_with_an_amount_that_is_none_counts_as_absent() -> None:
     """The answer names the slice, the device and the amount, and the other slices are as they are."""
     wrong = _device("n1", 0, capacity={"memory": {"value": "lots"}})
     view = ClusterView(
-        Snapshot(items=(_class(), *_slice("n1", [wrong]), _node("n2"), *_slice("n2", [_device("n2", 0)])))
+        Snapshot(items=(gpu_class(), *_slice("n1", [wrong]), _node("n2"), *_slice("n2", [_device("n2", 0)])))
     )
 
     assert [(state.node, state.state) for state in device_states(view, COMPILER)] == [("n2", "free")]
@@ -211,9 +206,9 @@ def test_slice_with_an_amount_that_is_none_counts_as_absent() -> None:
 
 def test_pods_that_fit_are_limited_by_their_room_as_well() -> None:
     """Four GPUs are free, and the node has CPUs for two pods of one GPU each."""
-    items = (_class(), _node("n1", cpu="7"), *_slice("n1", [_device("n1", index) for index in range(4)]))
+    items = (gpu_class(), _node("n1", cpu="7"), *_slice("n1", [_device("n1", index) for index in range(4)]))
     template = {
-        "apiVersion": _DRA,
+        "apiVersion": DRA,
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": "one"},
         "spec": {"spec": _claim("x", 1)["spec"]},

@@ -14,45 +14,7 @@ from topobus.controller.snapshots.rules.what_if import edits_of, what_if
 from topobus.values.cluster_answers import PodChange
 from topobus.values.errors import ContractError
 from unit.controller.allocation import COMPILER
-
-_DRA = "resource.k8s.io/v1"
-
-
-def _node(name: str, gpus: int) -> list[dict[str, Any]]:
-    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
-    devices = [{"name": f"gpu-{index}"} for index in range(gpus)]
-    spec = {"driver": "gpu.example.com", "nodeName": name, "pool": pool, "devices": devices}
-    return [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
-        {"apiVersion": _DRA, "kind": "ResourceSlice", "metadata": {"name": f"{name}-gpus"}, "spec": spec},
-    ]
-
-
-def _class(name: str) -> dict[str, Any]:
-    selector = {"cel": {"expression": 'device.driver == "gpu.example.com"'}}
-    return {"apiVersion": _DRA, "kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
-
-
-def _pod(name: str, gpus: int, *, node: str = "", priority: int = 0, device_class: str = "gpu") -> list[dict[str, Any]]:
-    """A pod and its claim; on a node it has the first devices there."""
-    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
-    exactly = {"deviceClassName": device_class, "count": gpus}
-    results = [
-        {"request": "r", "driver": "gpu.example.com", "pool": node, "device": f"gpu-{index}"} for index in range(gpus)
-    ]
-    user = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
-    status = {"allocation": {"devices": {"results": results}}, "reservedFor": [user]} if node else {}
-    spec = {
-        "priority": priority,
-        "containers": [{"name": "c"}],
-        "resourceClaims": [{"name": "g", "resourceClaimName": name}],
-        **({"nodeName": node} if node else {}),
-    }
-    claim = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
-    return [
-        {"apiVersion": _DRA, "kind": "ResourceClaim", "metadata": metadata, "spec": claim, "status": status},
-        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec},
-    ]
+from unit.controller.gpu_cluster import gpu_class, gpu_node, gpu_pod
 
 
 def _changes(items: list[dict[str, Any]], put: list[Plain], *without: tuple[str, tuple[str, str]]) -> list[PodChange]:
@@ -65,8 +27,12 @@ def _changes(items: list[dict[str, Any]], put: list[Plain], *without: tuple[str,
 
 def test_pods_of_a_node_that_goes_are_placed_elsewhere_as_far_as_there_is_room() -> None:
     """Of two pods of two GPUs each one fits on the other node: the more important one."""
-    items = [_class("gpu"), *_node("n1", 4), *_node("n2", 3)]
-    items += [*_pod("low", 2, node="n1"), *_pod("high", 2, node="n1", priority=5), *_pod("other", 1, node="n2")]
+    items = [gpu_class("gpu"), *gpu_node("n1", 4), *gpu_node("n2", 3)]
+    items += [
+        *gpu_pod("low", 2, node="n1"),
+        *gpu_pod("high", 2, node="n1", priority=5),
+        *gpu_pod("other", 1, node="n2"),
+    ]
 
     changes = _changes(items, [], ("Node", ("", "n1")))
 
@@ -79,9 +45,9 @@ def test_pods_of_a_node_that_goes_are_placed_elsewhere_as_far_as_there_is_room()
 
 def test_pods_that_wait_are_placed_on_a_node_more() -> None:
     """The first that waits gets its place; the second lacks it then, as without the change."""
-    items = [_class("gpu"), *_node("n1", 1), *_pod("a", 2), *_pod("b", 2)]
+    items = [gpu_class("gpu"), *gpu_node("n1", 1), *gpu_pod("a", 2), *gpu_pod("b", 2)]
 
-    changes = _changes(items, [*_node("n2", 3)])
+    changes = _changes(items, [*gpu_node("n2", 3)])
 
     assert [(change.name, change.before.code, change.after.code, change.after.node) for change in changes] == [
         ("a", "no-node-fits", "fits", "n2")
@@ -90,18 +56,18 @@ def test_pods_that_wait_are_placed_on_a_node_more() -> None:
 
 def test_class_that_is_added_helps_the_pod_that_names_it() -> None:
     """A claim of a class that does not exist is wrong on every node, until it does."""
-    items = [_class("gpu"), *_node("n1", 2), *_pod("a", 1, device_class="gpus"), *_pod("b", 1)]
+    items = [gpu_class("gpu"), *gpu_node("n1", 2), *gpu_pod("a", 1, device_class="gpus"), *gpu_pod("b", 1)]
 
-    (change,) = _changes(items, [_class("gpus")])
+    (change,) = _changes(items, [gpu_class("gpus")])
 
     assert (change.name, change.before.code, change.after.code) == ("a", "invalid", "fits")
 
 
 def test_other_slices_of_a_driver_count_in_place_of_these() -> None:
     """A release of the driver that shows one device less: the second pod loses its place."""
-    items = [_class("gpu"), *_node("n1", 2), *_pod("a", 1), *_pod("b", 1)]
+    items = [gpu_class("gpu"), *gpu_node("n1", 2), *gpu_pod("a", 1), *gpu_pod("b", 1)]
 
-    (change,) = _changes(items, [_node("n1", 1)[1]])
+    (change,) = _changes(items, [gpu_node("n1", 1)[1]])
 
     assert (change.name, change.before.code, change.after.code) == ("b", "fits", "no-node-fits")
 
@@ -110,7 +76,7 @@ def test_pod_that_goes_leaves_its_devices_to_the_next() -> None:
     """The claims that only it has are released. A pod that waits can go as well: the others are
     compared.
     """
-    items = [_class("gpu"), *_node("n1", 2), *_pod("holder", 2, node="n1"), *_pod("a", 2), *_pod("b", 2)]
+    items = [gpu_class("gpu"), *gpu_node("n1", 2), *gpu_pod("holder", 2, node="n1"), *gpu_pod("a", 2), *gpu_pod("b", 2)]
 
     (change,) = _changes(items, [], ("Pod", ("default", "holder")))
 
@@ -122,9 +88,9 @@ def test_pod_that_goes_leaves_its_devices_to_the_next() -> None:
 
 def test_pod_that_is_added_is_told_whether_it_fits_or_not() -> None:
     """It was not there before."""
-    items = [_class("gpu"), *_node("n1", 2)]
+    items = [gpu_class("gpu"), *gpu_node("n1", 2)]
 
-    changes = _changes(items, [*_pod("a", 2), *_pod("b", 1)])
+    changes = _changes(items, [*gpu_pod("a", 2), *gpu_pod("b", 1)])
 
     assert [(change.name, change.before.code, change.after.code) for change in changes] == [
         ("a", "absent", "fits"),
@@ -134,8 +100,8 @@ def test_pod_that_is_added_is_told_whether_it_fits_or_not() -> None:
 
 def test_pod_of_a_manifest_without_a_namespace_is_in_the_one_asked_for() -> None:
     """It uses a claim of the cluster there."""
-    items = [_class("gpu"), *_node("n1", 2), _pod("a", 2)[0]]
-    pod = _pod("a", 2)[1]
+    items = [gpu_class("gpu"), *gpu_node("n1", 2), gpu_pod("a", 2)[0]]
+    pod = gpu_pod("a", 2)[1]
     pod["metadata"] = {"name": "a", "uid": "uid-a"}
 
     (change,) = _changes(items, [pod])
@@ -146,13 +112,13 @@ def test_pod_of_a_manifest_without_a_namespace_is_in_the_one_asked_for() -> None
 def test_object_without_a_name_is_refused() -> None:
     """It would be none of those that are there."""
     with pytest.raises(ContractError, match=r"a Node has no metadata\.name"):
-        _changes([_class("gpu")], [{"apiVersion": "v1", "kind": "Node", "metadata": {}}])
+        _changes([gpu_class("gpu")], [{"apiVersion": "v1", "kind": "Node", "metadata": {}}])
 
 
 def test_object_that_is_not_there_cannot_go() -> None:
     """It is named, with the next step."""
     with pytest.raises(ContractError, match="there is no Pod default/x to do without"):
-        _changes([_class("gpu")], [], ("Pod", ("default", "x")))
+        _changes([gpu_class("gpu")], [], ("Pod", ("default", "x")))
 
 
 @pytest.mark.parametrize(
@@ -162,9 +128,9 @@ def test_object_that_is_not_there_cannot_go() -> None:
 )
 def test_an_object_that_cannot_be_read_is_refused_and_changes_nothing(number: int, wrong: Plain) -> None:
     """Its old reading would stay, and the answer would be about a cluster that nobody asked about."""
-    view = ClusterView(Snapshot(items=(_class("gpu"), *_node("n1", 4))))
+    view = ClusterView(Snapshot(items=(gpu_class("gpu"), *gpu_node("n1", 4))))
     before = dict(view.objects)
-    named = _node("n1", 4)[number]
+    named = gpu_node("n1", 4)[number]
 
     with pytest.raises(ContractError, match=rf"{named['kind']} {named['metadata']['name']} cannot be read: "):
         edits_of(view, [{**named, **wrong}], [])

@@ -10,63 +10,11 @@ from topobus.controller.snapshots.rules.explain import explain_pod
 from topobus.controller.snapshots.rules.snapshot import Snapshot
 from topobus.values.cluster_answers import Change, Verdict
 from unit.controller.allocation import COMPILER
-
-_DRA = "resource.k8s.io/v1"
-
-
-def _node(name: str, gpus: int, *, cpu: str = "64", **spec: Any) -> list[dict[str, Any]]:
-    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
-    devices = [{"name": f"gpu-{index}"} for index in range(gpus)]
-    published = {"driver": "gpu.example.com", "nodeName": name, "pool": pool, "devices": devices}
-    status = {"allocatable": {"cpu": cpu, "pods": "20"}}
-    return [
-        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": spec, "status": status},
-        {"apiVersion": _DRA, "kind": "ResourceSlice", "metadata": {"name": name}, "spec": published},
-    ]
-
-
-def _pod(
-    name: str, *counts: int, node: str = "", first: int = 0, priority: int = 0, cpu: str = "1"
-) -> list[dict[str, Any]]:
-    """A pod with a claim of a request for each count; on a node it has the devices from the first on."""
-    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
-    requests = [
-        {"name": f"r{place}", "exactly": {"deviceClassName": "gpu", "count": count}}
-        for place, count in enumerate(counts)
-    ]
-    results = [
-        {"request": "r0", "driver": "gpu.example.com", "pool": node, "device": f"gpu-{index}"}
-        for index in range(first, first + sum(counts))
-    ]
-    user = {"resource": "pods", "name": name, "uid": f"uid-{name}"}
-    status = {"allocation": {"devices": {"results": results}}, "reservedFor": [user]} if node else {}
-    container = {"name": "c", "resources": {"requests": {"cpu": cpu}}}
-    spec = {
-        "priority": priority,
-        "containers": [container],
-        "resourceClaims": [{"name": "g", "resourceClaimName": name}],
-    }
-    return [
-        {
-            "apiVersion": _DRA,
-            "kind": "ResourceClaim",
-            "metadata": metadata,
-            "spec": {"devices": {"requests": requests}},
-            "status": status,
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": metadata,
-            "spec": {**spec, **({"nodeName": node} if node else {})},
-        },
-    ]
+from unit.controller.gpu_cluster import gpu_class, gpu_node, gpu_pod
 
 
 def _verdict(*parts: list[dict[str, Any]]) -> Verdict:
-    selector = {"cel": {"expression": 'device.driver == "gpu.example.com"'}}
-    gpu = {"apiVersion": _DRA, "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {"selectors": [selector]}}
-    view = ClusterView(Snapshot(items=(gpu, *(each for part in parts for each in part))))
+    view = ClusterView(Snapshot(items=(gpu_class(), *(each for part in parts for each in part))))
     return explain_pod(view, ("default", "job"), COMPILER)
 
 
@@ -76,7 +24,7 @@ def _change(verdict: Verdict, code: str) -> Change:
 
 def test_pod_asks_for_as_much_as_any_node_has() -> None:
     """Node b has 8 CPUs free and node a 4: with 8 less is given up."""
-    verdict = _verdict(_node("a", 4, cpu="4"), _node("b", 4, cpu="8"), _pod("job", 1, cpu="9"))
+    verdict = _verdict(gpu_node("a", 4, cpu="4"), gpu_node("b", 4, cpu="8"), gpu_pod("job", 1, cpu="9"))
 
     assert _change(verdict, "requests").message == "it fits on node b if the pod asked for cpu 8 instead of 9"
 
@@ -84,12 +32,12 @@ def test_pod_asks_for_as_much_as_any_node_has() -> None:
 def test_one_pod_goes_where_elsewhere_two_would() -> None:
     """Nodes with equal reasons are one group, and each of them is looked at."""
     verdict = _verdict(
-        _node("a", 2),
-        _node("b", 2),
-        _pod("a1", 1, node="a"),
-        _pod("a2", 1, node="a", first=1),
-        _pod("b1", 2, node="b"),
-        _pod("job", 2),
+        gpu_node("a", 2),
+        gpu_node("b", 2),
+        gpu_pod("a1", 1, node="a"),
+        gpu_pod("a2", 1, node="a", first=1),
+        gpu_pod("b1", 2, node="b"),
+        gpu_pod("job", 2),
     )
 
     assert len(verdict.groups) == 1
@@ -99,12 +47,12 @@ def test_one_pod_goes_where_elsewhere_two_would() -> None:
 def test_pod_of_the_lowest_priority_goes() -> None:
     """As kube-scheduler's preemption has it: priorities count before numbers."""
     verdict = _verdict(
-        _node("a", 2),
-        _node("b", 2),
-        _pod("important", 2, node="a", priority=1_000_000),
-        _pod("b1", 1, node="b"),
-        _pod("b2", 1, node="b", first=1),
-        _pod("job", 2),
+        gpu_node("a", 2),
+        gpu_node("b", 2),
+        gpu_pod("important", 2, node="a", priority=1_000_000),
+        gpu_pod("b1", 1, node="b"),
+        gpu_pod("b2", 1, node="b", first=1),
+        gpu_pod("job", 2),
     )
 
     assert _change(verdict, "remove-holders").message == "it fits on node b once these are gone: pod default/b1, pod default/b2"  # fmt: skip  # noqa: E501
@@ -112,7 +60,7 @@ def test_pod_of_the_lowest_priority_goes() -> None:
 
 def test_pod_and_its_claim_change_together_when_neither_helps_alone() -> None:
     """The only node is tainted and has two of the three devices; with both changes the pod fits."""
-    cluster = [*_node("a", 2, taints=[{"key": "team", "effect": "NoSchedule"}]), *_pod("job", 3)]
+    cluster = [*gpu_node("a", 2, taints=[{"key": "team", "effect": "NoSchedule"}]), *gpu_pod("job", 3)]
 
     (change,) = _verdict(cluster).changes
 
@@ -124,14 +72,14 @@ def test_pod_and_its_claim_change_together_when_neither_helps_alone() -> None:
 
 def test_largest_number_of_devices_on_any_node_is_told() -> None:
     """Node a lacks two, node b one."""
-    verdict = _verdict(_node("a", 2), _node("b", 3), _pod("job", 4))
+    verdict = _verdict(gpu_node("a", 2), gpu_node("b", 3), gpu_pod("job", 4))
 
     assert _change(verdict, "count").message == "it fits on node b with 3 devices instead of 4 for request r0"
 
 
 def test_claim_for_more_than_any_claim_may_have_gets_a_number() -> None:
     """The limit is the API's; what fits is what the node has."""
-    verdict = _verdict(_node("a", 3), _pod("job", 100_000))
+    verdict = _verdict(gpu_node("a", 3), gpu_pod("job", 100_000))
 
     assert verdict.code == "invalid"
     assert _change(verdict, "count").message == "it fits on node a with 3 devices instead of 100000 for request r0"
@@ -139,7 +87,7 @@ def test_claim_for_more_than_any_claim_may_have_gets_a_number() -> None:
 
 def test_devices_that_the_pod_takes_itself_are_not_in_use() -> None:
     """The second request finds none, for the first has them: nobody else has any."""
-    verdict = _verdict(_node("a", 2), _pod("job", 2, 1))
+    verdict = _verdict(gpu_node("a", 2), gpu_pod("job", 2, 1))
 
     assert "(2: taken by another request of the same claims)" in verdict.message
     assert "in use" not in verdict.message
@@ -147,22 +95,22 @@ def test_devices_that_the_pod_takes_itself_are_not_in_use() -> None:
 
 def test_node_with_devices_comes_before_one_without() -> None:
     """Both lack three: on node b they are there, and tainted."""
-    tainted = _node("b", 3)
+    tainted = gpu_node("b", 3)
     tainted[1]["spec"]["devices"] = [
         {**device, "taints": [{"key": "sick", "effect": "NoSchedule"}]} for device in tainted[1]["spec"]["devices"]
     ]
 
-    verdict = _verdict(_node("a", 0), tainted, _pod("job", 3))
+    verdict = _verdict(gpu_node("a", 0), tainted, gpu_pod("job", 3))
 
     assert [group.nodes for group in verdict.groups] == [("b",), ("a",)]
 
 
 def test_claim_whose_allocation_cannot_be_read_is_told_of() -> None:
     """What it holds is not known, so a verdict may be wrong: it is among the remarks."""
-    claim, pod = _pod("other", 1, node="a")
+    claim, pod = gpu_pod("other", 1, node="a")
     broken = {**claim, "status": {"allocation": {"devices": {"results": [None]}}}}
 
-    verdict = _verdict(_node("a", 1), [broken, pod], _pod("job", 1))
+    verdict = _verdict(gpu_node("a", 1), [broken, pod], gpu_pod("job", 1))
 
     assert [remark.facts["name"] for remark in verdict.remarks if remark.code == "unreadable"] == ["other"]
 
@@ -171,7 +119,7 @@ def test_nodes_that_cannot_be_read_are_not_called_absent() -> None:
     """One is malformed, or the user may not list them: the remarks name it."""
     nameless = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": {"zone": 7}}}
 
-    malformed, absent = _verdict([nameless], _pod("job", 1)), _verdict(_pod("job", 1))
+    malformed, absent = _verdict([nameless], gpu_pod("job", 1)), _verdict(gpu_pod("job", 1))
 
     assert (malformed.code, malformed.message) == ("no-nodes", "no node of the cluster can be read")
     assert (absent.code, absent.message) == ("no-nodes", "the cluster has no node")
