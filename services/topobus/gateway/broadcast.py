@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 
 __all__ = ["Broadcast", "first_of"]
 
@@ -26,12 +27,27 @@ class Broadcast:
         event, self._event = self._event, asyncio.Event()
         event.set()
 
+    async def until(self, holds: Callable[[], bool], limit: AbstractAsyncContextManager[object]) -> bool:
+        """Wait until a condition holds, which is checked now and after each announcement. False when
+        the limit, the `timeout` of a clock or of asyncio, came first.
+        """
+        try:
+            async with limit:
+                while True:
+                    ticket = self.ticket()
+                    if holds():
+                        return True
+                    await ticket.wait()
+        except TimeoutError:
+            return False
 
-async def first_of(tickets: Iterable[asyncio.Event], timeout_s: float | None = None) -> None:
-    """Wait until one of several tickets is announced, or the time is over."""
+
+async def first_of(tickets: Iterable[asyncio.Event], timeout_s: float | None = None) -> bool:
+    """Wait until one of several tickets is announced. False: the time was over first."""
     waiting = [asyncio.ensure_future(ticket.wait()) for ticket in tickets]
     try:
-        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
     finally:
         for waiter in waiting:
             waiter.cancel()

@@ -178,7 +178,7 @@ class ClaimDevices:
                 or (allocated_device.device in shared and not allocated_device.share_id)
             }
             if clash:
-                holds = f"claim {entry.namespace}/{entry.name} holds {', '.join(sorted(clash))}"
+                holds = f"claim {entry.claim} holds {', '.join(sorted(clash))}"
                 why = "" if entry.is_running else self._why_held(entry)
                 if why:
                     raise StillRuns(f"{holds}: {why}", nodes=nodes_of(entry))

@@ -18,6 +18,9 @@ class ClaimKey(Struct, frozen=True, kw_only=True):
     name: str
     uid: ClaimUid
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
     @property
     def owner(self) -> Owner:
         """The owner under which the ledger lists the claim's devices."""

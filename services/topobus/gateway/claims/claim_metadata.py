@@ -125,9 +125,12 @@ class ClaimMetadata:
         try:
             await self._disk.do(lambda: asyncio.to_thread(_write_all, self._folder / _name(entry), claim, versions))
         except OSError as err:
-            where = f"{entry.namespace}/{entry.name}"
             get_logger().warning(
-                "metadata.unwritten", claim_uid=entry.uid, claim=where, error=str(err), next_step="set metadata.dir"
+                "metadata.unwritten",
+                claim_uid=entry.uid,
+                claim=str(entry.claim),
+                error=str(err),
+                next_step="set metadata.dir",
             )
             return False
         return True

@@ -99,7 +99,7 @@ class ClaimSteps:
         Errors: raises ClaimFailed when it is none that can be prepared, PeerUnavailable while it
         cannot be read.
         """
-        with span("read claim", claim=f"{claim.namespace}/{claim.name}"):
+        with span("read claim", claim=str(claim)):
             api_object = await self._read_claim(claim.namespace, claim.name)
         allocation = allocation_of(
             api_object,

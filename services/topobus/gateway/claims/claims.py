@@ -134,9 +134,7 @@ class ClaimPreparer:
                     is_done = False
                     get_logger().warning("claim.undo-failed", claim_uid=owner.uid, error=str(err))
                 else:
-                    get_logger().warning(
-                        "claim.undone-unknown", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}"
-                    )
+                    get_logger().warning("claim.undone-unknown", claim_uid=owner.uid, claim=str(claim))
         return is_done
 
     async def prepare(self, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
@@ -156,9 +154,8 @@ class ClaimPreparer:
             else:
                 self.attempts.ended(claim.uid)
                 return prepared
-            where = f"{claim.namespace}/{claim.name}"
-            get_logger().warning("claim.prepare-failed", claim_uid=claim.uid, claim=where, error=error, code=code)
-            error = f"claim {where}: {error}"
+            get_logger().warning("claim.prepare-failed", claim_uid=claim.uid, claim=str(claim), error=error, code=code)
+            error = f"claim {claim}: {error}"
             self.attempts.failed(claim.uid, error, asyncio.get_running_loop().time(), code)
             return error
 
@@ -181,10 +178,8 @@ class ClaimPreparer:
             error = f"not undone within {self._deadlines.claim_s} s"
         except OSError as err:
             error = why_unwritable(err)
-        get_logger().warning(
-            "claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error
-        )
-        return f"claim {claim.namespace}/{claim.name}: {error}"
+        get_logger().warning("claim.unprepare-failed", claim_uid=claim.uid, claim=str(claim), error=error)
+        return f"claim {claim}: {error}"
 
     async def _leave(self, claim: ClaimKey, why: str) -> bool:
         """Let kubelet end the pod of a claim that cannot be undone now, because a peer is away,
@@ -205,11 +200,10 @@ class ClaimPreparer:
                 get_logger().error("claim.unleft", claim_uid=claim.uid, error=why_unwritable(err))
                 return False
         self._has_left.set()
-        where = f"{claim.namespace}/{claim.name}"
         get_logger().warning(
             "claim.left",
             claim_uid=claim.uid,
-            claim=where,
+            claim=str(claim),
             why=why,
             held="until it is undone",
         )
@@ -241,15 +235,10 @@ class ClaimPreparer:
 
     async def _wait_for_containers(self, claim: ClaimKey) -> None:
         """Wait a moment for the end of containers that have a claim's devices."""
-        try:
-            async with asyncio.timeout(_ENDING_S):
-                while True:
-                    ticket = self._containers.changed.ticket()
-                    if not any(map(self._containers.why_held, self._checkpoint.of_claim(claim.uid))):
-                        return
-                    await ticket.wait()
-        except TimeoutError:
-            return
+        await self._containers.changed.until(
+            lambda: not any(map(self._containers.why_held, self._checkpoint.of_claim(claim.uid))),
+            asyncio.timeout(_ENDING_S),
+        )
 
     async def _patiently(self, claim: ClaimKey, work: Callable[[], Awaitable[T]]) -> T:
         """Run a claim's work, and repeat it for a while when a peer is away, because kubelet itself
@@ -307,10 +296,9 @@ class ClaimPreparer:
         self._count_prepared()
         for entry in entries:
             self._reports.prepared(entry)
-        where = f"{claim.namespace}/{claim.name}"
         devices = sorted({device.device for entry in entries for device in entry.devices})
         get_logger().info(
-            "claim.prepared", claim_uid=claim.uid, claim=where, classes=list(allocation.classes), devices=devices
+            "claim.prepared", claim_uid=claim.uid, claim=str(claim), classes=list(allocation.classes), devices=devices
         )
         return answer_of(entries)
 
@@ -323,8 +311,9 @@ class ClaimPreparer:
         classes = [entry.device_class for entry in entries]
         for device_class in classes:
             self._reports.unprepared(claim, device_class)
-        where = f"{claim.namespace}/{claim.name}"
-        get_logger().info("claim.unprepared", claim_uid=claim.uid, claim=where, classes=classes, devices=list(names))
+        get_logger().info(
+            "claim.unprepared", claim_uid=claim.uid, claim=str(claim), classes=classes, devices=list(names)
+        )
 
     def _count_prepared(self) -> None:
         self._metrics.set_prepared(

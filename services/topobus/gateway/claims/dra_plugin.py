@@ -323,7 +323,7 @@ async def _guarded(claim: ClaimKey, method: str, work: Awaitable[R]) -> R | str:
         # boundary: gRPC servicer, one claim. An internal error must not fail the other claims of
         # the call.
         get_logger().exception("claim.crashed", method=method, claim_uid=claim.uid)
-        return f"claim {claim.namespace}/{claim.name}: topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
+        return f"claim {claim}: topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
 
 
 async def _for_each(claims: Iterable[dra.Claim], work: Callable[[ClaimKey], Coroutine[Any, Any, R]]) -> dict[str, R]:

@@ -81,11 +81,10 @@ class ForgottenClaims:
             key = f"{entry.key}/{entry.attempt}"
             forgotten.add(key)
             if key in forgotten_before:
-                where = f"{entry.namespace}/{entry.name}"
                 get_logger().warning(
                     "claim.forgotten",
                     claim_uid=entry.uid,
-                    claim=where,
+                    claim=str(entry.claim),
                     why="not allocated here, and no container has it",
                 )
                 await self._preparer.unprepare(entry.claim)

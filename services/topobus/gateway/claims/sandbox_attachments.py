@@ -105,7 +105,7 @@ class SandboxAttachments:
         why = self.why_no_runtime() if entry.to_attach or entry.to_adjust else ""
         if why:
             raise PeerUnavailable(
-                f"claim {entry.namespace}/{entry.name} needs the container runtime's plugin interface (NRI) "
+                f"claim {entry.claim} needs the container runtime's plugin interface (NRI) "
                 f"to {rules.purpose(entry)}: {why}",
                 next_step="switch NRI on in the container runtime, and mount its socket into the gateway's container",
             )

@@ -18,7 +18,7 @@ from contextlib import aclosing
 
 from msgspec import structs
 
-from topobus.gateway.broadcast import Broadcast
+from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.cluster.cluster_reports import ClusterReports
@@ -43,7 +43,7 @@ from topobus.gateway.cluster.rules.waiting import (
 )
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
-from topobus.process.clock import Clock, is_set_within
+from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.work_queue import Again, WorkQueue
 from topobus.values.errors import TopobusError
@@ -119,20 +119,14 @@ class PodRetries:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_pods())
-            for source in (self._state.changed, self._state.ledger_changed, self._attempts.changed):
-                group.create_task(self._pass_on(source))
+            sources = (self._changed, self._state.changed, self._state.ledger_changed, self._attempts.changed)
             while True:
-                ticket = self._changed.ticket()
+                tickets = [source.ticket() for source in sources]
                 await self._read_claims()
                 self._withhold()
                 is_waiting = await self._check_pods()
                 is_waiting = await self._check_health() or is_waiting
-                await is_set_within(ticket, self._clock.timeout(_LOOK_S if is_waiting else None))
-
-    async def _pass_on(self, source: Broadcast) -> None:
-        while True:
-            await source.ticket().wait()
-            self._changed.announce()
+                await first_of(tickets, _LOOK_S if is_waiting else None)
 
     async def _follow_pods(self) -> None:
         async with aclosing(self._cluster.watch(PODS, fields=f"spec.nodeName={self._state.node}")) as changes:

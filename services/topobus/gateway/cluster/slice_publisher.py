@@ -21,7 +21,7 @@ from topobus.formats.kubernetes.pool_slices import own_part, publishable
 from topobus.formats.kubernetes.resource import CounterSet, SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.broadcast import Broadcast
+from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.cluster.objects import (
     NODES,
     SLICES,
@@ -50,7 +50,6 @@ from topobus.gateway.cluster.slice_metrics import SliceMetrics
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
 from topobus.process.backoff import full_jitter
-from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory
@@ -121,7 +120,6 @@ class SlicePublisher:
         self._readiness.set(_PART, is_ready=False, why="waiting for the API server")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_slices())
-            group.create_task(self._follow_state())
             await self._publish()
 
     async def _follow_slices(self) -> None:
@@ -141,22 +139,17 @@ class SlicePublisher:
                 self._take(change.object)
             self._wake.announce()
 
-    async def _follow_state(self) -> None:
-        while True:
-            await self._state.changed.ticket().wait()
-            self._wake.announce()
-
     async def _publish(self) -> None:
         failures = 0
         while True:
-            ticket = self._wake.ticket()
+            tickets = (self._wake.ticket(), self._state.changed.ticket())
             is_done = True
             if self._present is not None:
                 is_done = await self._sync()
                 self._report_readiness()
             failures = 0 if is_done else failures + 1
             pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=_BACKOFF_LIMIT_S)
-            if await is_set_within(ticket, asyncio.timeout(self._settings.resync_s if is_done else pause_s)):
+            if await first_of(tickets, self._settings.resync_s if is_done else pause_s):
                 # A burst of changes becomes one write.
                 await asyncio.sleep(self._settings.publish_delay_s)
             else:

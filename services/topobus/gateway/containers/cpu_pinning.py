@@ -265,14 +265,7 @@ class CpuPinning:
         self._changed.set()
         if not self._runtime.is_ready:
             return
-        try:
-            async with asyncio.timeout(_GROWTH_S):
-                while True:
-                    ticket = self._settled.ticket()
-                    if not self._due():
-                        return
-                    await ticket.wait()
-        except TimeoutError:
+        if not await self._settled.until(lambda: not self._due(), asyncio.timeout(_GROWTH_S)):
             # The call continues, and this is no failure: it is only promised that the CPUs return.
             get_logger().debug("cpusets.growing", waited_s=_GROWTH_S)
 

@@ -157,7 +157,11 @@ class PluginRegistrar:
                 if refusal:
                     return refusal, self._deadlines.retry_s
                 self._was_registered = True
-                if not await self._wait_for_list(plugin, streams_before):
+                seen = plugin.streams_changed.until(
+                    lambda: plugin.streams_seen != streams_before,  # noqa: B023 - awaited at once
+                    self._clock.timeout(self._deadlines.first_list_s),
+                )
+                if not await seen:
                     get_logger().warning(
                         "plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s
                     )
@@ -216,15 +220,6 @@ class PluginRegistrar:
         )
         return ""
 
-    async def _wait_for_list(self, plugin: DevicePlugin | WithdrawnPlugin, streams_before: int) -> bool:
-        try:
-            async with self._clock.timeout(self._deadlines.first_list_s):
-                while plugin.streams_seen == streams_before:
-                    await plugin.streams_changed.ticket().wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _stay(
         self,
         plugin: DevicePlugin | WithdrawnPlugin,
@@ -262,14 +257,11 @@ class PluginRegistrar:
         """Keep the list until kubelet has the next gateway's, because without a list every device
         would be unhealthy for a moment.
         """
-        try:
-            async with self._clock.timeout(_HAND_OVER_S):
-                while plugin.open_streams:
-                    await plugin.streams_changed.ticket().wait()
-        except TimeoutError:
-            get_logger().warning("plugin.not-taken-over", resource=self.resource, waited_s=_HAND_OVER_S)
-        else:
+        limit = self._clock.timeout(_HAND_OVER_S)
+        if await plugin.streams_changed.until(lambda: not plugin.open_streams, limit):
             get_logger().info("plugin.handed-over", resource=self.resource)
+        else:
+            get_logger().warning("plugin.not-taken-over", resource=self.resource, waited_s=_HAND_OVER_S)
 
     def _set_status(self, status: str) -> None:
         self.status = status

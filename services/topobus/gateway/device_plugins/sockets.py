@@ -10,7 +10,7 @@ import asyncio
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -227,8 +227,4 @@ class FolderWatch:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition is true."""
-        while True:
-            ticket = self._broadcast.ticket()
-            if holds():
-                return
-            await ticket.wait()
+        await self._broadcast.until(holds, nullcontext())
