@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from topobus.gateway.broadcast import Broadcast
@@ -41,7 +42,7 @@ _REMEMBERED = 5000
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
-class Involved(Struct, frozen=True, kw_only=True):
+class Involved(Struct, frozen=True, kw_only=True, rename="camel"):
     """The object that an event is about."""
 
     api_version: str
@@ -170,13 +171,7 @@ class EventRecorder:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": f"{involved.name[:200].rstrip('-.')}.{digest}", "namespace": involved.namespace},
-            "involvedObject": {
-                "apiVersion": involved.api_version,
-                "kind": involved.kind,
-                "namespace": involved.namespace,
-                "name": involved.name,
-                "uid": involved.uid,
-            },
+            "involvedObject": msgspec.to_builtins(involved),
             "reason": reason,
             "message": message,
             "type": "Warning" if is_warning else "Normal",

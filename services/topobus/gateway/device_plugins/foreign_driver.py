@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from msgspec import Struct
 
 from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
@@ -32,6 +33,8 @@ from topobus.values.outcome import Reason, Refusal
 from topobus.values.request import OwnerKind
 
 __all__ = ["ForeignDriver", "ForeignEndpoint"]
+
+R = TypeVar("R", bound=Message)
 
 
 class ForeignEndpoint(Struct, frozen=True, kw_only=True):
@@ -80,9 +83,9 @@ class ForeignDriver(DeviceDriver):
         if isinstance(wanted, Refusal):
             return wanted
         socket, ids = wanted
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         try:
-            with _dialled(socket) as channel:
-                answer = self._allocate(channel, ids)
+            answer = _called(socket, "Allocate", request, pb.AllocateResponse, self._allocate_s)
         except (grpc.RpcError, _UnreadableError) as err:
             return self._refused(ids, err)
         if not answer.container_responses:
@@ -112,9 +115,9 @@ class ForeignDriver(DeviceDriver):
         if isinstance(wanted, Refusal) or endpoint is None or not endpoint.needs_pre_start:
             return wanted if isinstance(wanted, Refusal) else None
         socket, ids = wanted
+        request = pb.PreStartContainerRequest(devices_ids=ids)
         try:
-            with _dialled(socket) as channel:
-                self._pre_start(channel, ids)
+            _called(socket, "PreStartContainer", request, pb.PreStartContainerResponse, self._allocate_s)
         except (grpc.RpcError, _UnreadableError) as err:
             return self._refused(ids, err)
         return None
@@ -138,14 +141,10 @@ class ForeignDriver(DeviceDriver):
             allocation_size=size,
         )
         try:
-            with _dialled(endpoint.socket) as channel:
-                call = channel.unary_unary(
-                    "/v1beta1.DevicePlugin/GetPreferredAllocation",
-                    request_serializer=pb.PreferredAllocationRequest.SerializeToString,
-                    response_deserializer=reading(pb.PreferredAllocationResponse.FromString),
-                )
-                asked = pb.PreferredAllocationRequest(container_requests=[wanted])
-                answer: pb.PreferredAllocationResponse = _readable(call(asked, timeout=timeout_s))
+            asked = pb.PreferredAllocationRequest(container_requests=[wanted])
+            answer = _called(
+                endpoint.socket, "GetPreferredAllocation", asked, pb.PreferredAllocationResponse, timeout_s
+            )
         except (grpc.RpcError, _UnreadableError) as err:
             get_logger().warning("foreign.preference-failed", resource=self.resource, error=_details_of(err))
             return None
@@ -184,25 +183,6 @@ class ForeignDriver(DeviceDriver):
             )
         return endpoint.listed
 
-    def _allocate(self, channel: grpc.Channel, ids: list[str]) -> pb.AllocateResponse:
-        # By name, because the generated stubs are typed only for asynchronous calls.
-        call = channel.unary_unary(
-            "/v1beta1.DevicePlugin/Allocate",
-            request_serializer=pb.AllocateRequest.SerializeToString,
-            response_deserializer=reading(pb.AllocateResponse.FromString),
-        )
-        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
-        answer: pb.AllocateResponse = _readable(call(request, timeout=self._allocate_s))
-        return answer
-
-    def _pre_start(self, channel: grpc.Channel, ids: list[str]) -> None:
-        call = channel.unary_unary(
-            "/v1beta1.DevicePlugin/PreStartContainer",
-            request_serializer=pb.PreStartContainerRequest.SerializeToString,
-            response_deserializer=reading(pb.PreStartContainerResponse.FromString),
-        )
-        _readable(call(pb.PreStartContainerRequest(devices_ids=ids), timeout=self._allocate_s))
-
     def _edits(self, answer: pb.ContainerAllocateResponse) -> ContainerEdits | Refusal:
         own = ContainerEdits(
             env=dict(answer.envs),
@@ -235,16 +215,24 @@ class ForeignDriver(DeviceDriver):
         return join((own, *(as_on_host(edits, host_nodes) for edits in parts)))
 
 
-def _dialled(socket: Path) -> grpc.Channel:
-    # A restarted plugin listens on another socket, so no channel stays open between two calls.
-    return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
-
-
 class _UnreadableError(Exception):
     """Raised when an answer's bytes are not a valid message."""
 
 
-def _readable(answer: Any) -> Any:
+def _called(socket: Path, method: str, request: Message, reply: type[R], timeout_s: float) -> R:
+    """Call a plugin. Blocks.
+
+    Errors: raises grpc.RpcError, and _UnreadableError for bytes that are no answer.
+    """
+    # A restarted plugin listens on another socket, so no channel stays open between two calls.
+    with grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        # By name, because the generated stubs are typed only for asynchronous calls.
+        call = channel.unary_unary(
+            f"/v1beta1.DevicePlugin/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=reading(reply.FromString),
+        )
+        answer: R | Malformed = call(request, timeout=timeout_s)
     if isinstance(answer, Malformed):
         raise _UnreadableError(f"its answer of {answer}")
     return answer
