@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 __all__ = ["Broadcast", "first_of"]
 
@@ -27,12 +27,12 @@ class Broadcast:
         event, self._event = self._event, asyncio.Event()
         event.set()
 
-    async def until(self, holds: Callable[[], bool], limit: AbstractAsyncContextManager[object]) -> bool:
+    async def until(self, holds: Callable[[], bool], limit: AbstractAsyncContextManager[object] | None = None) -> bool:
         """Wait until a condition holds, which is checked now and after each announcement. False when
         the limit, the `timeout` of a clock or of asyncio, came first.
         """
         try:
-            async with limit:
+            async with nullcontext() if limit is None else limit:
                 while True:
                     ticket = self.ticket()
                     if holds():

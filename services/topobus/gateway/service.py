@@ -478,4 +478,4 @@ class _Gateway:
             if news != said and (here or said is not None or is_patient):
                 said = news
                 self._readiness.set("registration", *news)
-            await self._plugin_watch.next()
+            await self._plugin_watch.ticket().wait()

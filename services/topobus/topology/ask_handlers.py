@@ -50,7 +50,7 @@ from topobus.topology.node_inputs import NodeInputs
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.idset import NodeSet
 from topobus.values.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
-from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.outcome import Placement, Refusal, refuse
 from topobus.values.pools import resource_split
 from topobus.values.request import Owner, PodRequest
 from topobus.values.timestamps import rfc3339
@@ -448,6 +448,4 @@ def _reused(op_id: str, record: OperationRecord, verb: str, owner: Owner) -> Ref
         f"operation {op_id} was a {record.verb} for {record.owner_key}, not a {verb} for {owner.key}: choose "
         "another op_id"
     )
-    return Refusal(
-        reasons=(Reason(code="operation-reused", message=message, facts={"op_id": op_id, "verb": record.verb}),)
-    )
+    return refuse("operation-reused", message, op_id=op_id, verb=record.verb)

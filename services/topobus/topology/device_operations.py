@@ -30,7 +30,7 @@ from topobus.values.device import Inventory
 from topobus.values.errors import ContractError
 from topobus.values.ledger import Ledger, OperationRecord, PendingDecision
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.timestamps import rfc3339
 
@@ -86,7 +86,7 @@ class DeviceOperations:
         )
         if (record.verb, record.owner_key) != (str(operation.verb), owner.key):
             text = f"operation {asked.op_id} was a {record.verb} for {record.owner_key}: choose another op_id"
-            return self._reply(record, _refuse("operation-reused", text, op_id=asked.op_id))
+            return self._reply(record, refuse("operation-reused", text, op_id=asked.op_id))
         if isinstance(record.outcome, Refusal):
             return self._reply(record, record.outcome)
         request = PerformRequest(op_id=asked.op_id, operation=operation, time=rfc3339(self._clock.now()))
@@ -157,7 +157,3 @@ class DeviceOperations:
 
     def _reply(self, record: OperationRecord, result: Operated | Refusal) -> OperateReply:
         return OperateReply(decision_id=record.decision_id, node=self._node, result=result)
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

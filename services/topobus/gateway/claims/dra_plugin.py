@@ -312,7 +312,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
 
     def _set_status(self, status: str) -> None:
         self.status = status
-        self._watch.wake()
+        self._watch.announce()
 
 
 async def _guarded(claim: ClaimKey, method: str, work: Awaitable[R]) -> R | str:

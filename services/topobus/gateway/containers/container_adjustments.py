@@ -22,7 +22,7 @@ from topobus.process.clock import Clock
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import TopobusError
 from topobus.values.names import ClaimUid
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import ContainerName, Sandbox
 
 __all__ = ["ContainerAdjustments"]
@@ -107,4 +107,4 @@ class ContainerAdjustments:
 def _refuse(entry: ClaimEntry, devices: tuple[str, ...], code: str, why: str) -> Refusal:
     where = f"{entry.namespace}/{entry.name}"
     text = f"claim {where}: what the container gets of {', '.join(devices)} is not known: {why}"
-    return Refusal(reasons=(Reason(code=code, message=text, facts={"claim": where, "devices": devices}),))
+    return refuse(code, text, claim=where, devices=devices)

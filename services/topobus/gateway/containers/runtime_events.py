@@ -31,7 +31,7 @@ from topobus.process.clock import Clock
 from topobus.sysfs.tree import Tree
 from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import Sandbox
 
 __all__ = ["RuntimeDoor"]
@@ -188,8 +188,4 @@ def _live(sandbox: Sandbox, container: RunningContainer) -> LiveContainer:
 
 def _not_prepared(uid: ClaimUid, device_class: str) -> Refusal:
     text = f"it names devices of class {device_class} of a claim (uid {uid}) that is not prepared on this node"
-    return Refusal(
-        reasons=(
-            Reason(code="claim-not-prepared", message=text, facts={"claim_uid": uid, "device_class": device_class}),
-        )
-    )
+    return refuse("claim-not-prepared", text, claim_uid=uid, device_class=device_class)

@@ -29,7 +29,7 @@ from topobus.values.edits import ContainerEdits, DeviceNode, Mount
 from topobus.values.errors import HardwareError
 from topobus.values.health import Observation
 from topobus.values.machine import Machine
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import OwnerKind
 
 __all__ = ["ForeignDriver", "ForeignEndpoint"]
@@ -89,7 +89,7 @@ class ForeignDriver(DeviceDriver):
         except (grpc.RpcError, _UnreadableError) as err:
             return self._refused(ids, err)
         if not answer.container_responses:
-            return _refuse("plugin-refused", f"the device plugin of {self.resource} gave no answer for a container")
+            return refuse("plugin-refused", f"the device plugin of {self.resource} gave no answer for a container")
         if context.owner.kind is not OwnerKind.DEVICE_PLUGIN:
             refusal = self.pre_start([device.name for device in devices])
             if refusal is not None:
@@ -159,17 +159,17 @@ class ForeignDriver(DeviceDriver):
         """Find the plugin's socket and its own ids of these devices."""
         endpoint = self.endpoint
         if endpoint is None or endpoint.listed is None:
-            return _refuse("plugin-gone", f"the device plugin of {self.resource} is not connected")
+            return refuse("plugin-gone", f"the device plugin of {self.resource} is not connected")
         ids = foreign_names(self.device_class, (each.id for each in endpoint.listed))
         unknown = sorted(set(names) - ids.keys())
         if unknown:
-            return _refuse(
+            return refuse(
                 "plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}"
             )
         return endpoint.socket, sorted(ids[name] for name in names)
 
     def _refused(self, ids: Sequence[str], err: Exception) -> Refusal:
-        return _refuse(
+        return refuse(
             "plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_details_of(err)}"
         )
 
@@ -209,7 +209,7 @@ class ForeignDriver(DeviceDriver):
         resolved = resolve_cdi(names, files)
         if isinstance(resolved, Refusal):
             text = "; ".join([*(reason.message for reason in resolved.reasons), *problems])
-            return _refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
+            return refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
         parts = [edits for _, edits in resolved]
         host_nodes = look_up(node.host_path or node.path for edits in parts for node in edits.device_nodes)
         return join((own, *(as_on_host(edits, host_nodes) for edits in parts)))
@@ -241,7 +241,3 @@ def _called(socket: Path, method: str, request: Message, reply: type[R], timeout
 def _details_of(err: Exception) -> str:
     details = getattr(err, "details", None)
     return str(details()) if callable(details) else str(err)
-
-
-def _refuse(code: str, message: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message),))

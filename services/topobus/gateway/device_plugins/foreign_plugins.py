@@ -52,7 +52,7 @@ from topobus.sysfs.tree import HardwareSettings
 from topobus.values.errors import ConfigError
 from topobus.values.idset import NodeSet
 from topobus.values.names import is_extended_resource_name
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.vendor_profiles import VendorProfile, is_named_by
 
 __all__ = ["ForeignPlugins"]
@@ -123,9 +123,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         async def call(names: list[str]) -> Refusal | None:
             driver = self._drivers.get(device_class)
             if driver is None:
-                return Refusal(
-                    reasons=(Reason(code="plugin-gone", message=f"no device plugin has registered for {device_class}"),)
-                )
+                return refuse("plugin-gone", f"no device plugin has registered for {device_class}")
             return await asyncio.to_thread(driver.pre_start, names)
 
         return call

@@ -136,11 +136,11 @@ class DevicePlugins:
         registrar = self._registrars[offer.resource] = self._registrar(
             offer, lambda: WithdrawnPlugin(offer, self._state)
         )
-        self._watch.wake()
+        self._watch.announce()
         await registrar.run()
         self._registrars.pop(offer.resource, None)
         get_logger().info("plugin.withdrawn", resource=offer.resource)
-        self._watch.wake()
+        self._watch.announce()
 
     async def _is_known_to_kubelet(self, resource: str) -> bool:
         """Return whether an earlier gateway process has offered a resource.

@@ -233,7 +233,7 @@ class PluginRegistrar:
         async def wake_on_stream_end() -> None:
             while True:
                 await plugin.streams_changed.ticket().wait()
-                self._watch.wake()
+                self._watch.announce()
 
         waker = asyncio.create_task(wake_on_stream_end())
         try:
@@ -265,4 +265,4 @@ class PluginRegistrar:
 
     def _set_status(self, status: str) -> None:
         self.status = status
-        self._watch.wake()
+        self._watch.announce()

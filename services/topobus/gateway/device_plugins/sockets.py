@@ -10,7 +10,7 @@ import asyncio
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -179,15 +179,15 @@ def remove_stale(folder: Path, pattern: str) -> None:
                 continue
 
 
-class FolderWatch:
+class FolderWatch(Broadcast):
     """Wakes its waiters when a socket in a folder comes or goes, and every `watchdog_s`, because
     not every file system reports changes.
     """
 
     def __init__(self, folder: Path, watchdog_s: float) -> None:
+        super().__init__()
         self.folder = folder
         self._watchdog_s = watchdog_s
-        self._broadcast = Broadcast()
 
     async def run(self) -> None:
         """Watch until cancelled. The folder may disappear and come back."""
@@ -199,7 +199,7 @@ class FolderWatch:
                     while is_there:
                         # Announce once before the first wait, so that changes before the kernel
                         # watched are seen as well.
-                        self._broadcast.announce()
+                        self.announce()
                         is_there = await self._changed(events)
             except (FileNotFoundError, NotADirectoryError):
                 # The loop below opens the folder again.
@@ -207,7 +207,7 @@ class FolderWatch:
             except OSError as err:
                 get_logger().warning("folder.watch-failed", folder=str(self.folder), error=str(err))
             await asyncio.sleep(self._watchdog_s)
-            self._broadcast.announce()
+            self.announce()
 
     async def _changed(self, events: FolderEvents) -> bool:
         """Wait for the folder's next event, or for the watchdog. False when the folder is gone."""
@@ -216,15 +216,3 @@ class FolderWatch:
                 return await events.next()
         except TimeoutError:
             return self.folder.is_dir()
-
-    def wake(self) -> None:
-        """Make all waiters check again."""
-        self._broadcast.announce()
-
-    async def next(self) -> None:
-        """Wait for the next wake-up."""
-        await self._broadcast.ticket().wait()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition is true."""
-        await self._broadcast.until(holds, nullcontext())

@@ -29,7 +29,7 @@ from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool
 from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid, is_dns_label
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.quantity import Quantity
 from topobus.values.request import Owner
 
@@ -166,38 +166,38 @@ def allocation_of(
     """
     where = f"claim {namespace}/{name}"
     if claim is None:
-        return _refuse("claim-missing", f"{where} does not exist")
+        return refuse("claim-missing", f"{where} does not exist")
     stored_uid = claim.metadata.get("uid", "")
     if stored_uid != uid:
-        return _refuse(
+        return refuse(
             "claim-replaced",
             f"{where} has uid {stored_uid or 'none'}, kubelet asked for {uid}",
             wanted=uid,
             got=str(stored_uid),
         )
     if not claim.status.get("allocation"):
-        return _refuse("claim-unallocated", f"{where} is not allocated")
+        return refuse("claim-unallocated", f"{where} is not allocated")
     try:
         allocated = _allocated(claim)
         grants = [_grant(index, result) for index, result in enumerate(allocated.results)]
         config = _config(allocated.config)
     except ContractError as err:
-        return _refuse("claim-malformed", f"{where}: {err}")
+        return refuse("claim-malformed", f"{where}: {err}")
     allocated_here = [grant for grant in grants if grant.device_class]
     if not allocated_here:
-        return _refuse("claim-elsewhere", f"{where} has no device of driver {DRIVER}")
+        return refuse("claim-elsewhere", f"{where} has no device of driver {DRIVER}")
     own: list[_Grant] = []
     for grant in allocated_here:
         device, pool = grant.device, pool_of_class(node, grant.device_class)
         if device.pool != pool:
             text = f"{where}: device {device.device} is in pool {device.pool}, wanted {pool}: this node is {node}"
-            return _refuse("claim-elsewhere", text, pool=device.pool, node=node)
+            return refuse("claim-elsewhere", text, pool=device.pool, node=node)
         if grant.device_class == SHAPE_CLASS and device.device not in parts:
             text = (
                 f"{where}: this machine has no shape {device.device} now: a device service has not reported yet, or "
                 "the devices are others than when the claim was allocated"
             )
-            return _refuse("shape-unknown", text, device=device.device)
+            return refuse("shape-unknown", text, device=device.device)
         own += _parts(grant, parts) if grant.device_class == SHAPE_CLASS else [grant]
     held = [grant for grant in own if not grant.device.is_shared]
     whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
@@ -392,7 +392,3 @@ def _cpus_by_group(held: Iterable[_Grant]) -> dict[str, int]:
 def _generation(claim: ApiObject) -> int:
     generation = claim.metadata.get("generation")
     return generation if isinstance(generation, int) and generation > 0 else 0
-
-
-def _refuse(code: str, message: str, **facts: str) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

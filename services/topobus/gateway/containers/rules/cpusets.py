@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topobus.values.edits import Cpuset
 from topobus.values.idset import CpuSet, NodeSet
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.request import Owner
 from topobus.values.sandbox import Sandbox
 
@@ -173,4 +173,4 @@ def refuse_demand(brought: Iterable[Cpuset], ownership: CpuOwnership) -> Refusal
 
 
 def _refuse(code: str, message: str, **facts: CpuSet | None) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts={name: str(ids) for name, ids in facts.items()}),))
+    return refuse(code, message, **{name: str(ids) for name, ids in facts.items()})

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
 __all__ = [
@@ -133,7 +133,7 @@ def of_claim(claim: ClaimEntry, refusal: Refusal) -> Refusal:
 def claim_undone(sandbox: Sandbox) -> Refusal:
     """Refuse a sandbox whose claim was unprepared meanwhile."""
     text = f"a claim of pod {sandbox} was unprepared meanwhile"
-    return Refusal(reasons=(Reason(code="claim-not-prepared", message=text, facts={"pod": sandbox.uid}),))
+    return refuse("claim-not-prepared", text, pod=sandbox.uid)
 
 
 def _wrong_in(interface: AttachedInterface) -> str:
@@ -155,11 +155,7 @@ def _wrong_in(interface: AttachedInterface) -> str:
 
 def _refuse(claim: ClaimEntry, code: str, message: str) -> Refusal:
     where = f"{claim.namespace}/{claim.name}"
-    return Refusal(
-        reasons=(
-            Reason(code=code, message=f"claim {where}: {message}", facts={"claim": where, "devices": claim.to_attach}),
-        )
-    )
+    return refuse(code, f"claim {where}: {message}", claim=where, devices=claim.to_attach)
 
 
 def _malformed(claim: ClaimEntry, what: str) -> Refusal:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from topobus.formats.messages.messages import Prepared
 from topobus.values.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["container_edits", "differences", "foreign_variables", "join"]
 
@@ -25,7 +25,7 @@ def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits 
     missing = tuple(name for name in wanted if name not in prepared.edits)
     if missing:
         text = f"the device service prepared nothing for {', '.join(missing)}"
-        return Refusal(reasons=(Reason(code="prepare-incomplete", message=text, facts={"devices": missing}),))
+        return refuse("prepare-incomplete", text, devices=missing)
     return join((prepared.common, *(prepared.edits[name] for name in wanted)))
 
 
@@ -76,10 +76,9 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
         if part.cpuset is not None:
             cpuset = part.cpuset if cpuset is None else cpuset | part.cpuset
     if conflicts:
-        text = f"two devices of one container contradict each other in {', '.join(sorted(set(conflicts)))}"
-        return Refusal(
-            reasons=(Reason(code="edits-conflict", message=text, facts={"edits": tuple(sorted(set(conflicts)))}),)
-        )
+        edits = tuple(sorted(set(conflicts)))
+        text = f"two devices of one container contradict each other in {', '.join(edits)}"
+        return refuse("edits-conflict", text, edits=edits)
     return ContainerEdits(
         env=env,
         annotations=annotations,
