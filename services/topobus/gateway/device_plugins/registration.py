@@ -19,6 +19,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from topobus.gateway.broadcast import first_of
 from topobus.gateway.config import SHORT_NAME, DeadlineSettings
 from topobus.gateway.device_plugins.device_plugin import DevicePlugin
 from topobus.gateway.device_plugins.sockets import (
@@ -229,21 +230,11 @@ class PluginRegistrar:
         kubelet: tuple[int, int, int] | None,
     ) -> str:
         """Wait for whatever ends this registration."""
-
-        async def wake_on_stream_end() -> None:
-            while True:
-                await plugin.streams_changed.ticket().wait()
-                self._watch.announce()
-
-        waker = asyncio.create_task(wake_on_stream_end())
-        try:
-            await self._watch.until(
-                lambda: (
-                    not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None)
-                )
-            )
-        finally:
-            waker.cancel()
+        while True:
+            tickets = (self._watch.ticket(), plugin.streams_changed.ticket())
+            if not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None):
+                break
+            await first_of(tickets)
         if identity(kubelet_path) not in (kubelet, None):
             why = "kubelet was started again"
         elif identity(path) != own:
