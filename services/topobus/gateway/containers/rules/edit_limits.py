@@ -253,9 +253,9 @@ def refuse_forbidden(
 def _joined(first: EditRights, second: EditRights) -> EditRights:
     """Return rights that allow what either of the two allows."""
     joined: dict[str, Any] = {}
-    for name, ours in structs.asdict(first).items():
-        theirs = getattr(second, name)
-        joined[name] = (*ours, *theirs) if isinstance(ours, tuple) else ours or theirs
+    for name, right in structs.asdict(first).items():
+        other = getattr(second, name)
+        joined[name] = (*right, *other) if isinstance(right, tuple) else right or other
     return EditRights(**joined)
 
 
