@@ -160,19 +160,3 @@ class Machine(Struct, frozen=True, kw_only=True):
     def online_cpus(self) -> CpuSet:
         """All online CPUs."""
         return CpuSet.of(cpu.id for cpu in self.cpus if cpu.online)
-
-    def distance(self, first: int, second: int) -> int:
-        """SLIT distance between two node ids.
-
-        10 to itself and 20 to others where the machine reports no distances.
-
-        Errors: raises KeyError for an id that the machine lacks.
-        """
-        ids = [node.id for node in self.numa_nodes]
-        if first not in ids or second not in ids:
-            raise KeyError(f"NUMA node {first if first not in ids else second} is not in this machine")
-        if not self.distances:
-            # LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel (include/linux/topology.h),
-            # which it assumes without a SLIT.
-            return 10 if first == second else 20
-        return self.distances[ids.index(first)][ids.index(second)]

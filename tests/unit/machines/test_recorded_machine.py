@@ -70,7 +70,7 @@ def test_profile_gb200_shows_gpu_memory_as_nodes_when_read(tmp_path: Path) -> No
     assert machine.node_set == NodeSet.parse("0-33")
     assert [node.id for node in machine.numa_nodes if node.cpus] == [0, 1]
     assert {node.near_cpus for node in machine.numa_nodes[2:18]} == {CpuSet.parse("0-71")}
-    assert machine.distance(0, 1) == 40
+    assert machine.distances[0][1] == 40
 
 
 def test_profile_epyc_has_a_cache_for_four_cores_when_read(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_profile_epyc_has_a_cache_for_four_cores_when_read(tmp_path: Path) -> No
 
     caches = {(cpu.numa_node, cpu.l3) for cpu in machine.cpus}
     assert (len(machine.numa_nodes), len(caches)) == (8, 16)
-    assert [machine.distance(0, node) for node in (0, 3, 4, 7)] == [10, 12, 32, 32]
+    assert [machine.distances[0][node] for node in (0, 3, 4, 7)] == [10, 12, 32, 32]
 
 
 def test_profile_laptop_is_hybrid_when_read(laptop: RecordedMachine) -> None:

@@ -77,7 +77,7 @@ def test_read_machine_maps_distance_columns_by_online_nodes_when_ids_are_sparse(
 
     machine = machine_of(tmp_path, files)
 
-    assert (machine.distance(2, 17), machine.distance(17, 2), machine.distance(17, 17)) == (31, 32, 10)
+    assert machine.distances == ((10, 31), (32, 10))
 
 
 def test_read_machine_takes_distances_as_unknown_when_a_row_is_short(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_read_machine_keeps_nodes_without_memory_when_a_cpuset_lists_those_that_
         (0, CpuSet(0, 1), 1024 * 1024),
         (1, CpuSet(2, 3), 0),
     ]
-    assert (machine.pci_devices[0].numa_node, machine.distance(0, 1), machine.warnings) == (1, 20, ())
+    assert (machine.pci_devices[0].numa_node, machine.distances[0][1], machine.warnings) == (1, 20, ())
 
 
 def test_read_machine_counts_no_memory_of_a_node_when_the_cpuset_has_its_cpus_alone(tmp_path: Path) -> None:

@@ -73,31 +73,13 @@ def test_link_bandwidth_counts_line_coding(speed: float, width: int, gbps: float
     assert PciLink(speed_gts=speed, width=width).bandwidth_gbps == pytest.approx(gbps, abs=0.01)
 
 
-def _machine(*ids: int, distances: tuple[tuple[int, ...], ...] = ()) -> Machine:
+def _machine(*ids: int) -> Machine:
     return Machine(
         node="n1",
         numa_nodes=tuple(NumaNode(id=identifier, cpus=CpuSet(identifier), memory_bytes=1) for identifier in ids),
         cpus=(),
-        distances=distances,
+        distances=(),
     )
-
-
-def test_machine_distance_goes_by_id_when_ids_are_sparse() -> None:
-    """Rows are positions, ids are not: node 8 of two nodes has a distance, not an index error."""
-    machine = _machine(0, 8, distances=((10, 40), (41, 10)))
-
-    assert [machine.distance(0, 8), machine.distance(8, 0), machine.distance(8, 8)] == [40, 41, 10]
-
-
-def test_machine_distance_is_the_kernels_default_when_untold() -> None:
-    """Without a SLIT the kernel assumes 10 and 20, and so do we."""
-    assert [_machine(0, 1).distance(0, 0), _machine(0, 1).distance(0, 1)] == [10, 20]
-
-
-def test_machine_distance_is_refused_when_the_node_is_absent() -> None:
-    """A device that names a NUMA node that the machine lacks is found out, not given a distance."""
-    with pytest.raises(KeyError, match="NUMA node 3"):
-        _machine(0, 1).distance(0, 3)
 
 
 def test_machine_survives_the_wire() -> None:
