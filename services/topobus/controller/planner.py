@@ -24,6 +24,7 @@ from topobus.formats.messages.plan_messages import NodeAnswer, PlanReply, PlanRe
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.node_text import first_of
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import PodRequest
 
@@ -92,7 +93,7 @@ class Planner:
         if request.node and request.node not in known_nodes:
             reason = Reason(
                 code="unknown-node",
-                message=f"there is no node {request.node}: known are {_some_of(known_nodes)}",
+                message=f"there is no node {request.node}: known are {first_of(known_nodes, _SHOWN_NODES)}",
                 facts={"node": request.node, "known": known_nodes[:_SHOWN_NODES]},
             )
             return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
@@ -224,9 +225,3 @@ class Planner:
             shown, first = nodes[:_SHOWN_SILENT], self._silent[nodes[0]]
             get_logger().warning("nodes.silent", count=len(nodes), nodes=shown, error=first)
             self._silent = {}
-
-
-def _some_of(names: tuple[str, ...]) -> str:
-    """List names for a person, cut to a number that is still read."""
-    more = f" and {len(names) - _SHOWN_NODES} more" if len(names) > _SHOWN_NODES else ""
-    return ", ".join(names[:_SHOWN_NODES]) + more

@@ -36,7 +36,7 @@ from topobus.formats.kubernetes.classic.classic_handles import device_handles, o
 from topobus.formats.kubernetes.classic.classic_limits import check_classic
 from topobus.formats.kubernetes.objects import CLAIM_PARAMETERS, CLASS_PARAMETERS, metadata_of, name_of
 from topobus.formats.kubernetes.resource import ClaimSpec, Wire
-from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.kubernetes.shape import read_as, refuse_problems
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject, PlaceRequest
@@ -45,7 +45,7 @@ from topobus.process.service import Runtime
 from topobus.values.dra_names import DRIVER, class_of_device, group_of_class, pool_of_class
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.ledger import Ledger
-from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.outcome import Placement, Reason, Refusal, refuse
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, PodRequest, Policy
 
 __all__ = ["BuiltinDriver"]
@@ -184,9 +184,7 @@ class BuiltinDriver:
         if api_object is None:
             shown = f"{namespace}/{reference.name}" if namespace else reference.name
             raise ContractError(f"{where}: there is no {wanted} {shown} of {self._group}")
-        problems = check_classic(api_object)
-        if problems:
-            raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))
+        refuse_problems(check_classic(api_object), name_of(api_object))
         return read_as(api_object.spec, kind, where=f"{name_of(api_object)}: spec")
 
     def _find(
@@ -213,14 +211,14 @@ class BuiltinDriver:
             return ()
         if node not in self._state.ledgers:
             message = f"node {node} is not ready: its topology has written no ledger"
-            return Refusal(reasons=(Reason(code="node-not-ready", message=message, facts={"node": node}),))
+            return refuse("node-not-ready", message, node=node)
         for claim in claims:
             if not claim.resource_class.spec.get("suitableNodes"):
                 continue
             suitable = classic_lifecycle.read_class(claim.resource_class).suitable_nodes
             if suitable is None or not selector_matches(suitable, node_of(node)):
                 message = f"node {node}: {name_of(claim.resource_class)} does not have it among its suitableNodes"
-                return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
+                return refuse("node-not-suitable", message, node=node)
         excluded = {
             device: why
             for claim in claims

@@ -41,7 +41,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.kubernetes.informers import Informer
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.timestamps import in_whole_seconds
 
 __all__ = ["Intents"]
@@ -303,7 +303,7 @@ class _PodRules:
         node = attempted.attempt.node
         code = "node-failed" if error.facts.get("code") == NODE_FAILED else "node-silent"
         message = str(error) if code == NODE_FAILED else f"node {node}: its ledger does not answer: {error}"
-        return Refusal(reasons=(Reason(code=code, message=message, facts={"node": node}),))
+        return refuse(code, message, node=node)
 
     def allocated(self, claim: ApiObject, allocation: AllocationResult, now: datetime) -> ApiObject | Reason:
         return with_bound_allocation(claim, allocation, self._plan.pod, now=in_whole_seconds(now))

@@ -28,7 +28,7 @@ from topobus.formats.messages.messages import PlaceReply, PlaceRequest, ReleaseR
 from topobus.process.logging import get_logger
 from topobus.values.errors import ConfigError, ContractError, HardwareError, PeerUnavailable
 from topobus.values.ledger import Ledger
-from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.outcome import Placement, Refusal, refuse
 from topobus.values.request import Owner
 
 __all__ = ["NODE_FAILED", "Held", "NodeLedgers", "Overtaken"]
@@ -171,13 +171,7 @@ class NodeLedgers:
         ledger = self._state.ledgers.get(node)
         held = ledger.allocations.get(owner.key) if ledger is not None else None
         if held is not None and held.is_prepared:
-            return Refusal(
-                reasons=(
-                    Reason(
-                        code="prepared", message=f"{owner} is prepared: its devices are released when it is unprepared"
-                    ),
-                )
-            )
+            return refuse("prepared", f"{owner} is prepared: its devices are released when it is unprepared")
         request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)
         reply = await _from_node(node, self._releases.ask(node, request))
         if isinstance(reply, UnderWay):
@@ -192,7 +186,7 @@ class NodeLedgers:
 
 def _no_such_shape(node: str, shapes: tuple[str, ...]) -> Refusal:
     message = f"node {node}: the machine has no shape {', '.join(shapes)} now: its devices have changed"
-    return Refusal(reasons=(Reason(code="shape-unknown", message=message, facts={"node": node, "devices": shapes}),))
+    return refuse("shape-unknown", message, node=node, devices=shapes)
 
 
 async def _from_node(node: str, answer: Awaitable[T]) -> T:

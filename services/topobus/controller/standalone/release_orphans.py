@@ -28,7 +28,7 @@ from topobus.process.service import Runtime
 from topobus.process.work_queue import Again, Done, Result, WorkQueue
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.ledger import Ledger
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import refuse
 from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["OrphanedAllocations"]
@@ -241,5 +241,5 @@ class OrphanedAllocations:
         self._log.warning("orphan.quarantined", owner=owner.key, node=node, why=why)
         op_id = f"quarantine-{owner.uid}-{code}"
         message = f"node {node}: {owner} was deleted by force, its devices are quarantined: {why}"
-        refusal = Refusal(reasons=(Reason(code=code, message=message, facts={"node": node, "owner": owner.key}),))
+        refusal = refuse(code, message, node=node, owner=owner.key)
         await self._decisions.publish("quarantine", owner, refusal, op_id=op_id, node=node)

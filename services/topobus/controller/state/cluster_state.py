@@ -38,11 +38,10 @@ from topobus.engine.claims.gate import RESERVED_TAINT
 from topobus.formats.kubernetes import limits
 from topobus.formats.kubernetes.objects import name_of
 from topobus.formats.kubernetes.resource import DeviceClassSpec, SliceDevice, SliceSpec
-from topobus.formats.kubernetes.shape import Problem, read_as
+from topobus.formats.kubernetes.shape import read_as, refuse_problems
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.device import Inventory
 from topobus.values.dra_names import node_of_pool
-from topobus.values.errors import ContractError
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
 from topobus.values.view import NodeAlignment
@@ -202,7 +201,7 @@ def read_class(api_object: ApiObject) -> DeviceClassSpec:
     Errors: raises ContractError.
     """
     spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))
-    _refuse(limits.check_class(spec), api_object)
+    refuse_problems(limits.check_class(spec), name_of(api_object))
     return spec
 
 
@@ -213,13 +212,8 @@ def read_slice(api_object: ApiObject) -> SliceSpec:
     Errors: raises ContractError.
     """
     spec = read_as(api_object.spec, SliceSpec, where=name_of(api_object))
-    _refuse(limits.check_slice(spec), api_object)
+    refuse_problems(limits.check_slice(spec), name_of(api_object))
     return spec
-
-
-def _refuse(problems: Sequence[Problem], api_object: ApiObject) -> None:
-    if problems:
-        raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))
 
 
 def _unreserved(slices: tuple[Slice, ...]) -> tuple[Slice, ...]:

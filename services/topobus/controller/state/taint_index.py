@@ -27,9 +27,8 @@ from topobus.formats.kubernetes.resource import (
     Taint,
     TaintRuleSpec,
 )
-from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.kubernetes.shape import read_as, refuse_problems
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.errors import ContractError
 
 __all__ = ["TaintIndex", "read_rule", "silenced", "tainted"]
 
@@ -40,9 +39,7 @@ def read_rule(rule: ApiObject) -> TaintRule:
     Errors: raises ContractError.
     """
     spec = read_as(rule.spec, TaintRuleSpec, where=name_of(rule))
-    problems = limits.check_taint_rule(spec)
-    if problems:
-        raise ContractError(f"{name_of(rule)}: " + "; ".join(str(problem) for problem in problems))
+    refuse_problems(limits.check_taint_rule(spec), name_of(rule))
     metadata = metadata_of(rule)
     since = spec.taint.time_added or metadata.creation_timestamp or None
     return TaintRule(metadata.name, spec.device_selector, msgspec.structs.replace(spec.taint, time_added=since))

@@ -29,7 +29,7 @@ from topobus.formats.kubernetes.resource import (
     ExactRequest,
     Toleration,
 )
-from topobus.values.outcome import Reason
+from topobus.values.outcome import Fact, Reason
 
 __all__ = ["ADVICE_STEPS", "nearest", "would_fit"]
 
@@ -219,7 +219,7 @@ def _with_claim(given: AllocationInput, index: int, spec: ClaimSpec) -> Allocati
     return replace(given, claims=tuple(claims))
 
 
-def _advice(given: AllocationInput, text: str, facts: dict[str, str | int | float | bool | tuple[str, ...]]) -> Reason:
+def _advice(given: AllocationInput, text: str, facts: dict[str, Fact]) -> Reason:
     return Reason(
         code="would-fit",
         message=f"would fit on node {given.node.name} {text}",

@@ -33,7 +33,7 @@ from topobus.formats.kubernetes.resource import (
     ClaimStatus,
     Condition,
 )
-from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.kubernetes.shape import read_as, refuse_problems
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.dra_names import class_of_device, is_of_node, node_of_pool
@@ -89,9 +89,7 @@ def read_claim(claim: ApiObject) -> ClaimSpec:
             "(`topobus apply`)"
         )
     spec = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
-    problems = limits.check_claim(spec)
-    if problems:
-        raise ContractError(f"{name_of(claim)}: " + "; ".join(str(problem) for problem in problems))
+    refuse_problems(limits.check_claim(spec), name_of(claim))
     return spec
 
 

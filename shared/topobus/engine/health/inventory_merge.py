@@ -28,6 +28,7 @@ from topobus.values.health import Condition, Dimension, HealthState, Observation
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine
 from topobus.values.names import is_dns_label
+from topobus.values.node_text import first_of
 from topobus.values.partitions import PARTS, partitioned
 from topobus.values.pci import PciAddress
 
@@ -370,8 +371,7 @@ def _forget_missing_nodes(found_devices: dict[str, Device], driver: str, nodes: 
             numa_nodes = (found_devices[name].numa_nodes or NodeSet()) & nodes
             found_devices[name] = msgspec.structs.replace(found_devices[name], numa_nodes=numa_nodes or None)
     return [
-        f"{driver}: "
-        f"{', '.join(names[:_SHOWN_LOST])}{f' and {len(names) - _SHOWN_LOST} more' if len(names) > _SHOWN_LOST else ''}: "  # noqa: E501
+        f"{driver}: {first_of(names, _SHOWN_LOST)}: "
         f"got NUMA node {missing}, wanted one of the nodes {nodes}; taken as unknown"
         for missing, names in sorted(lost.items())
     ]

@@ -21,7 +21,7 @@ from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device import Device
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger, OperationRecord
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.view import NodeView
 
 __all__ = ["Taken", "adopted_cpus", "read_adoption"]
@@ -63,7 +63,7 @@ def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Ite
         free -= cpus_of_group
     for name, count in sorted(asked.group_cpus.items()):
         if name not in groups:
-            return _refuse(
+            return refuse(
                 "unknown-device",
                 f"there is no group of CPUs named {name!r} on node {view.node}",
                 resource=CPU_CLASS,
@@ -76,7 +76,7 @@ def read_adoption(asked: AdoptRequest, ledger: Ledger, view: NodeView, cpus: Ite
             topology, free & groups[name].near_cpus, count, view.options.cpu, reserved=view.reserved_cpus
         )
         if isinstance(outcome, Refusal):
-            return _refuse(
+            return refuse(
                 outcome.reasons[0].code,
                 f"group {name}: {outcome.reasons[0].message}",
                 **{**outcome.reasons[0].facts, "device": name},
@@ -115,7 +115,7 @@ def adopted_cpus(asked: AdoptRequest, ledger: Ledger, record: OperationRecord) -
             f"decision {record.decision_id} chose CPUs of {', '.join(lost)} for {record.owner_key}, which does "
             "not hold them now: use a new op_id"
         )
-        return _refuse("released-since", message, decision=record.decision_id)
+        return refuse("released-since", message, decision=record.decision_id)
     return {name: chosen[name] for name in sorted(asked.group_cpus)}
 
 
@@ -143,7 +143,3 @@ def _kept(asked: AdoptRequest, ledger: Ledger, groups: Mapping[str, Device], fre
         for name, cpus in _groups_of(ledger, asked.owner.key).items()
         if name in groups and asked.group_cpus.get(name) == len(cpus) and cpus <= free & groups[name].near_cpus
     }
-
-
-def _refuse(code: str, message: str, **facts: str | float | bool | tuple[str, ...]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=facts),))

@@ -15,7 +15,7 @@ from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu
 from topobus.values.device_sharing import HeldShare
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, Holding
-from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.outcome import Placement, Refusal, refuse
 from topobus.values.request import PodRequest
 from topobus.values.shares import share_without
 
@@ -43,11 +43,7 @@ def holding_of(
             cpu = cpu_of_name(name)
             if cpu is None:
                 message = f"there is no CPU device named {name!r}, wanted cpu-<id>"
-                return Refusal(
-                    reasons=(
-                        Reason(code="unknown-device", message=message, facts={"resource": CPU_CLASS, "device": name}),
-                    )
-                )
+                return refuse("unknown-device", message, resource=CPU_CLASS, device=name)
             cpus.append(cpu)
     by_share = {
         device_class: names

@@ -13,7 +13,7 @@ from topobus.values.device import Device, Inventory
 from topobus.values.ledger import Ledger
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
 from topobus.values.names import meant_name
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["complaint_of_operation_text", "fault_of_operation"]
 
@@ -46,20 +46,20 @@ def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, 
     device_class, name = operation.device_class, operation.device
     if inventory is None:
         text = f"node {ledger.node} has no devices of class {device_class!r}"
-        return _refuse("unknown-class", text, resource=device_class)
+        return refuse("unknown-class", text, resource=device_class)
     if not has_own_service(device_class):
         text = (
             f"class {device_class} is served by somebody else's device plugin on node {ledger.node}: operate its "
             "devices by that plugin's own means"
         )
-        return _refuse("not-ours", text, resource=device_class)
+        return refuse("not-ours", text, resource=device_class)
     device = inventory.device(name)
     if device is None:
         if operation.verb is DeviceVerb.RETURN:
             return None
         meant = meant_name(name, [other.name for other in inventory.devices])
         hint = f"; did you mean {meant}?" if meant else ""
-        return _refuse(
+        return refuse(
             "unknown-device", f"there is no {device_class} named {name!r} on node {ledger.node}{hint}", device=name
         )
     return _held(device, inventory, ledger) if operation.verb is DeviceVerb.RESET else None
@@ -72,8 +72,4 @@ def _held(device: Device, inventory: Inventory, ledger: Ledger) -> Refusal | Non
     if not users:
         return None
     text = f"{device.name} cannot be reset while it is held: {'; '.join(users.values())}"
-    return _refuse("device-held", text, device=device.name, owners=tuple(users))
-
-
-def _refuse(code: str, message: str, **facts: str | tuple[str, ...]) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
+    return refuse("device-held", text, device=device.name, owners=tuple(users))

@@ -34,7 +34,7 @@ from topobus.values.ledger import (
     OperationRecord,
     PendingDecision,
 )
-from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal, refuse
 from topobus.values.request import Owner, OwnerKind, PodRequest
 
 __all__ = [
@@ -172,7 +172,7 @@ def commit(
     held = ledger.allocations.get(owner.key)
     if held is None:
         message = f"{owner} has no reservation to commit; it was released, or never made"
-        return Refusal(reasons=(Reason(code="no-reservation", message=message, facts={"owner": owner.key}),))
+        return refuse("no-reservation", message, owner=owner.key)
     record = OperationRecord(verb="commit", owner_key=owner.key, decision_id=decision_id, pending=pending)
     allocation = structs.replace(held, phase=AllocationPhase.COMMITTED)
     return Step(ledger=_with(ledger, op_id, record, {**ledger.allocations, owner.key: allocation}), record=record)
@@ -205,7 +205,7 @@ def release(
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     if held is not None and held.is_prepared and not is_undone:
         message = f"{owner} is prepared on this node: its devices are released when that is undone"
-        return Refusal(reasons=(Reason(code="prepared", message=message, facts={"owner": owner.key}),))
+        return refuse("prepared", message, owner=owner.key)
     left = {key: allocation for key, allocation in ledger.allocations.items() if key != owner.key}
     if keeps_devices and held is not None:
         left[owner.key] = structs.replace(held, is_prepared=False)
@@ -412,7 +412,7 @@ def _placement_of(allocation: Allocation) -> Placement:
 
 
 def _released_since(record: OperationRecord, message: str) -> Refusal:
-    return Refusal(reasons=(Reason(code="released-since", message=message, facts={"decision": record.decision_id}),))
+    return refuse("released-since", message, decision=record.decision_id)
 
 
 def _held_by(holders: Iterable[Allocation], wanted: Holding) -> Refusal:

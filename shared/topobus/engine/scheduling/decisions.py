@@ -48,7 +48,7 @@ from topobus.formats.kubernetes.resource import (
 )
 from topobus.values.dra_names import class_of_device
 from topobus.values.errors import ContractError
-from topobus.values.outcome import Reason
+from topobus.values.outcome import Fact, Reason
 
 __all__ = [
     "Blocked",
@@ -337,7 +337,7 @@ def _read(entry: str, claim: Claim) -> PodClaim:
 def _problem(pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, has_own_notes: bool) -> Reason | None:
     """Explain why a pod has to wait because of a claim. None when it need not."""
     claim, name = pod_claim.claim, pod_claim.claim.shown
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
+    facts: dict[str, Fact] = {"claim": pod_claim.name}
     is_mine = any(user.uid == pod.uid for user in pod_claim.consumers)
     if is_generated and not is_made_for(claim.object, pod):
         return Reason(

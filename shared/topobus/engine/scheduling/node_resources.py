@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from topobus.values.outcome import Reason
+from topobus.values.outcome import Fact, Reason
 from topobus.values.quantity import Quantity
 from topobus.values.resource_names import RESOURCE_PREFIX
 
@@ -178,7 +178,7 @@ def why_no_room(node: str, shortages: Sequence[Shortage]) -> Reason | None:
         f"{short.resource} {short.wanted}, free are {_at_least_nothing(short.free)} of {short.allocatable}"
         for short in final
     )
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+    facts: dict[str, Fact] = {
         "node": node,
         "resources": tuple(short.resource for short in final),
         "wanted": tuple(str(short.wanted) for short in final),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from topobus.engine.allocation.miss_reasons import UNCOUNTED, lacking, summarize
-from topobus.values.outcome import Reason
+from topobus.values.outcome import Fact, Reason
 
 __all__ = ["PlaceMiss", "describe_place_misses", "miss_of"]
 
@@ -55,7 +55,7 @@ def describe_place_misses(node: str, wish: str, misses: Sequence[PlaceMiss]) -> 
     for miss in sorted(misses, key=lambda miss: miss.lacking):
         groups.setdefault(miss.why, []).append(miss)
     names = tuple(miss.place for miss in misses)
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+    facts: dict[str, Fact] = {
         "node": node,
         "wished": wish,
         "tried": len(misses),

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from topobus.values.errors import ContractError
 
-__all__ = ["Problem", "check_names", "did_you_mean", "only_fields", "problem_of", "read_as"]
+__all__ = ["Problem", "check_names", "did_you_mean", "only_fields", "problem_of", "read_as", "refuse_problems"]
 
 S = TypeVar("S", bound=Struct)
 # How msgspec ends a message: with the place of what it is about.
@@ -36,6 +36,15 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def refuse_problems(problems: Sequence[Problem], where: str) -> None:
+    """Refuse an object that has problems.
+
+    Errors: raises ContractError with all of them.
+    """
+    if problems:
+        raise ContractError(f"{where}: " + "; ".join(map(str, problems)))
 
 
 def did_you_mean(wrong: str, legal: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from topobus.engine.claims.lifecycle import with_annotations, with_condition, wi
 from topobus.formats.kubernetes.classic import classic
 from topobus.formats.kubernetes.classic.classic_limits import check_classic
 from topobus.formats.kubernetes.objects import metadata_of, name_of
-from topobus.formats.kubernetes.shape import read_as
+from topobus.formats.kubernetes.shape import read_as, refuse_problems
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
@@ -66,7 +66,7 @@ def read_claim(claim: ApiObject) -> classic.ClaimSpec:
         raise ContractError(
             f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API"
         )
-    _refuse(claim)
+    refuse_problems(check_classic(claim), name_of(claim))
     return read_as(claim.spec, classic.ClaimSpec, where=f"{name_of(claim)}: spec")
 
 
@@ -75,7 +75,7 @@ def read_class(device_class: ApiObject) -> classic.ResourceClassSpec:
 
     Errors: raises ContractError that lists what is wrong.
     """
-    _refuse(device_class)
+    refuse_problems(check_classic(device_class), name_of(device_class))
     return read_as(device_class.spec, classic.ResourceClassSpec, where=name_of(device_class))
 
 
@@ -206,12 +206,6 @@ def with_deallocation_request(api_object: ApiObject) -> ApiObject:
         if api_object.status.get("allocation")
         else api_object
     )
-
-
-def _refuse(api_object: ApiObject) -> None:
-    problems = check_classic(api_object)
-    if problems:
-        raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))
 
 
 def _wire(value: Struct) -> dict[str, Any]:

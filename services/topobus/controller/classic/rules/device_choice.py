@@ -16,7 +16,7 @@ from topobus.engine.allocation.pools import Candidate
 from topobus.engine.allocation.values import DeviceId
 from topobus.formats.kubernetes.classic.classic_parameters import DeviceSelector
 from topobus.formats.kubernetes.slices import health_reason
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, refuse
 
 __all__ = ["Wanted", "choose", "fitting_devices"]
 
@@ -67,13 +67,7 @@ def choose(
             f"node {node}: {', '.join(names)} want {len(slots)} devices together, and want the same ones: each "
             "alone could be had"
         )
-        return Refusal(
-            reasons=(
-                Reason(
-                    code="claims-compete", message=message, facts={"node": node, "claims": names, "wanted": len(slots)}
-                ),
-            )
-        )
+        return refuse("claims-compete", message, node=node, claims=names, wanted=len(slots))
     given: list[list[int]] = [[] for _ in wanted]
     for device, slot in chosen.items():
         given[slots[slot]].append(device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from topobus.engine.alignment.cpus.cpu_assignment import assign_cpus
 from topobus.engine.alignment.cpus.cpu_topology import CpuTopology
 from topobus.values.idset import CpuSet, NodeSet
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Refusal, refuse
 from topobus.values.view import CpuOptions
 
 __all__ = ["choose_exclusive_cpus"]
@@ -61,4 +61,4 @@ def choose_exclusive_cpus(
 
 
 def _refuse(code: str, message: str, **facts: int) -> Refusal:
-    return Refusal(reasons=(Reason(code=code, message=message, facts={"resource": "cpu", **facts}),))
+    return refuse(code, message, resource="cpu", **facts)

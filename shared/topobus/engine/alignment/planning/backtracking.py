@@ -44,7 +44,7 @@ from topobus.engine.alignment.planning.search_budget import GaveUp, Steps
 from topobus.engine.alignment.planning.unit_sharing import Demand, compositions, share
 from topobus.values.errors import InvariantError
 from topobus.values.idset import CpuSet, NodeSet
-from topobus.values.outcome import ContainerPlacement, Placement, Reason
+from topobus.values.outcome import ContainerPlacement, Fact, Placement, Reason
 from topobus.values.request import ContainerKind, Policy
 from topobus.values.view import NodeView
 
@@ -88,7 +88,7 @@ def search(view: NodeView, task: PlacementTask, conflict: Conflict, steps: Steps
     attempt = _Search(available, task, steps)
     placed = attempt.run()
     who = f"container {conflict.demand.name!r}" if conflict.demand.name else "the pod"
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+    facts: dict[str, Fact] = {
         "steps": steps.used,
         "container": conflict.demand.name,
     }

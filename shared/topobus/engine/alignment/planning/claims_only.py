@@ -14,7 +14,7 @@ from msgspec import structs
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device
 from topobus.values.device_sharing import HeldShare
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Fact, Reason, Refusal
 from topobus.values.partitions import Partitions
 from topobus.values.request import PodRequest
 from topobus.values.shares import shortage_of
@@ -23,7 +23,7 @@ from topobus.values.view import NodeView
 __all__ = ["by_count", "capacity_shortages", "claims_only", "explain_claims_only", "share_faults", "shortages"]
 
 
-_Facts = dict[str, str | int | float | bool | tuple[str, ...]]
+_Facts = dict[str, Fact]
 
 
 def claims_only(devices: Iterable[Device], counter_sets: Sequence[CounterSet]) -> frozenset[str]:

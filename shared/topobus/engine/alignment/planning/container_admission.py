@@ -20,7 +20,7 @@ from topobus.engine.alignment.planning.resource_hints import ContainerAllocation
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet
 from topobus.values.node_text import on_nodes
-from topobus.values.outcome import ContainerPlacement, HintList, Reason
+from topobus.values.outcome import ContainerPlacement, Fact, HintList, Reason
 from topobus.values.request import Policy
 
 __all__ = ["Aligned", "align", "fill"]
@@ -179,7 +179,7 @@ def _why_outside(available: NodeAvailability, device_class: str, names: Sequence
 def _why_aligned(available: NodeAvailability, aligned: Aligned) -> Reason:
     hint, merged = aligned.merged.hint, aligned.merged
     decider = _decider(aligned)
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+    facts: dict[str, Fact] = {
         "policy": aligned.policy.value,
         "nodes": str(hint.nodes) if hint.nodes is not None else "",
         "preferred": hint.preferred,

@@ -18,7 +18,7 @@ from topobus.engine.alignment.planning.locality_domains import Domain, tiers
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
-from topobus.values.outcome import ContainerPlacement, Placement, Reason
+from topobus.values.outcome import ContainerPlacement, Fact, Placement, Reason
 from topobus.values.request import Locality, Policy
 
 __all__ = ["PlacementTask", "groups_of", "locality_reason", "place_greedily", "tiers_of", "total_of"]
@@ -186,7 +186,7 @@ def _unmet_locality(
     lacks = tuple(f"{count} {resource}" for resource, count in sorted(missing.items()))
     text = f"{' and '.join(lacks)} missing there" if lacks else f"policy {task.policy.value} admits nothing there"
     message = f"{who}: nothing holds all of it by {asked}; {key} comes closest: {text}"
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+    facts: dict[str, Fact] = {
         "container": total.name,
         "locality": asked,
         "domain": key,

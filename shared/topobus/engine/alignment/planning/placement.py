@@ -34,7 +34,7 @@ from topobus.engine.alignment.planning.resource_pools import (
 )
 from topobus.engine.alignment.planning.search_budget import GaveUp, Steps
 from topobus.values.idset import CpuSet
-from topobus.values.outcome import Placement, Reason, Refusal
+from topobus.values.outcome import Placement, Reason, Refusal, refuse
 from topobus.values.request import OwnerKind, PodRequest, Policy, Scope
 from topobus.values.view import NodeView, PlanMode
 
@@ -135,7 +135,7 @@ def _plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pl
         *(owner for held in view.held_devices.values() for owner in held.values()),
     }:
         message = f"{request.owner} is placed already; release it before placing it again"
-        return Refusal(reasons=(Reason(code="already-placed", message=message, facts={"owner": request.owner.key}),))
+        return refuse("already-placed", message, owner=request.owner.key)
     forbidden = _forbidden(view, request) or _too_many_nodes(view, policy_of(view, request))
     if forbidden:
         return Refusal(reasons=tuple(forbidden))

@@ -22,7 +22,7 @@ from topobus.values.device import Device
 from topobus.values.health import HEALTHY, HealthState, RecoveryAction
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.node_text import first_of, on_nodes
-from topobus.values.outcome import HintList, Reason, Refusal
+from topobus.values.outcome import Fact, HintList, Reason, Refusal
 from topobus.values.request import PodRequest, Policy
 from topobus.values.view import NodeView
 
@@ -367,7 +367,7 @@ def _with_devices_well(view: NodeView, devices: Sequence[Device]) -> NodeView:
 
 
 def _recovery_reason(device: Device) -> Reason:
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+    facts: dict[str, Fact] = {
         "device": device.name,
         "device_class": device.device_class,
     }

@@ -18,7 +18,7 @@ from msgspec import Struct
 from topobus.engine.allocation.values import Node
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector
 from topobus.engine.scheduling.pod_groups import AffinityTerm, Groups, PodGroup, TopologyPair, by_domain
-from topobus.values.outcome import Reason
+from topobus.values.outcome import Fact, Reason
 
 __all__ = [
     "AffinityCounts",
@@ -156,7 +156,7 @@ def _pods(count: int) -> str:
 
 
 def _reason(code: str, node: Node, why: str, *, key: str, pods: int | None = None) -> Reason:
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"node": node.name, "topology_key": key}
+    facts: dict[str, Fact] = {"node": node.name, "topology_key": key}
     if pods is not None:
         facts["pods"] = pods
     if pods:

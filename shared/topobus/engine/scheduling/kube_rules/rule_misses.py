@@ -14,6 +14,7 @@ from topobus.engine.allocation.explanations import SHOWN_NODES
 from topobus.engine.allocation.values import NoFit
 from topobus.engine.scheduling.decisions import NodeMiss, explain_misses
 from topobus.engine.scheduling.kube_rules.placement_rules import PLACEMENT_CODES
+from topobus.values.node_text import first_of
 from topobus.values.outcome import Reason
 
 __all__ = ["RULE_CODES", "explain_choice", "nearness"]
@@ -93,8 +94,7 @@ def _reason_of(texts: tuple[str, ...], members: Sequence[tuple[str, Sequence[Rea
     """Merge nodes with the same reasons into one Reason, with the facts of the first."""
     names = [node for node, _ in members]
     first = members[0][1][0]
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    named = f"node{'s' if len(names) > 1 else ''} {', '.join(names[:_SHOWN_NAMES])}{more}"
+    named = f"node{'s' if len(names) > 1 else ''} {first_of(names, _SHOWN_NAMES)}"
     text, *others = texts
     rest = f" (and {'; '.join(others)})" if others else ""
     return Reason(

@@ -18,7 +18,7 @@ from msgspec import Struct
 from topobus.engine.allocation.values import Node
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, selects, with_labels
 from topobus.engine.scheduling.pod_groups import Groups
-from topobus.values.outcome import Reason
+from topobus.values.outcome import Fact, Reason
 
 __all__ = [
     "SpreadConstraint",
@@ -149,7 +149,7 @@ def why_uneven(counts: Collection[SpreadCounts], node: Node) -> Reason | None:
     for spread in counts:
         constraint = spread.constraint
         key = constraint.topology_key
-        facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"node": node.name, "topology_key": key}
+        facts: dict[str, Fact] = {"node": node.name, "topology_key": key}
         if key not in node.labels:
             return Reason(
                 code="topology-spread",
