@@ -12,12 +12,14 @@ import pytest
 import pytest_asyncio
 
 from lab.bench.cluster import measure_fill
-from lab.cluster_fill.fill_outcome import faults_of
 from lab.cluster_fill.fill_rig import CONTROLLER, fill_rig
 from lab.cluster_fill.gated_pods import NAMESPACE, claim_object, pod_object
-from lab.cluster_fill.node_records import NodeRecord, node_name
-from lab.cluster_fill.played_nodes import PlayedNode, open_client, publish_nodes
+from lab.cluster_fill.played_nodes import CLASSES, open_client, publish_nodes
+from lab.fleet.fill_outcome import faults_of
+from lab.fleet.fleet_node import FleetNode, node_template
+from lab.leaves.node_content import NodeContent
 from support.cluster_home import ClusterHome
+from support.node_contents import content_of
 from topobus.bus.bus import Bus
 from topobus.controller.store.api import WATCHED
 from topobus.simulation.nats_server import NatsServer
@@ -37,7 +39,7 @@ PLURALS = sorted(kind.plural for kind in WATCHED)
 class Filling:
     """A cluster of played nodes, filled with gated pods by the test."""
 
-    def __init__(self, home: ClusterHome, nodes: list[PlayedNode]) -> None:
+    def __init__(self, home: ClusterHome, nodes: list[FleetNode]) -> None:
         self.home = home
         self.nodes = nodes
         self._made = 0
@@ -72,20 +74,20 @@ class Filling:
 
 
 @pytest.fixture
-def record(recorded: tuple[Machine, list[Inventory]]) -> NodeRecord:
+def content(recorded: tuple[Machine, list[Inventory]]) -> NodeContent:
     """What each of the nodes says of itself."""
-    return NodeRecord(machine=recorded[0], inventories=tuple(recorded[1]))
+    return content_of(*recorded)
 
 
 @pytest_asyncio.fixture
-async def filling(nats_server: NatsServer, bus: Bus, record: NodeRecord, tmp_path: Path) -> AsyncIterator[Filling]:
+async def filling(nats_server: NatsServer, bus: Bus, content: NodeContent, tmp_path: Path) -> AsyncIterator[Filling]:
     """Twenty nodes of eight GPUs; the controller is a user of its own."""
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         home = ClusterHome(server, nats_server.url, tmp_path)
         server.write_kubeconfig(home.kubeconfig, user=CONTROLLER, is_master=True)
         client = open_client(str(server.write_kubeconfig(tmp_path / "nodes")))
         try:
-            yield Filling(home, await publish_nodes(bus, client, record, [node_name(index) for index in range(NODES)]))
+            yield Filling(home, await publish_nodes(bus, client, node_template(content, CLASSES), NODES))
         finally:
             await client.close()
 
@@ -185,11 +187,11 @@ async def test_pods_that_fit_nowhere_are_told_once_and_counted_in_one_event(fill
 
 
 @pytest.mark.real_server
-async def test_fill_goes_on_without_loss_when_a_replica_is_killed(record: NodeRecord) -> None:
+async def test_fill_goes_on_without_loss_when_a_replica_is_killed(content: NodeContent) -> None:
     """Two replicas fill a cluster, one is killed half way: the other goes on, every claim has its
     devices, no device two claims, and the ledgers say the same.
     """
-    async with fill_rig(record, 6) as rig:
+    async with fill_rig(content, 6) as rig:
         figures = await measure_fill(rig, 6, 36, kills=True)
 
     assert figures.faults == []

@@ -24,9 +24,9 @@ from lab.leaves.crowd import Crowd
 from lab.leaves.hub import Hub
 from lab.leaves.hub_measures import Fleet, draw_growth, measure_fleet
 from lab.leaves.leaf_connection import LeafConnection, NoAnswer
-from lab.leaves.node_content import NodeContent, Saying
+from lab.leaves.node_content import NodeContent, Saying, node_name
 from lab.leaves.simulated_node import SimulatedNode, asked_subjects
-from lab.leaves.swarm import Order, node_name
+from lab.leaves.swarm import Order
 from lab.leaves.watcher import Watcher
 from support.looks import next_look
 from topobus.bus.asks.ask_headers import PING

@@ -14,11 +14,10 @@ from msgspec import structs
 from lab.bench import fleet
 from lab.fleet.fleet_node import FleetNode, node_template
 from lab.fleet.fleet_run import FleetRun, measure_run
-from lab.leaves.node_content import NodeContent, Saying
 from support.alignment_nodes import dgx_facts
+from support.node_contents import content_of
 from topobus.bus.bus import Bus
 from topobus.formats.messages import catalogue
-from topobus.formats.messages.stored import to_stored
 
 pytestmark = pytest.mark.integration
 
@@ -29,16 +28,7 @@ _GPUS = tuple(
 )
 INVENTORIES = {**_FACTS, "gpu": structs.replace(_FACTS["gpu"], devices=_GPUS)}
 CLASSES = frozenset({"gpu", "nic"})
-CONTENT = NodeContent(
-    node=MACHINE.node,
-    sayings=(
-        Saying("machine", {}, to_stored(catalogue.MACHINE, MACHINE, where="test")),
-        *(
-            Saying("inventory", {"device_class": name}, to_stored(catalogue.INVENTORY, inventory, where="test"))
-            for name, inventory in INVENTORIES.items()
-        ),
-    ),
-)
+CONTENT = content_of(MACHINE, INVENTORIES.values())
 
 
 async def test_no_claim_is_lost_when_a_controller_is_killed_during_the_fill() -> None:

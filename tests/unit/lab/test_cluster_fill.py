@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.bench.cluster import ClusterFigures, ProcessFigures, draw
-from lab.cluster_fill.fill_outcome import faults_of, left_at_nodes
+from lab.fleet.fill_outcome import faults_of, left_at_nodes
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind
 
@@ -51,8 +51,9 @@ def test_fill_has_no_faults_when_each_claim_has_what_its_ledger_holds() -> None:
             _ledger(),
             "1 devices that the node's ledger does not hold for their claim: n1/gpu/gpu-0 of a",
         ),
+        ([_claim("a", "gpu-0")], _ledger(a="gpu-0", b="gpu-0"), "1 devices that a ledger holds for two: n1/gpu/gpu-0"),
     ],
-    ids=["lost", "unreserved", "double", "unheld"],
+    ids=["lost", "unreserved", "double", "unheld", "held-twice"],
 )
 def test_fill_names_its_fault_when_something_is_wrong(claims: list[dict[str, Any]], ledger: Ledger, fault: str) -> None:
     """A lost claim, a device twice and a ledger that says otherwise are each named."""

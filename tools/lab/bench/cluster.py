@@ -25,11 +25,11 @@ from msgspec import Struct, structs
 from lab.bench.figures import machine_facts, percentile
 from lab.bench.node_processes import wait_ready
 from lab.bench.process_use import Counts
-from lab.cluster_fill.fill_outcome import faults_of, left_at_nodes
 from lab.cluster_fill.fill_rig import CONTROLLER, FillRig, fill_rig
 from lab.cluster_fill.gated_pods import NAMESPACE, Crowd
-from lab.cluster_fill.node_records import record_node
 from lab.cluster_fill.patch_floor import patch_statuses
+from lab.fleet.fill_outcome import faults_of, left_at_nodes
+from lab.leaves.node_content import record_content
 from topobus.formats.messages import catalogue
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.client import KubernetesClient, object_path
@@ -127,10 +127,8 @@ def main(argv: Sequence[str]) -> int:
     return 1 if figures.faults else 0
 
 
-def verbs_of(
-    requests: Mapping[RequestKind, int], before: Mapping[RequestKind, int] | None = None, *, user: str = CONTROLLER
-) -> dict[str, int]:
-    """Add up one user's requests by verb and resource, without those in `before`.
+def verbs_of(requests: Mapping[RequestKind, int], before: Mapping[RequestKind, int] | None = None) -> dict[str, int]:
+    """Add up the controllers' requests by verb and resource, without those in `before`.
 
     >>> kinds = [RequestKind(user="controller", verb="list", resource="pods", code=code) for code in (200, 410)]
     >>> verbs_of({kinds[0]: 3, kinds[1]: 1}, {kinds[0]: 2})
@@ -138,7 +136,7 @@ def verbs_of(
     """
     sums: dict[str, int] = {}
     for kind, count in requests.items():
-        if kind.user == user and count != (before or {}).get(kind, 0):
+        if kind.user == CONTROLLER and count != (before or {}).get(kind, 0):
             name = f"{kind.verb} {kind.resource}"
             sums[name] = sums.get(name, 0) + count - (before or {}).get(kind, 0)
     return {name: count for name, count in sorted(sums.items()) if count}
@@ -182,9 +180,9 @@ def draw(figures: ClusterFigures) -> str:
 async def _measure_within(arguments: argparse.Namespace) -> ClusterFigures:
     async with asyncio.timeout(arguments.limit):
         _say(f"reading the recorded machine {arguments.machine}")
-        record = await record_node(arguments.machine)
+        content = await record_content(arguments.machine)
         _say(f"bringing up {arguments.nodes} nodes")
-        async with fill_rig(record, arguments.nodes) as rig:
+        async with fill_rig(content, arguments.nodes) as rig:
             return await measure_fill(rig, arguments.nodes, arguments.claims, kills=arguments.kill)
 
 
@@ -198,7 +196,7 @@ async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) ->
     _say("starting the controller")
     at_first, began_s = rig.counts(), time.monotonic()
     for _ in range(2 if kills else 1):
-        await rig.start_replica({})
+        await rig.start_replica()
     await wait_ready(rig.replicas, limit_s=_READY_LIMIT_S)
     ready_s, at_ready, asked_ready = time.monotonic() - began_s, rig.counts(), await rig.requests()
     crowd = Crowd(rig.client, parallel=_PARALLEL)

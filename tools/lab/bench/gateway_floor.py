@@ -11,13 +11,11 @@ caller of `Floor` measures.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -26,6 +24,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from lab.bench.child_processes import child_process, read_line
 from topobus.bus.bus import Bus
 from topobus.bus.streams.provision import bucket_subject
 from topobus.devicekit.journal.durable_file import write
@@ -64,9 +63,7 @@ class Floor:
 
 
 @asynccontextmanager
-async def floor(
-    folder: Path, ledger_bytes: int, environment: Mapping[str, str] = MappingProxyType({})
-) -> AsyncIterator[Floor]:
+async def floor(folder: Path, ledger_bytes: int) -> AsyncIterator[Floor]:
     """Run the floor's processes until the block ends.
 
     The compared-and-set value has `ledger_bytes`.
@@ -83,33 +80,11 @@ async def floor(
             ("device", []),
             ("gateway", [str(socket), str(folder / "files")]),
         ):
-            pids[place] = await stack.enter_async_context(_process(place, server.url, arguments, environment))
+            process = await stack.enter_async_context(child_process(__name__, place, server.url, *arguments))
+            pids[place] = process.pid
+            await read_line(process)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"unix:{socket}", options=_LOCAL))
         yield Floor(call=channel.unary_unary(_CALL), pids=pids)
-
-
-@asynccontextmanager
-async def _process(place: str, url: str, arguments: list[str], environment: Mapping[str, str]) -> AsyncIterator[int]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        __name__,
-        place,
-        url,
-        *arguments,
-        env={**os.environ, **environment},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(_LIMIT_S):
-            line = await process.stdout.readline()
-        assert line == b"ready\n", f"the floor's {place} ended: {line!r}"
-        yield process.pid
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def main(place: str, url: str, *arguments: str) -> None:

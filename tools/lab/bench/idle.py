@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from lab.bench.child_processes import child_process
 from lab.bench.figures import machine_facts
 from lab.bench.node_processes import BenchNode, bench_node
 from lab.bench.process_use import Counts, Use, count_messages, read_counts, use_between
@@ -160,7 +159,7 @@ async def _measure(seconds: float, machine: str) -> list[Use]:
     port = free_port()
     async with (
         bench_node(SERVICES, machine=machine, nats_config=f'http: "127.0.0.1:{port}"') as node,
-        _floor(node.nats.url) as floor,
+        child_process("lab.bench.idle_floor", node.nats.url, str(EVERY_S), str(CANARY_EVERY_S)) as floor,
     ):
         pids = {name: service.process.pid for name, service in node.services.items()}
         pids |= {FLOOR: floor.pid, NATS: node.nats.pid}
@@ -194,15 +193,3 @@ def _check(node: BenchNode) -> None:
     ended = [name for name, service in node.services.items() if service.process.returncode is not None]
     if ended:
         raise RuntimeError(f"ended while they were measured: {', '.join(ended)}")
-
-
-@asynccontextmanager
-async def _floor(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "lab.bench.idle_floor", url, str(EVERY_S), str(CANARY_EVERY_S)
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        await process.wait()

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from lab.bench.child_processes import end_process
+from lab.bench.process_use import read_counts
 from topobus.bus.bus import Bus
 from topobus.process.config import NatsSettings
 from topobus.simulation.kubelet.simulator import KubeletSimulator
@@ -30,7 +32,6 @@ __all__ = ["NODE", "BenchNode", "BenchService", "bench_node", "bench_service", "
 
 NODE = "bench-node"
 _START_LIMIT_S = 60.0
-_STOP_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,7 @@ class BenchService:
 
     def resident_mib(self) -> float:
         """Resident memory now, of the process alone."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
-        line = next(each_line for each_line in status.splitlines() if each_line.startswith("VmRSS:"))
-        return int(line.split()[1]) / 1024
+        return read_counts(self.process.pid).resident_mib
 
     async def is_ready(self) -> bool:
         """Ask its /readyz."""
@@ -178,9 +177,4 @@ async def bench_service(
         if process.returncode is None:
             # A frozen process would never see the signal.
             made.thaw()
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _STOP_LIMIT_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        await end_process(process)

@@ -10,35 +10,32 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sys
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from lab.bench.node_processes import BenchService
+from lab.bench.child_processes import child_process, read_line
+from lab.bench.node_processes import BenchService, bench_service
 from lab.bench.process_use import Counts, read_counts
-from lab.cluster_fill.node_records import NodeRecord
 from lab.cluster_fill.played_nodes import READY, open_client
+from lab.leaves.node_content import NodeContent
 from topobus.bus.bus import Bus
-from topobus.formats.messages.codec import encode
 from topobus.kubernetes.client import KubernetesClient
 from topobus.process.config import NatsSettings
-from topobus.simulation.nats_server import NatsServer, free_port
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver.request_counts import METRICS_PATH, RequestKind
-from topobus.values.errors import PeerUnavailable
 
 __all__ = ["CONTROLLER", "FillRig", "fill_rig"]
 
 CONTROLLER = "controller"
 """The user of the replicas at the API server."""
 _NODES, _PODS = "nodes", "pods"
-_LINE_LIMIT_S = 600.0
-_STOP_LIMIT_S = 10.0
 
 
 @dataclass
@@ -54,32 +51,21 @@ class FillRig:
     """Of the user who creates pods and binds them."""
     pids: dict[str, int]
     """Process ids of all except the replicas, by name."""
+    stack: AsyncExitStack
+    """Ends the replicas."""
     replicas: list[BenchService] = field(default_factory=list)
     """All that were started, including those that ended."""
 
-    async def start_replica(self, settings: Mapping[str, str]) -> BenchService:
+    async def start_replica(self) -> None:
         """Start one more controller, which is not ready yet."""
-        port, log = free_port(), self.folder / f"controller-{len(self.replicas)}.log"
-        with log.open("wb") as out:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "topobus.controller.main",
-                env={
-                    **{key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")},
-                    "TOPOBUS_ALL__NATS__URL": self.nats.url,
-                    "TOPOBUS_ALL__LOG__FORMAT": "json",
-                    "TOPOBUS_ALL__HTTP__PORT": str(port),
-                    "TOPOBUS_CONTROLLER__HOME": "cluster",
-                    "TOPOBUS_CONTROLLER__CLUSTER__KUBECONFIG": str(self.folder / CONTROLLER),
-                    **settings,
-                },
-                stdout=out,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-        replica = BenchService(name=f"controller-{len(self.replicas)}", process=process, port=port, log=log)
-        self.replicas.append(replica)
-        return replica
+        name = f"controller-{len(self.replicas)}"
+        await asyncio.to_thread((self.folder / name).mkdir)
+        settings = {
+            "TOPOBUS_CONTROLLER__HOME": "cluster",
+            "TOPOBUS_CONTROLLER__CLUSTER__KUBECONFIG": str(self.folder / CONTROLLER),
+        }
+        starting = bench_service("controller", self.nats.url, self.folder / name, settings)
+        self.replicas.append(replace(await self.stack.enter_async_context(starting), name=name))
 
     def counts(self) -> dict[str, Counts]:
         """Read what each living process has used."""
@@ -92,7 +78,7 @@ class FillRig:
 
 
 @asynccontextmanager
-async def fill_rig(record: NodeRecord, nodes: int) -> AsyncIterator[FillRig]:
+async def fill_rig(content: NodeContent, nodes: int) -> AsyncIterator[FillRig]:
     """Run everything except the controller until the block ends. The nodes are there."""
     folder = Path(tempfile.mkdtemp(prefix="tb"))
     try:
@@ -101,64 +87,19 @@ async def fill_rig(record: NodeRecord, nodes: int) -> AsyncIterator[FillRig]:
             bus = await stack.enter_async_context(Bus.session(NatsSettings(url=nats.url), name="bench"))
             await bus.provision()
             users = [f"--user={name}={folder / name}" for name in (CONTROLLER, _NODES, _PODS)]
-            server = await stack.enter_async_context(_process("topobus.testing.apiserver", *users))
-            url = await _line(server)
-            (folder / "record").write_bytes(encode(record))
-            player = await stack.enter_async_context(
-                _process(
-                    "lab.cluster_fill.played_nodes", nats.url, str(folder / _NODES), str(nodes), str(folder / "record")
-                )
-            )
-            while await _line(player) != READY:
+            server = await stack.enter_async_context(child_process("topobus.testing.apiserver", *users))
+            url = await read_line(server)
+            (folder / "content").write_bytes(msgspec.json.encode(content))
+            arguments = (nats.url, str(folder / _NODES), str(nodes), str(folder / "content"))
+            player = await stack.enter_async_context(child_process("lab.cluster_fill.played_nodes", *arguments))
+            while await read_line(player) != READY:
                 pass
             client = open_client(str(folder / _PODS))
             stack.push_async_callback(client.close)
             pids = {"API server": server.pid, "nats-server": nats.pid, _NODES: player.pid, "bench": os.getpid()}
-            rig = FillRig(folder=folder, nats=nats, bus=bus, url=url, client=client, pids=pids)
-            stack.push_async_callback(_end_replicas, rig)
-            yield rig
+            yield FillRig(folder=folder, nats=nats, bus=bus, url=url, client=client, pids=pids, stack=stack)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@asynccontextmanager
-async def _process(module: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *arguments, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        yield process
-    finally:
-        await _end(process)
-
-
-async def _line(process: asyncio.subprocess.Process) -> str:
-    """Read a line that a process prints.
-
-    Errors: raises PeerUnavailable when it ends before, TimeoutError when
-    it prints none in ten minutes.
-    """
-    assert process.stdout is not None
-    async with asyncio.timeout(_LINE_LIMIT_S):
-        line = await process.stdout.readline()
-    if not line:
-        raise PeerUnavailable(f"a process of the bench ended with {await process.wait()}; its output is above")
-    return line.decode().strip()
-
-
-async def _end_replicas(rig: FillRig) -> None:
-    for replica in rig.replicas:
-        await _end(replica.process)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), _STOP_LIMIT_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def _read_requests(url: str) -> dict[RequestKind, int]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct, structs
 
-from lab.leaves.node_content import NodeContent
+from lab.leaves.node_content import NodeContent, node_name
 from lab.played_ledger import PlayedLedger
 from topobus.bus.bus import Bus
 from topobus.engine.alignment.planning.node_view import node_view
@@ -22,11 +22,12 @@ from topobus.formats.messages.messages import HintsReply, HintsRequest
 from topobus.formats.messages.stored import from_stored
 from topobus.values.device import Device, Inventory
 from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
 from topobus.values.timestamps import rfc3339
 from topobus.values.view import AlignmentOptions, NodeAlignment, NodeView
 
-__all__ = ["FleetNode", "NodeTemplate", "node_name", "node_template"]
+__all__ = ["FleetNode", "NodeTemplate", "node_template"]
 
 # Any time: nodes only need to differ by it.
 _FIRST_START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,11 +43,10 @@ class NodeTemplate(Struct, frozen=True, kw_only=True):
     """The node as its engine sees it while nothing is held."""
 
 
-def node_template(content: NodeContent, classes: frozenset[str] | None = None) -> NodeTemplate:
+def node_template(content: NodeContent, classes: frozenset[str]) -> NodeTemplate:
     """Read the publications of a recorded machine's services.
 
-    Shapes: classes — the device classes that the fleet's nodes have; None for all that were
-    recorded.
+    Shapes: classes — the device classes that the fleet's nodes have.
     Errors: raises ContractError for bytes that no contract accepts, ValueError for a content
     without a machine.
     """
@@ -58,7 +58,7 @@ def node_template(content: NodeContent, classes: frozenset[str] | None = None) -
             machine = from_stored(catalogue.MACHINE, saying.data, where=saying.noun)
         elif saying.noun == catalogue.ALIGNMENT.name:
             alignment = from_stored(catalogue.ALIGNMENT, saying.data, where=saying.noun)
-        elif saying.noun == catalogue.INVENTORY.name and (classes is None or saying.parts["device_class"] in classes):
+        elif saying.noun == catalogue.INVENTORY.name and saying.parts["device_class"] in classes:
             inventories.append(from_stored(catalogue.INVENTORY, saying.data, where=saying.noun))
     if machine is None:
         raise ValueError(f"{content.node}: nothing was recorded of its machine")
@@ -67,15 +67,6 @@ def node_template(content: NodeContent, classes: frozenset[str] | None = None) -
     )
     view = node_view(machine, {inventory.device_class: inventory for inventory in inventories}, None, options, reserved)
     return NodeTemplate(machine=machine, inventories=tuple(inventories), alignment=alignment, view=view)
-
-
-def node_name(index: int) -> str:
-    """Name the node of a number. Names sort like numbers.
-
-    >>> node_name(7)
-    'node-00007'
-    """
-    return f"node-{index:05d}"
 
 
 class FleetNode:
@@ -93,23 +84,30 @@ class FleetNode:
 
         Errors: raises PeerUnavailable.
         """
-        template = self._template
-        await self._bus.put(catalogue.MACHINE, structs.replace(template.machine, node=self.name), node=self.name)
-        if template.alignment is not None:
-            await self._bus.put(
-                catalogue.ALIGNMENT, structs.replace(template.alignment, node=self.name), node=self.name
-            )
-        for inventory in template.inventories:
-            own = self._own_inventory(inventory)
+        await self._bus.put(catalogue.MACHINE, self.machine(), node=self.name)
+        if self._template.alignment is not None:
+            alignment = structs.replace(self._template.alignment, node=self.name)
+            await self._bus.put(catalogue.ALIGNMENT, alignment, node=self.name)
+        for own in self.inventories():
             await self._bus.put(catalogue.INVENTORY, own, node=self.name, device_class=own.device_class)
             await self._bus.answer(catalogue.HINT, _no_opinion, node=self.name, device_class=own.device_class)
         await self._ledger.start()
 
-    def _own_inventory(self, inventory: Inventory) -> Inventory:
-        """Give the node its own uuids, serial numbers and times."""
-        return structs.replace(
-            inventory, node=self.name, devices=tuple(self._own_device(device) for device in inventory.devices)
-        )
+    @property
+    def ledger(self) -> Ledger:
+        """The present ledger."""
+        return self._ledger.ledger
+
+    def machine(self) -> Machine:
+        """Make the node's machine."""
+        return structs.replace(self._template.machine, node=self.name)
+
+    def inventories(self) -> list[Inventory]:
+        """Make the node's inventories, with uuids, serial numbers and times of its own."""
+        return [
+            structs.replace(inventory, node=self.name, devices=tuple(map(self._own_device, inventory.devices)))
+            for inventory in self._template.inventories
+        ]
 
     def _own_device(self, device: Device) -> Device:
         health = structs.replace(device.health, since=self._started)

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,15 +21,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from lab.bench.child_processes import child_process, read_line
 from lab.bench.figures import percentile, processor_ms
 from lab.bench.node_processes import BenchService, bench_service, wait_ready
 from lab.bench.process_use import processor_s, read_counts
 from lab.fleet.allocation_floor import measure_floor
-from lab.fleet.audit import find_faults
+from lab.fleet.fill_outcome import faults_of, left_at_nodes
 from lab.fleet.fleet_claims import NAMESPACE, claim_name, fleet_claim
-from lab.fleet.fleet_node import node_name, node_template
+from lab.fleet.fleet_node import node_template
 from lab.fleet.player import READY
-from lab.leaves.node_content import NodeContent
+from lab.leaves.node_content import NodeContent, node_name
 from topobus.bus.bus import Bus
 from topobus.formats.kubernetes.objects import object_parts
 from topobus.formats.messages import catalogue
@@ -286,10 +286,13 @@ async def _check(bus: Bus) -> None:
     Errors: raises RuntimeError with what is wrong.
     """
     claims = [
-        entry.value for entry in await bus.list(catalogue.OBJECT) if entry.value.metadata.get("namespace") == NAMESPACE
+        {"metadata": entry.value.metadata, "status": entry.value.status}
+        for entry in await bus.list(catalogue.OBJECT)
+        if entry.value.metadata.get("namespace") == NAMESPACE
     ]
     ledgers = [entry.value for entry in await bus.list(catalogue.LEDGER)]
-    faults = find_faults(claims, ledgers)
+    faults = faults_of(claims, ledgers, are_reserved=False)
+    faults += [f"{device} is held, and no claim has it" for device in left_at_nodes(claims, ledgers)]
     if faults:
         raise RuntimeError(f"{len(faults)} faults in what is stored: " + "; ".join(faults[:10]))
 
@@ -302,31 +305,11 @@ def _processors(pids: Mapping[str, int]) -> dict[str, float]:
 async def _player(run: FleetRun, url: str, folder: Path, report: Report) -> AsyncIterator[asyncio.subprocess.Process]:
     content = folder / "content.json"
     content.write_bytes(msgspec.json.encode(run.content))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "lab.fleet.player",
-        url,
-        str(run.nodes),
-        str(content),
-        ",".join(sorted(run.classes)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(_START_LIMIT_S):
-            while (line := (await process.stdout.readline()).decode().strip()) != READY:
-                if not line:
-                    raise PeerUnavailable(
-                        f"the process that plays the nodes ended with status {await process.wait()}; its "
-                        "errors are above"
-                    )
-                report(f"{line} of {run.nodes} nodes have come")
+    arguments = (url, str(run.nodes), str(content), ",".join(sorted(run.classes)))
+    async with child_process("lab.fleet.player", *arguments) as process:
+        while (line := await read_line(process)) != READY:
+            report(f"{line} of {run.nodes} nodes have come")
         yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -1,5 +1,5 @@
 """The process that answers for all nodes of a fleet: `python -m lab.fleet.player URL NODES
-CONTENT_FILE [CLASS,CLASS]`.
+CONTENT_FILE CLASS,CLASS`.
 
 CONTENT_FILE has the publications of a recorded machine's services. It prints a line for each
 hundred nodes that have started, and `ready` after the last. Then it answers until it is ended. It
@@ -27,7 +27,7 @@ READY = "ready"
 _AT_ONCE = 100
 
 
-async def main(url: str, nodes: int, content: NodeContent, classes: frozenset[str] | None) -> None:
+async def main(url: str, nodes: int, content: NodeContent, classes: frozenset[str]) -> None:
     """Start all nodes, a hundred at a time, and answer until cancelled."""
     template = node_template(content, classes)
     async with Bus.session(NatsSettings(url=url), name="fleet") as bus:
@@ -42,6 +42,5 @@ async def main(url: str, nodes: int, content: NodeContent, classes: frozenset[st
 
 
 if __name__ == "__main__":
-    wanted = frozenset(sys.argv[4].split(",")) if len(sys.argv) > 4 and sys.argv[4] else None
     content = msgspec.json.decode(Path(sys.argv[3]).read_bytes(), type=NodeContent)
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), content, wanted))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), content, frozenset(sys.argv[4].split(","))))

@@ -22,10 +22,10 @@ from lab.bench.node_processes import bench_service, wait_ready
 from lab.bench.process_use import read_counts
 from lab.leaves.crowd import Crowd
 from lab.leaves.hub import Hub, HubCounts, hub_use
-from lab.leaves.node_content import NodeContent
+from lab.leaves.node_content import NodeContent, node_name
 from lab.leaves.put_floor import bare_puts
 from lab.leaves.simulated_node import stored_messages
-from lab.leaves.swarm import Order, Report, node_name
+from lab.leaves.swarm import Order, Report
 from lab.leaves.watcher import Watcher
 from lab.line_charts import Line, Panel, draw_charts
 from topobus.bus.bus import Bus

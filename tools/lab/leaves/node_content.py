@@ -28,7 +28,7 @@ from topobus.formats.messages.stored import to_stored
 from topobus.process.config import NatsSettings
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
-__all__ = ["NodeContent", "Saying", "kept_content", "read_content", "record_content"]
+__all__ = ["NodeContent", "Saying", "kept_content", "node_name", "read_content", "record_content"]
 
 _SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology")
 _PODS = 4
@@ -67,6 +67,15 @@ class NodeContent(Struct, frozen=True):
     def bytes_of(self, noun: str = "") -> int:
         """Add up the values of one noun, or of all."""
         return sum(len(saying.data) for saying in self.sayings if noun in ("", saying.noun))
+
+
+def node_name(number: int) -> str:
+    """Name a simulated node. All names are of one length.
+
+    >>> node_name(7)
+    'node-00007'
+    """
+    return f"node-{number:05d}"
 
 
 def kept_content(file: Path | None, machine: str) -> NodeContent:

@@ -17,11 +17,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from lab.leaves.node_content import NodeContent
+from lab.leaves.node_content import NodeContent, node_name
 from lab.leaves.open_files import raise_open_files
 from lab.leaves.simulated_node import SimulatedNode
+from topobus.formats.messages.catalogue import LEDGER
 
-__all__ = ["Order", "Report", "main", "node_name"]
+__all__ = ["Order", "Report", "main"]
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -31,9 +32,6 @@ class Order(Struct, frozen=True, kw_only=True):
     first: int = 0
     count: int = 0
     seconds: float = 0.0
-    is_saying: bool = True
-    """False: only connect."""
-    noun: str = "ledger"
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -63,11 +61,11 @@ class _Swarm:
             case "join":
                 nodes = [self._make(number) for number in range(order.first, order.first + order.count)]
                 began_at = time.monotonic()
-                for times in await asyncio.gather(*(self._join(node, order) for node in nodes)):
+                for times in await asyncio.gather(*(self._join(node) for node in nodes)):
                     times_ms += times
             case "change":
                 until = began_at + order.seconds
-                for times in await asyncio.gather(*(node.change(order.noun, until) for node in self._nodes.values())):
+                for times in await asyncio.gather(*(node.change(LEDGER.name, until) for node in self._nodes.values())):
                     times_ms += times
             case "compare":
                 for times in await asyncio.gather(*(node.compare() for node in self._nodes.values())):
@@ -95,18 +93,9 @@ class _Swarm:
         self._nodes[number] = node
         return node
 
-    async def _join(self, node: SimulatedNode, order: Order) -> list[float]:
+    async def _join(self, node: SimulatedNode) -> list[float]:
         await node.persist()
-        return await node.say_all() if order.is_saying else []
-
-
-def node_name(number: int) -> str:
-    """Name a simulated node. All names are of one length.
-
-    >>> node_name(7)
-    'node-00007'
-    """
-    return f"node-{number:05d}"
+        return await node.say_all()
 
 
 async def main(port: int, content_file: Path, cluster: str) -> None:
