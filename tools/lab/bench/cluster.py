@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -206,9 +205,8 @@ async def measure_fill(rig: FillRig, nodes: int, claims: int, *, kills: bool) ->
         creating = group.create_task(crowd.create(0, claims))
         if kills:
             await crowd.until_open(claims // 2)
-            rig.replicas[0].process.send_signal(signal.SIGKILL)
             killed_s = time.monotonic()
-            await rig.replicas[0].process.wait()
+            await rig.replicas[0].kill()
             _say("killed a replica")
             await crowd.until_open(len(crowd.waited_s) + 1)
             pause_s = crowd.last_open_s - killed_s

@@ -25,7 +25,7 @@ from msgspec import structs
 from lab.bench.figures import Figure, clocked, draw_figure, draw_processors, figure, machine_facts, processor_ms
 from lab.bench.gateway_floor import Floor, floor
 from lab.bench.node_processes import NODE, BenchNode, bench_node
-from lab.bench.process_use import processor_s
+from lab.bench.process_use import processor_s, read_counts
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import ApiObject
@@ -166,8 +166,8 @@ async def _beside_floor(
     `call` returns its own time, in seconds.
     """
     pids = {"gateway": "gateway", "topology": "topology", "device": device_class}
-    pids_of = {**{place: node.services[name].process.pid for place, name in pids.items()}, "nats-server": node.nats.pid}
-    others = [service.process.pid for name, service in node.services.items() if name not in pids.values()]
+    pids_of = {**{place: node.services[name].pid for place, name in pids.items()}, "nats-server": node.nats.pid}
+    others = [service.pid for name, service in node.services.items() if name not in pids.values()]
 
     def used() -> tuple[dict[str, float], dict[str, float]]:
         own = {place: processor_s(pid) for place, pid in pids_of.items()}
@@ -457,7 +457,7 @@ async def _timed(call: Callable[[int], Awaitable[object]], rounds: int) -> list[
 
 
 def _mib(node: BenchNode, service: str) -> float:
-    return round(node.services[service].resident_mib(), 1)
+    return round(read_counts(node.services[service].pid).resident_mib, 1)
 
 
 def _claim(name: str, uid: str, devices: Mapping[str, str]) -> ApiObject:

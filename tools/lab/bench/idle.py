@@ -161,7 +161,7 @@ async def _measure(seconds: float, machine: str) -> list[Use]:
         bench_node(SERVICES, machine=machine, nats_config=f'http: "127.0.0.1:{port}"') as node,
         child_process("lab.bench.idle_floor", node.nats.url, str(EVERY_S), str(CANARY_EVERY_S)) as floor,
     ):
-        pids = {name: service.process.pid for name, service in node.services.items()}
+        pids = {name: service.pid for name, service in node.services.items()}
         pids |= {FLOOR: floor.pid, NATS: node.nats.pid}
         await asyncio.sleep(_REST_S)
         before, began = await _count(pids, port), time.monotonic()
@@ -190,6 +190,6 @@ def _read_connections(port: int) -> Mapping[str, object]:
 
 
 def _check(node: BenchNode) -> None:
-    ended = [name for name, service in node.services.items() if service.process.returncode is not None]
+    ended = [name for name, service in node.services.items() if not service.is_running]
     if ended:
         raise RuntimeError(f"ended while they were measured: {', '.join(ended)}")

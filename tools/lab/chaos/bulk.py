@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.bench.service_process import ServiceProcess
 from lab.chaos.faults import BULK_FAULTS, TROUBLES, Fault, Planned, plan_faults
 from lab.chaos.histories import Histories, Operation, Violation
 from lab.chaos.ledger_objects import double_holdings
 from lab.chaos.nats_proxy import NatsProxy, Trouble
-from lab.chaos.service_process import ServiceProcess
 from lab.chaos.small_node import NODE, SETTINGS, publish_small_node
 from lab.chaos.workload import Draft, Verb, effects_of, operations, owner_keys, unknown_effects
 from topobus.bus.bus import Bus

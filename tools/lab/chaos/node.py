@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.bench.service_process import ServiceProcess, node_settings
 from lab.chaos.faults import HUB_FAULTS, TROUBLES, Fault, Planned
 from lab.chaos.hub_side import LEAF_SETTINGS, HubSide, hub_side, leaf_servers
 from lab.chaos.nats_proxy import NatsProxy, Trouble
 from lab.chaos.observer import NodeObserver
-from lab.chaos.service_process import ServiceProcess
 from lab.chaos.wall_clocks import WallClocks
 from topobus.bus.streams.provision import bucket_stream
 from topobus.formats.messages.catalogue import LEDGER
@@ -40,6 +40,9 @@ _READY_S = 180.0
 _WRITTEN_BACK_S = 60.0
 _STORE_MIB = 192
 _PAUSE_S = 0.1
+# A restarted kubelet lists no pods at first, so for a minute only what it has listed is released. A
+# run must see the end of that.
+_GRACE = {"TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "20"}
 
 
 @dataclass
@@ -295,11 +298,11 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
         )
         services: dict[str, ServiceProcess] = {}
         stack.callback(lambda: clocks.clean_up(frozenset(pid for service in services.values() for pid in service.pids)))
-        settings = {**_settings(folder, proxy.url), **(LEAF_SETTINGS if shape.is_leaf else {})}
+        settings = {**node_settings(NODE, folder, proxy.url), **_GRACE, **(LEAF_SETTINGS if shape.is_leaf else {})}
         for label, name in shape.labels.items():
             given = settings
             if hub is not None and label == HUB_CONTROLLER:
-                given = {**_settings(folder, hub.server.url)}
+                given = node_settings(NODE, folder, hub.server.url)
             program = shape.programs.get(name, ())
             services[label] = ServiceProcess(
                 name, {**given, **clocks.environment(label)}, folder, label=label, program=program
@@ -320,21 +323,3 @@ def _mount(store: Path) -> bool:
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
     except OSError:
         return False
-
-
-def _settings(folder: Path, url: str) -> dict[str, str]:
-    return {
-        "TOPOBUS_ALL__NODE": NODE,
-        "TOPOBUS_ALL__NATS__URL": url,
-        "TOPOBUS_ALL__HARDWARE__ROOT": str(folder / "machine"),
-        "TOPOBUS_GATEWAY__KUBELET__DEVICE_PLUGIN_DIR": str(folder / "k/device-plugins"),
-        "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(folder / "k/plugins_registry"),
-        "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(folder / "k/plugins"),
-        "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
-        # A restarted kubelet lists no pods at first, so for a minute only what it has listed is
-        # released. A run must see the end of that.
-        "TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "20",
-        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": "",
-        "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
-        "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "state/checkpoint.json"),
-    }

@@ -14,15 +14,16 @@ import tempfile
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from lab.bench.child_processes import child_process, read_line
-from lab.bench.node_processes import BenchService, bench_service
+from lab.bench.node_processes import bench_service
 from lab.bench.process_use import Counts, read_counts
+from lab.bench.service_process import ServiceProcess
 from lab.cluster_fill.played_nodes import READY, open_client
 from lab.leaves.node_content import NodeContent
 from topobus.bus.bus import Bus
@@ -53,23 +54,22 @@ class FillRig:
     """Process ids of all except the replicas, by name."""
     stack: AsyncExitStack
     """Ends the replicas."""
-    replicas: list[BenchService] = field(default_factory=list)
+    replicas: list[ServiceProcess] = field(default_factory=list)
     """All that were started, including those that ended."""
 
     async def start_replica(self) -> None:
         """Start one more controller, which is not ready yet."""
-        name = f"controller-{len(self.replicas)}"
-        await asyncio.to_thread((self.folder / name).mkdir)
         settings = {
             "TOPOBUS_CONTROLLER__HOME": "cluster",
             "TOPOBUS_CONTROLLER__CLUSTER__KUBECONFIG": str(self.folder / CONTROLLER),
         }
-        starting = bench_service("controller", self.nats.url, self.folder / name, settings)
-        self.replicas.append(replace(await self.stack.enter_async_context(starting), name=name))
+        label = f"controller-{len(self.replicas)}"
+        starting = bench_service("controller", self.nats.url, self.folder, settings, label=label)
+        self.replicas.append(await self.stack.enter_async_context(starting))
 
     def counts(self) -> dict[str, Counts]:
         """Read what each living process has used."""
-        living = {replica.name: replica.process.pid for replica in self.replicas if replica.process.returncode is None}
+        living = {replica.label: replica.pid for replica in self.replicas if replica.is_running}
         return {name: read_counts(pid) for name, pid in {**self.pids, **living}.items()}
 
     async def requests(self) -> dict[RequestKind, int]:

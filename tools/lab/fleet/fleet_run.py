@@ -23,8 +23,9 @@ from msgspec import Struct
 
 from lab.bench.child_processes import child_process, read_line
 from lab.bench.figures import percentile, processor_ms
-from lab.bench.node_processes import BenchService, bench_service, wait_ready
+from lab.bench.node_processes import bench_service, wait_ready
 from lab.bench.process_use import processor_s, read_counts
+from lab.bench.service_process import ServiceProcess
 from lab.fleet.allocation_floor import measure_floor
 from lab.fleet.fill_outcome import faults_of, left_at_nodes
 from lab.fleet.fleet_claims import NAMESPACE, claim_name, fleet_claim
@@ -128,7 +129,7 @@ class _Fill:
             "TOPOBUS_ALL__NATS__STORE_MIB": str(store_mib),
             "TOPOBUS_ALL__LOG__LEVEL": "warning",
         }
-        self._controllers: list[BenchService] = []
+        self._controllers: list[ServiceProcess] = []
         self._allocated: dict[str, float] = {}
         """When each claim was first seen allocated, by the monotonic clock."""
         self._waiting: dict[str, str] = {}
@@ -179,14 +180,12 @@ class _Fill:
             f"processor_ms a claim, {name}": value
             for name, value in processor_ms({name: spent[name] for name in common}, common, count).items()
         }
-        await wait_ready(
-            (service for service in self._controllers if service.process.returncode is None), limit_s=run.limit_s
-        )
+        await wait_ready((service for service in self._controllers if service.is_running), limit_s=run.limit_s)
         row |= await self._singles()
         row |= {
-            f"resident_mib, {service.name}": read_counts(service.process.pid).resident_mib
+            f"resident_mib, {service.name}": read_counts(service.pid).resident_mib
             for service in self._controllers
-            if service.process.returncode is None
+            if service.is_running
         }
         row |= {f"resident_mib, {name}": read_counts(pid).resident_mib for name, pid in self._pids.items()}
         return row
@@ -238,7 +237,7 @@ class _Fill:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError as err:
-            logs = "\n".join(service.log.read_text(encoding="utf-8")[-2000:] for service in self._controllers)
+            logs = "\n".join(service.read_log() for service in self._controllers)
             name, why = min(self._waiting.items(), default=("", ""))
             waiting = f"; claim {name} says: {why}" if why else ""
             raise PeerUnavailable(
@@ -251,9 +250,8 @@ class _Fill:
         Returns the longest pause between two consecutive allocations that follow, 0 for none.
         """
         await self._reached(self._run.claims * (turn + 1) // (self._run.kills + 1), limit_s=self._run.limit_s)
-        doomed = next(service for service in self._controllers if service.process.returncode is None)
-        doomed.process.kill()
-        await doomed.process.wait()
+        doomed = next(service for service in self._controllers if service.is_running)
+        await doomed.kill()
         killed_at = time.monotonic()
         self._report(f"killed {doomed.name} with {len(self._allocated)} claims allocated")
         await self._start(stack)
@@ -263,20 +261,16 @@ class _Fill:
         return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        folder = self._folder / f"controller-{len(self._controllers)}"
-        folder.mkdir()
-        service = await stack.enter_async_context(bench_service("controller", self._url, folder, self._environment))
-        self._controllers.append(service)
+        label = f"controller-{len(self._controllers)}"
+        starting = bench_service("controller", self._url, self._folder, self._environment, label=label)
+        self._controllers.append(await stack.enter_async_context(starting))
 
     def _processors(self) -> dict[str, float]:
-        running = [service for service in self._controllers if service.process.returncode is None]
+        running = [service for service in self._controllers if service.is_running]
         # The killed controller and its replacement are two processes: neither has a time for all
         # claims.
         is_single = len(self._controllers) == 1
-        controllers = {
-            "controller" if is_single else f"controller {service.process.pid}": service.process.pid
-            for service in running
-        }
+        controllers = {"controller" if is_single else f"controller {service.pid}": service.pid for service in running}
         return _processors({**controllers, **self._pids}) | {"benchmark": time.process_time()}
 
 

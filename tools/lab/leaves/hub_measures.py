@@ -252,7 +252,7 @@ async def _controller(hub: Hub, fleet: Fleet, folder: Path) -> dict[str, Any]:
     async with bench_service("controller", hub.url, folder) as controller:
         await wait_ready([controller], limit_s=_READY_LIMIT_S)
         ready_s = time.monotonic() - began
-        pid = controller.process.pid
+        pid = controller.pid
         await _until_rested(pid, fleet)
         rested_s = time.monotonic() - began
         before = read_counts(pid)

@@ -1,5 +1,5 @@
 """Services of Topobus as processes that can be killed, frozen and started again on the same
-settings.
+settings, and the settings of a node's services.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from topobus.simulation.nats_server import free_port
+from topobus.values.errors import PeerUnavailable
 
-__all__ = ["ServiceProcess"]
+__all__ = ["ServiceProcess", "node_settings"]
 
 _STOP_LIMIT_S = 20.0
 
@@ -32,7 +33,8 @@ class ServiceProcess:
         self.label = label or name
         self.port = free_port()
         self.log = folder / f"{self.label}.log"
-        self.starts = 0
+        self.end_status: int | None = None
+        """The exit status of the last process that we ended."""
         self.pids: set[int] = set()
         """Of all processes that there were."""
         self._environment = {
@@ -53,13 +55,22 @@ class ServiceProcess:
         return self._process.returncode if self._process is not None else None
 
     @property
+    def pid(self) -> int:
+        """The present process.
+
+        Errors: raises RuntimeError when there is none.
+        """
+        if self._process is None:
+            raise RuntimeError(f"{self.label} does not run")
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Say whether there is a process."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Start a process, which is not ready yet."""
-        self.starts += 1
         with self.log.open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, *self._program, env=self._environment, stdout=out, stderr=asyncio.subprocess.STDOUT
@@ -91,11 +102,14 @@ class ServiceProcess:
         return (await self.readiness()).startswith("200")
 
     async def until_ready(self) -> None:
-        """Wait until it reports that it is ready."""
-        while True:
-            if await self.is_ready():
-                return
-            await asyncio.sleep(0.1)
+        """Wait until it reports that it is ready.
+
+        Errors: raises PeerUnavailable with the end of its log when it ends by itself.
+        """
+        while not await self.is_ready():
+            if self.status is not None:
+                raise PeerUnavailable(f"{self.label} ended by itself with status {self.status}: {self.read_log()}")
+            await asyncio.sleep(0.05)
 
     async def readiness(self) -> str:
         """Return the status and the text of /readyz, or a sentence when it does not answer."""
@@ -115,9 +129,9 @@ class ServiceProcess:
         head, _, body = answer.partition("\r\n\r\n")
         return f"{head.split(' ')[1] if ' ' in head else head} {body.strip()}"
 
-    def read_log(self, length: int = 3000) -> str:
+    def read_log(self) -> str:
         """Return the end of its log."""
-        return self.log.read_text("utf-8", "replace")[-length:] if self.log.exists() else ""
+        return self.log.read_text("utf-8", "replace")[-3000:] if self.log.exists() else ""
 
     async def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
@@ -134,3 +148,20 @@ class ServiceProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
+        self.end_status = process.returncode
+
+
+def node_settings(node: str, folder: Path, url: str) -> dict[str, str]:
+    """Give the settings of a node's services: their machine, kubelet and files are in the folder."""
+    return {
+        "TOPOBUS_ALL__NODE": node,
+        "TOPOBUS_ALL__NATS__URL": url,
+        "TOPOBUS_ALL__HARDWARE__ROOT": str(folder / "machine"),
+        "TOPOBUS_GATEWAY__KUBELET__DEVICE_PLUGIN_DIR": str(folder / "k/device-plugins"),
+        "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(folder / "k/plugins_registry"),
+        "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(folder / "k/plugins"),
+        "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
+        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": "",
+        "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
+        "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "state/checkpoint.json"),
+    }
