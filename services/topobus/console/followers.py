@@ -1,5 +1,5 @@
-"""Follows the bus and keeps the board up to date: nodes, sick devices, waiting objects, health
-events, decisions.
+"""Follows the bus and keeps the board up to date: nodes, what is free, sick devices, waiting
+objects, health events, decisions.
 
 Nothing is written to the bus.
 """
@@ -7,7 +7,7 @@ Nothing is written to the bus.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from topobus.bus.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.console.config import ConsoleSettings
 from topobus.console.rules.board import Board
+from topobus.console.rules.free_devices import free_rows, free_view, sum_rows
 from topobus.console.rules.node_drawing import View, node_view
 from topobus.console.rules.silence import API_SERVER, silence_view, with_silence
 from topobus.console.rules.views import decision_view, event_view, for_counting, node_row, sick_view
@@ -25,6 +26,7 @@ from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVE
 from topobus.formats.messages.messages import ApiObject, DecisionEvent, HealthEvent
 from topobus.process.clock import Clock, SystemClock, until_tick
 from topobus.process.logging import get_logger
+from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Inventory
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Holders
@@ -55,6 +57,10 @@ class Followers:
         self._inventories: dict[str, dict[str, Inventory]] = {}
         """By node and class, without the fields that only a drawing needs."""
         self._ledgers: dict[str, Holders] = {}
+        self._free: dict[str, dict[str, FreeRow]] = {}
+        """By class and node."""
+        self._free_changed: set[str] = set()
+        """Classes whose sum over all nodes is not shown yet."""
         self._letters: dict[str, dict[str, str]] = {}
         """Node to the letters of its owners in drawings, so that they keep them."""
         self._waiting = WaitingList(is_of_cluster=settings.cluster.mode != "off")
@@ -145,6 +151,12 @@ class Followers:
             await self._notify()
 
     async def _notify(self) -> None:
+        if self.is_settled.is_set():
+            # Once for all nodes that exist at the start.
+            while self._free_changed:
+                device_class = self._free_changed.pop()
+                rows = tuple(self._free[device_class].values())
+                self._show("free", device_class, free_view(sum_rows(device_class, rows)) if rows else None)
         async with self._news:
             self._news.notify_all()
 
@@ -256,7 +268,9 @@ class Followers:
     def _show_node(self, node: str) -> None:
         silent, ledger = self._silent.get(node, {}), self._ledgers.get(node)
         inventories = with_silence(self._inventories.get(node, {}), silent)
-        self._show("nodes", node, node_row(node, inventories.values(), ledger, silent) if inventories else None)
+        rows = free_rows(inventories.values(), ledger)
+        self._note_free(node, rows)
+        self._show("nodes", node, node_row(node, inventories.values(), rows, silent) if inventories else None)
         sick = {
             f"{node}/{device.device_class}/{device.name}": view
             for inventory in inventories.values()
@@ -270,6 +284,15 @@ class Followers:
             if key.startswith(f"{node}/") and key not in sick:
                 self.board.drop("sick", key)
 
+    def _note_free(self, node: str, rows: Mapping[str, FreeRow]) -> None:
+        for device_class in self._free.keys() | rows.keys():
+            of_class = self._free.setdefault(device_class, {})
+            before, now = of_class.pop(node, None), rows.get(device_class)
+            if now is not None:
+                of_class[node] = now
+            if now != before:
+                self._free_changed.add(device_class)
+
     def _show(self, topic: str, key: str, view: View | None) -> None:
         if view is None:
             self.board.drop(topic, key)
@@ -282,6 +305,9 @@ class Followers:
 
     def _forget_inventories(self) -> None:
         self._inventories.clear()
+        self._free.clear()
+        self._free_changed.clear()
+        self._forget("free")
         self._forget("nodes")
         self._forget("sick")
 

@@ -123,6 +123,32 @@ class FreeRow(Struct, frozen=True, kw_only=True):
     """Of the devices of one node: a sign for each, in brackets those under one PCIe root, `|` between
     NUMA nodes. `□` is free, `■` held, `▨` tainted, `·` another."""
 
+    @property
+    def others_text(self) -> str:
+        """Say what the devices are that are not free."""
+        counts = ((self.held, "held"), (self.tainted, "tainted"), (self.other, "used up or withheld"))
+        return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
+
+    @property
+    def together_text(self) -> str:
+        """Say how many free devices lie together, and what is left of those that are shared.
+
+        >>> row = FreeRow(
+        ...     group={}, nodes=1, such_as=("n1",), devices=8, free=5, held=3, tainted=0, other=0,
+        ...     on_one_node=5, on_one_numa_node=3, under_one_root=1,
+        ... )
+        >>> row.together_text
+        '5 on a node, 3 on a NUMA node, no pair under a PCIe root'
+        """
+        words = [f"{self.on_one_node} on a node"] if self.free else []
+        for count, place in ((self.on_one_numa_node, "on a NUMA node"), (self.under_one_root, "under a PCIe root")):
+            if count == 1 and self.free > 1:
+                words.append(f"no pair {place}")
+            elif count:
+                words.append(f"{count} {place}")
+        words += [f"{name} {left} of {whole} left" for name, (left, whole) in self.capacity.items()]
+        return ", ".join(words) or "-"
+
 
 class FitCount(Struct, frozen=True, kw_only=True):
     """Nodes that take equally many more pods."""

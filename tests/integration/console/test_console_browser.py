@@ -127,6 +127,20 @@ async def test_click_on_a_sick_gpu_shows_its_pods_and_the_reason(url: str) -> No
     assert "pod default/trainer" in text
 
 
+async def test_class_says_what_is_free_and_opens_its_nodes(url: str) -> None:
+    """The held GPU is none of the three that are free, of which two are on one NUMA node."""
+    async with open_page() as page:
+        await _drawn(page, url)
+        row = await page.run("document.querySelector('#free-rows .row').innerText")
+        await page.run("document.querySelector('#free-rows .row').click()")
+        text = await page.run("document.querySelector('#detail[open]').innerText")
+
+    together = "3 on a node, 2 on a NUMA node, 2 under a PCIe root"
+    assert row.split("\n") == ["gpu", "3 free of 4: 1 held", f"together: {together}"]
+    assert text.count(together) == 2
+    assert f"{NODE}\t3 free of 4: 1 held" in text
+
+
 async def test_drawing_is_that_of_the_command_line_when_a_pod_holds_a_sick_gpu(url: str) -> None:
     """Owner's letter and health sign stand before the device, its cores carry the letter, and the
     legend says whose it is.
@@ -167,8 +181,8 @@ async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:
     """
     async with open_page() as page:
         await _drawn(page, url)
-        for _ in range(4):
-            # The link to the drawing, what is not well, the list of nodes, the drawing.
+        for _ in range(5):
+            # The link to the drawing, what is not well, the list of nodes, what is free, the drawing.
             await page.key("Tab")
         first = await page.run(
             "[document.activeElement.dataset.key, getComputedStyle(document.activeElement).outlineStyle]"

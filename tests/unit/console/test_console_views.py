@@ -7,7 +7,8 @@ from msgspec import structs
 
 from topobus.console.rules.access import Attempts, allowed_hosts, is_allowed_host, is_same_origin
 from topobus.console.rules.board import Board
-from topobus.console.rules.node_drawing import node_view
+from topobus.console.rules.free_devices import free_rows, free_view, sum_rows
+from topobus.console.rules.node_drawing import View, node_view
 from topobus.console.rules.silence import silence_view, with_silence
 from topobus.console.rules.views import decision_view, for_counting, node_row, sick_view
 from topobus.console.rules.waiting import WaitingList
@@ -20,6 +21,7 @@ from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Allocation, Holders, Holding
 from topobus.values.machine import Cpu, Machine, NumaNode, PciDevice
+from topobus.values.maintenance import DeviceVerb, Maintenance
 from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.values.pci import PciAddress
 from topobus.values.request import Owner, OwnerKind
@@ -48,13 +50,39 @@ def _held(*names: str, cpus: CpuSet = _NO_CPUS) -> Holders:
     )
 
 
+def _node_row(inventory: Inventory, ledger: Holders) -> View:
+    return node_row("n1", [inventory], free_rows([inventory], ledger))
+
+
 def test_node_row_counts_a_device_once_when_it_is_held_and_sick() -> None:
     """Free is neither held nor unfit; what is held of a device that is gone counts for nothing."""
-    row = node_row(
-        "n1", [_inventory(_gpu("gpu-0", SICK), _gpu("gpu-1"), _gpu("gpu-2"))], _held("gpu-0", "gpu-1", "gpu-9")
-    )
+    row = _node_row(_inventory(_gpu("gpu-0", SICK), _gpu("gpu-1"), _gpu("gpu-2")), _held("gpu-0", "gpu-1", "gpu-9"))
 
-    assert row["classes"] == [{"class": "gpu", "total": 3, "held": 2, "free": 1, "sick": 1}]
+    assert [(kind["total"], kind["held"], kind["free"], kind["sick"]) for kind in row["classes"]] == [(3, 2, 1, 1)]
+
+
+def test_free_devices_are_told_by_class_with_those_that_lie_together() -> None:
+    """A device that is not well is tainted, one of an operator withheld; over all nodes the best of
+    them counts. The words are those of `topobus free`.
+    """
+    kept = Maintenance(verb=DeviceVerb.MAINTAIN, why="fan", who="a@b", since="2026-11-24T00:00:00Z")
+    near = [_gpu(f"gpu-{place}", numa_nodes=NodeSet(place // 2), pcie_root=f"r{place}") for place in range(4)]
+    first = free_rows([_inventory(*near, _gpu("gpu-8", SICK), _gpu("gpu-9", maintenance=kept))], _held("gpu-0"))["gpu"]
+    second = free_rows([_inventory(_gpu("gpu-0"), _gpu("gpu-1"))], _held("gpu-0", "gpu-1"))["gpu"]
+
+    assert (first.others_text, first.together_text) == (
+        "1 held, 1 tainted, 1 used up or withheld",
+        "3 on a node, 2 on a NUMA node, no pair under a PCIe root",
+    )
+    assert free_view(sum_rows("gpu", [first, second])) == {
+        "class": "gpu",
+        "nodes": 2,
+        "total": 8,
+        "held": 3,
+        "free": 3,
+        "others": "3 held, 1 tainted, 1 used up or withheld",
+        "together": first.together_text,
+    }
 
 
 def test_inventory_for_counting_counts_the_same_and_keeps_no_model_of_what_is_well() -> None:
@@ -66,8 +94,8 @@ def test_inventory_for_counting_counts_the_same_and_keeps_no_model_of_what_is_we
 
     kept = for_counting(inventory)
 
-    assert node_row("n1", [kept], _held("gpu-1")) == node_row("n1", [inventory], _held("gpu-1"))
-    assert kept.devices == (inventory.devices[0], _gpu("gpu-1"))
+    assert _node_row(kept, _held("gpu-1")) == _node_row(inventory, _held("gpu-1"))
+    assert kept.devices == (inventory.devices[0], _gpu("gpu-1", numa_nodes=NodeSet(0)))
 
 
 def test_sick_view_names_the_pod_when_the_ledger_has_it() -> None:
@@ -153,7 +181,7 @@ def test_devices_are_unknown_and_told_once_when_their_service_is_silent() -> Non
 
     heard = with_silence(inventories, {"gpu": "09:00", TOPOLOGY: "09:00"})
 
-    row = node_row("n1", heard.values(), None, {"gpu": "09:00"})
+    row = node_row("n1", heard.values(), free_rows(heard.values(), None), {"gpu": "09:00"})
     assert (row["silent"], row["classes"][0]["free"], row["classes"][0]["sick"]) == (["gpu"], 0, 2)
     sick = [sick_view(device, "n1", None) for device in heard["gpu"].devices]
     assert [view and view["reason"] for view in sick] == [None, "link-down"]

@@ -54,31 +54,6 @@ def _table(rows: Sequence[FreeRow], by: Sequence[str]) -> Table:
     for row in rows:
         cells = [row.group[name] or "-" for name in by]
         cells += [] if "node" in by else [str(row.nodes)]
-        cells += [str(row.devices), str(row.free), _others(row), _together(row)]
+        cells += [str(row.devices), str(row.free), row.others_text, row.together_text]
         table.add_row(*cells, *([row.drawing] if has_drawing else []))
     return table
-
-
-def _others(row: FreeRow) -> str:
-    counts = ((row.held, "held"), (row.tainted, "tainted"), (row.other, "used up or withheld"))
-    return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
-
-
-def _together(row: FreeRow) -> str:
-    """Say how many free devices lie together, and what is left of those that are shared.
-
-    >>> row = FreeRow(
-    ...     group={}, nodes=1, such_as=("n1",), devices=8, free=5, held=3, tainted=0, other=0,
-    ...     on_one_node=5, on_one_numa_node=3, under_one_root=1,
-    ... )
-    >>> _together(row)
-    '5 on a node, 3 on a NUMA node, no pair under a PCIe root'
-    """
-    words = [f"{row.on_one_node} on a node"] if row.free else []
-    for count, place in ((row.on_one_numa_node, "on a NUMA node"), (row.under_one_root, "under a PCIe root")):
-        if count == 1 and row.free > 1:
-            words.append(f"no pair {place}")
-        elif count:
-            words.append(f"{count} {place}")
-    words += [f"{name} {left} of {whole} left" for name, (left, whole) in row.capacity.items()]
-    return ", ".join(words) or "-"

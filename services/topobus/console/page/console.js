@@ -1,6 +1,6 @@
 // Draws the console's stream. All text is inserted as text, never as markup. Nothing here writes to the bus.
 "use strict";
-const topics = { nodes: new Map(), silent: new Map(), sick: new Map(), waiting: new Map(), health: new Map(), decisions: new Map() };
+const topics = { nodes: new Map(), free: new Map(), silent: new Map(), sick: new Map(), waiting: new Map(), health: new Map(), decisions: new Map() };
 const byId = (id) => document.getElementById(id);
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const COLOURS = 12;
@@ -58,6 +58,7 @@ function take(event, changed) {
     if (topic === "sick" || topic === "silent") touched.add(key.split("/")[0]);
   }
   if (changed.has("nodes")) showNodes();
+  if (changed.has("free")) fill(byId("free-rows"), [...topics.free].sort().map(([key, value]) => button(key, freeRow(value), () => openDetail(...freeDetail(value)))));
   if (changed.has("sick") || changed.has("silent")) showUnwell();
   if (changed.has("waiting")) show("waiting-rows", "waiting", waitingRow, waitingDetail);
   if (changed.has("health")) show("health-rows", "health", healthRow, healthDetail);
@@ -267,6 +268,16 @@ const userList = (names) => [make("h3", "", "Used by"), names.length ? make("ul"
 const conditions = (list) => list.flatMap((each) => [make("h3", "", each.reason), facts({ dimension: each.dimension, state: each.state, message: each.message, "to do": each.action === "none" ? "" : each.action, since: when(each.since), ...each.evidence })]);
 const reasonList = (title, list) => (list.length ? [make("h3", "", title), make("ul", "", ...list.map((reason) => make("li", "", `${reason.message} `, make("code", "faint", reason.code))))] : []);
 
+const freeText = (kind) => `${kind.free} free of ${kind.total}${kind.others === "-" ? "" : `: ${kind.others}`}`;
+const freeRow = (sum) => [make("strong", "", sum.class), make("span", sum.free ? "ok" : "warn", freeText(sum)), make("span", "faint", sum.free ? `together: ${sum.together}` : "")];
+// The nodes with the most free devices first.
+function freeDetail(sum) {
+  const nodes = [...topics.nodes].flatMap(([name, node]) => node.classes.filter((kind) => kind.class === sum.class).map((kind) => [name, kind]));
+  nodes.sort(([left, a], [right, b]) => b.free - a.free || left.localeCompare(right, "en", { numeric: true }));
+  const rows = nodes.map(([name, kind]) => make("tr", "", make("th", "", name), make("td", kind.free ? "" : "faint", freeText(kind)), make("td", "", kind.together)));
+  const heads = make("thead", "", make("tr", "", ...["node", "devices", "free together"].map((text) => make("th", "faint", text))));
+  return [`Free of class ${sum.class}`, [facts({ devices: freeText(sum), nodes: sum.nodes, "free together": sum.together }), make("table", "", heads, make("tbody", "", ...rows))]];
+}
 const silentRow = (silent) => [make("strong", "", silent.node ? `${silent.node} / ${silent.service} service` : silent.service), make("span", "warn", `? silent since ${when(silent.since) || "its start"}`), make("span", "faint", silent.message)];
 const silentDetail = (silent) => [`${silent.service}${silent.node ? ` of ${silent.node}` : ""} is silent`, [facts({ service: silent.service, since: when(silent.since), "what follows": silent.message, "to do": "see whether it runs on this node: topobus doctor" })]];
 const sickRow = (sick) => [make("strong", "", `${sick.node} / ${sick.device}`), make("span", style(sick.state), sick.conditions.length ? `${sick.state}: ${sick.reason}` : sick.message), make("span", "faint", sick.users.length ? `affects ${sick.users.join(", ")}` : "affects nobody")];
@@ -308,5 +319,5 @@ addEventListener("hashchange", () => {
   showNodes();
   if (selected !== drawn) drawNode();
 });
-for (const id of ["nodes", "drawing", "sick-rows", "waiting-rows", "health-rows", "decision-rows"]) arrows(byId(id));
+for (const id of ["nodes", "drawing", "free-rows", "sick-rows", "waiting-rows", "health-rows", "decision-rows"]) arrows(byId(id));
 listen();

@@ -5,13 +5,15 @@ The page draws these values and decides nothing. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import structs
 
+from topobus.console.rules.free_devices import free_view
 from topobus.console.rules.node_drawing import View, conditions_view
 from topobus.engine.health.silence import SERVICE_SILENT
 from topobus.formats.messages.messages import DecisionEvent, HealthEvent
+from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Device, Inventory
 from topobus.values.hint import Hint
 from topobus.values.ledger import Holders
@@ -27,7 +29,8 @@ _ADVICE = ("nearest-miss", "would-fit")
 
 
 def for_counting(inventory: Inventory) -> Inventory:
-    """Keep of an inventory what rows and lists show: of a healthy device only its name.
+    """Keep of an inventory what rows and lists show: of a healthy device only its name, and where it
+    is unless it is a CPU.
 
     A thousand nodes have a quarter of a million devices, CPUs included, each with attributes that
     only a drawing shows.
@@ -38,29 +41,29 @@ def for_counting(inventory: Inventory) -> Inventory:
 def _for_counting(device: Device) -> Device:
     if device.health.worst is not None or not device.is_allocatable:
         return device
-    return Device(name=device.name, device_class=device.device_class)
+    if device.device_class == _CPU:
+        return Device(name=device.name, device_class=_CPU)
+    return Device(
+        name=device.name,
+        device_class=device.device_class,
+        numa_nodes=device.numa_nodes,
+        pcie_root=device.pcie_root,
+    )
 
 
-def node_row(node: str, inventories: Iterable[Inventory], ledger: Holders | None, silent: Collection[str] = ()) -> View:
+def node_row(
+    node: str, inventories: Iterable[Inventory], rows: Mapping[str, FreeRow], silent: Collection[str] = ()
+) -> View:
     """Count one node's devices by class: how many there are, are held, are free, and are unhealthy.
     Also names the silent services.
     """
-    classes = []
-    for inventory in sorted(inventories, key=lambda inventory: inventory.device_class):
-        held = _held_names(ledger, inventory.device_class)
-        names = {device.name for device in inventory.devices}
-        unfit = {device.name for device in inventory.devices if not device.is_allocatable}
-        classes.append(
-            {
-                "class": inventory.device_class,
-                "total": len(names),
-                "held": len(held & names),
-                "free": len(names - held - unfit),
-                "sick": sum(
-                    not device.is_allocatable or device.health.worst is not None for device in inventory.devices
-                ),
-            }
-        )
+    classes = [
+        {
+            **free_view(rows[inventory.device_class]),
+            "sick": sum(not device.is_allocatable or device.health.worst is not None for device in inventory.devices),
+        }
+        for inventory in sorted(inventories, key=lambda inventory: inventory.device_class)
+    ]
     return {"node": node, "classes": classes, "silent": sorted(silent)}
 
 
@@ -148,17 +151,6 @@ def decision_view(event: DecisionEvent) -> View:
 def _is_aligned(outcome: Placement | Refusal | None) -> bool:
     """Say whether the node's policy affected the outcome. It does not for a claim's devices."""
     return not isinstance(outcome, Placement) or any(container.has_alignment for container in outcome.containers)
-
-
-def _held_names(ledger: Holders | None, device_class: str) -> set[str]:
-    holdings = [
-        holding
-        for allocation in (ledger.allocations if ledger is not None else {}).values()
-        for holding in allocation.holdings
-    ]
-    if device_class == _CPU:
-        return {f"cpu-{cpu}" for holding in holdings for cpu in holding.cpus}
-    return {name for holding in holdings for name in holding.devices.get(device_class, ())}
 
 
 def _holders_of(ledger: Holders | None, device_class: str, name: str) -> list[Owner]:
