@@ -73,6 +73,16 @@ def own_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["XDG_CONFIG_HOME"] = before
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a path so short that sockets below it fit: a unix socket's path ends at 107
+    bytes, and pytest's own folders have the name of the test.
+    """
+    made = Path(tempfile.mkdtemp(prefix="tb-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
 @pytest.fixture(autouse=True)
 def no_blocking_calls() -> Iterator[None]:
     """Fail a test in which service code blocked the event loop: every other caller of that service
@@ -270,6 +280,18 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     terminalreporter.write_line(f"in quarantine: {len(quarantined)} tests")
     for name, why in sorted(quarantined.items()):
         terminalreporter.write_line(f"  {name}: {why}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected: each full collection walks all that is there so
+    far, an eighth of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

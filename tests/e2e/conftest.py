@@ -1,26 +1,14 @@
-"""A real nats-server and a short folder for sockets."""
+"""A real nats-server."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
 from topobus.bus.bus import Bus
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a path so short that sockets below it fit (pytest's own may not be)."""
-    made = Path(tempfile.mkdtemp(prefix="tb-"))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest_asyncio.fixture

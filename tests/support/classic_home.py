@@ -4,31 +4,22 @@ mortal ones too.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
+from support.controllers import ApiUser, beside, runtime_on
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Change, Conflict
 from topobus.controller.config import ControllerSettings
 from topobus.controller.standalone.service import serve
-from topobus.formats.kubernetes import (
-    admit,
-    ask_deletion,
-    object_parts,
-    parse_manifest,
-)
 from topobus.formats.kubernetes.classic.classic_handles import as_structured
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.testing.fates import Died, Dies, FatedBus, Fates
 from topobus.testing.reading import Reader
@@ -36,76 +27,19 @@ from topobus.values.device import Device, Inventory
 from topobus.values.machine import Machine
 
 SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, classic_call_s=2.0)
-NOW = "2026-01-01T00:00:00Z"
 NODES = ("n1", "n2")
 T = TypeVar("T")
 
 
-class ClassicPlace:
+class ClassicPlace(ApiUser):
     """The nodes, and a user."""
 
     def __init__(
         self, bus: Bus, url: str, objects: Reader[Change[ApiObject]], nodes: dict[str, WatchedTopology]
     ) -> None:
-        self.bus = bus
+        super().__init__(bus, objects)
         self.url = url
-        self.objects = objects
         self.nodes = nodes
-        self._made = 0
-
-    async def apply(self, manifest: str) -> None:
-        """Store the objects of a manifest as the CLI does."""
-        for api_object in parse_manifest(manifest, where="test.yaml"):
-            self._made += 1
-            stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}-{self._made}", now=NOW)
-            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(api_object))
-
-    def versions(self, kind: str, name: str) -> list[ApiObject | None]:
-        """List all versions of an object that the watch brought. A deletion is None."""
-        return [
-            change.value
-            for change in self.objects.items
-            if (change.parts.get("kind"), change.parts.get("name")) == (kind, name)
-        ]
-
-    async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
-        """Wait until the newest version of an object satisfies the test."""
-
-        def is_there(_: object) -> bool:
-            versions = self.versions(kind, name)
-            return bool(versions) and is_enough(versions[-1])
-
-        await self.objects.until(is_there)
-        return self.versions(kind, name)[-1]
-
-    async def allocated(self, name: str) -> ApiObject:
-        """Wait until a claim is allocated."""
-        claim = await self.until(
-            "resourceclaim", name, lambda value: value is not None and bool(value.status.get("allocation"))
-        )
-        assert claim is not None
-        return claim
-
-    async def until_reason(self, name: str, reason: str, kind: str = "resourceclaim") -> str:
-        """Wait until an object has a condition with this reason; gives the message."""
-        api_object = await self.until(kind, name, lambda value: reason in reasons(value))
-        return reasons(api_object)[reason]
-
-    async def scheduled(self, name: str) -> str:
-        """Wait until a pod has its node."""
-        pod = await self.until("pod", name, lambda value: value is not None and bool(value.spec.get("nodeName")))
-        assert pod is not None
-        return str(pod.spec["nodeName"])
-
-    async def gone(self, kind: str, name: str) -> None:
-        """Wait until an object is deleted."""
-        await self.until(kind, name, lambda value: value is None)
-
-    async def claim(self, name: str) -> ApiObject:
-        """Read a claim as it is now."""
-        entry = await self.bus.get(catalogue.OBJECT, kind="resourceclaim", namespace="default", name=name)
-        assert entry is not None
-        return entry.value
 
     async def change(self, name: str, edit: Callable[[ApiObject], ApiObject]) -> None:
         """Change a claim as somebody else's controller would."""
@@ -115,20 +49,6 @@ class ClassicPlace:
                 await self.bus.compare_and_set(catalogue.OBJECT, edit(entry.value), entry.revision, **parts), Conflict
             ):
                 return
-
-    async def delete(self, kind: str, name: str) -> None:
-        """Delete an object as the CLI does: mark it, or remove it when nothing holds it."""
-        parts = {"kind": kind, "namespace": "default", "name": name}
-        while (entry := await self.bus.get(catalogue.OBJECT, **parts)) is not None:
-            marked = ask_deletion(entry.value, now=NOW)
-            if marked is None:
-                if isinstance(await self.bus.compare_and_delete(catalogue.OBJECT, entry.revision, **parts), Conflict):
-                    continue
-            elif isinstance(
-                await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict
-            ):
-                continue
-            return
 
     def held(self, node: str) -> dict[str, list[str]]:
         """List what a node's ledger holds: owner (without uid) to devices."""
@@ -160,12 +80,6 @@ class ClassicPlace:
             for device in names
         }
         assert {key: name for key, name in held.items() if name in given.values()} == given
-
-
-def reasons(api_object: ApiObject | None) -> dict[str, str]:
-    """Give the reasons of an object's conditions with their messages."""
-    conditions = (api_object.status.get("conditions") if api_object is not None else None) or []
-    return {str(condition.get("reason")): str(condition.get("message")) for condition in conditions}
 
 
 def devices_of(api_object: ApiObject) -> list[str]:
@@ -229,22 +143,8 @@ async def controller(url: str, *, dies_at: int = 0, is_after: bool = False) -> A
     """Run one replica. With `dies_at` it dies at that step, and the block continues."""
     async with Bus.session(NatsSettings(url=url), name="controller") as bus:
         mortal = FatedBus(bus, Fates({dies_at: Dies(is_after)}))
-        runtime = Runtime(
-            name="controller",
-            node="central",
-            bus=mortal,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        task = asyncio.create_task(_until_dead(runtime))
-        try:
+        async with beside(_until_dead(runtime_on(mortal))):
             yield mortal
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled() and task.exception() is not None:
-                raise task.exception()  # type: ignore[misc]  # checked just before
 
 
 async def _until_dead(runtime: Runtime) -> None:

@@ -4,24 +4,21 @@ pods, and controllers that serve it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from prometheus_client import CollectorRegistry
 
+from support.controllers import beside, runtime_on
 from topobus.bus.bus import Bus
 from topobus.controller.cluster.service import ClusterController
 from topobus.controller.config import ClusterSettings, ControllerSettings
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.formats.kubernetes.built_in_classes import class_selector
-from topobus.process.clock import Clock, SystemClock
+from topobus.process.clock import Clock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.dra_names import group_of_class
 
@@ -225,21 +222,9 @@ async def running_controller(
     api = KubernetesApi.open(settings.cluster)
     async with Bus.session(NatsSettings(url=nats_url), name="controller") as bus:
         await bus.provision()
-        runtime = Runtime(
-            name="controller",
-            node="central",
-            bus=bus,
-            clock=clock or SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        replica = ClusterController(settings, runtime, wrap(api))
-        task = asyncio.create_task(replica.run())
+        replica = ClusterController(settings, runtime_on(bus, clock=clock), wrap(api))
         try:
-            yield replica
+            async with beside(replica.run()):
+                yield replica
         finally:
-            task.cancel()
-            await asyncio.wait({task})
             await api.close()
-            if not task.cancelled() and task.exception() is not None:
-                raise task.exception()  # type: ignore[misc]  # checked just before

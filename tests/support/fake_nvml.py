@@ -8,6 +8,7 @@ own. The profile's lines are described in tests/data/fake_nvml/fake_nvml.c.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import shutil
 import subprocess
@@ -165,7 +166,9 @@ def fake_nvml(folder: Path, *gpus: FakeGpu) -> Iterator[FakeNvml]:
 
 @cache
 def _built() -> Path:
-    library = Path(mkdtemp(prefix="fake-nvml-")) / "libnvidia-ml.so.1"
+    folder = Path(mkdtemp(prefix="fake-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = folder / "libnvidia-ml.so.1"
     options = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror")
     subprocess.run(["gcc", *options, "-o", str(library), str(SOURCES / "fake_nvml.c"), "-ldl", "-lpthread"], check=True)
     return library

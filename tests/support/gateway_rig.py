@@ -21,13 +21,14 @@ from topobus.engine.health.silence import SilenceSettings
 from topobus.formats.messages.catalogue import PODS
 from topobus.formats.messages.messages import PodsReply, PodsRequest
 from topobus.gateway.broadcast import Broadcast
-from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings, RuntimeSettings
+from topobus.gateway.config import ClusterSettings, DeadlineSettings, GatewaySettings, KubeletSettings, RuntimeSettings
 from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.gateway.service import serve
 from topobus.process.clock import Clock, SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
+from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import KubeletSimulator
 from topobus.values.idset import NodeSet
 
@@ -94,6 +95,13 @@ class Rig:
     def cdi_dir(self) -> Path:
         """Where CDI files go."""
         return Path(self.settings.cdi_dir)
+
+    def join(self, server: ApiServerSimulator, **changes: object) -> None:
+        """Make the gateway one of a cluster; `changes` are settings of that."""
+        options: dict[str, object] = {"retry_s": 0.05, "publish_delay_s": 0.01, **changes}
+        kubeconfig = str(server.write_kubeconfig(self.root / "kubeconfig"))
+        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=kubeconfig, **options)  # type: ignore[arg-type]  # a test's own options
+        self.settings = msgspec.structs.replace(self.settings, cluster=cluster)
 
     async def pods(self, **request: str) -> PodsReply:
         """Ask the gateway for its pods as `topobus pods` does, under the command's name."""

@@ -5,16 +5,10 @@ a test wants (see `support.mortal_hands`).
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from support.mortal_hands import READY
-from support.whole_files import write_whole
+from support.lives import LIMIT_S, Lives
 from topobus.bus.bus import Bus
 from topobus.devicekit.settings import DeviceServiceSettings, JournalSettings
 from topobus.engine.health.health_machine import HealthSettings
@@ -29,18 +23,15 @@ from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import Sandbox
 
 NODE = "n1"
-LIMIT_S = 60.0
 OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 NEIGHBOUR = Owner(kind=OwnerKind.CLAIM, name="neighbour", uid="u2")
-_TESTS = Path(__file__).resolve().parent.parent
 
 
-class HandsLives:
+class HandsLives(Lives):
     """One process after the other, and what the gateway would ask it."""
 
     def __init__(self, bus: Bus, url: str, root: Path) -> None:
         self.bus = bus
-        self.url = url
         self.root = root
         for number in range(2):
             make_card(root / "machine", f"nic-card-{number}", f"02:00:00:00:00:0{number}")
@@ -51,72 +42,8 @@ class HandsLives:
             health=HealthSettings(poll_s=0.05),
             journal=JournalSettings(dir=str(self.journal)),
         )
-        self._settings = root / "settings.json"
-        self._settings.write_bytes(msgspec.json.encode(settings))
-        self._order, self._steps = root / "order", root / "steps"
-        self._steps.touch()
-        self._process: asyncio.subprocess.Process | None = None
-        self._doomed_step = 0
+        super().__init__("mortal_hands", settings, url, root)
         self._asked = 0
-
-    async def start(self, order: str = "nothing 0") -> bool:
-        """Start one, and wait until it answers. False when it died before, as ordered."""
-        write_whole(self._order, order)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "support.mortal_hands", str(self._settings), self.url, str(self._order), str(self._steps),  # noqa: E501
-            env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        async with asyncio.timeout(LIMIT_S):
-            async for line in self._process.stdout:
-                if line.decode().strip() == READY:
-                    return True
-            assert await self._process.wait() == -signal.SIGKILL
-        return False
-
-    def doom(self, verb: str, step: int) -> None:
-        """Let the process die at a step of the next such verb."""
-        self._doomed_step = step
-        self._steps.write_text("", encoding="utf-8")
-        write_whole(self._order, f"{verb} {step}")
-
-    def doom_after(self, verb: str, name: str) -> None:
-        """Let the process die at the step that follows the named one."""
-        self._doomed_step = 1
-        self._steps.write_text("", encoding="utf-8")
-        write_whole(self._order, f"{verb} @{name}")
-
-    async def start_doomed(self, step: int) -> bool:
-        """Start one that dies at a step of its start; False when it died."""
-        self.doom("start", step)
-        return await self.start(f"start {step}")
-
-    async def died(self) -> bool:
-        """Say whether it died, now that the verb is over.
-
-        False means that the verb had fewer steps.
-        """
-        assert self._process is not None
-        if len(self.log()) < self._doomed_step:
-            write_whole(self._order, "nothing 0")
-            return False
-        async with asyncio.timeout(LIMIT_S):
-            assert await self._process.wait() == -signal.SIGKILL
-        return True
-
-    def log(self) -> list[str]:
-        """Give the steps so far."""
-        return self._steps.read_text(encoding="utf-8").splitlines()
-
-    def where(self) -> str:
-        """Name the step at which it died."""
-        return (self.log() or ["before any step"])[-1]
-
-    async def stop(self) -> None:
-        """End the present one, however."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
 
     async def inventory(self) -> None:
         """Wait until both cards are offered."""
@@ -156,31 +83,19 @@ class HandsLives:
         op_id = f"op-{self._asked}"
         if verb == "prepare":
             request = PrepareRequest(op_id=op_id, owner=owner, devices=(card,), config=configs)
-            return (await self._until_dead(self.bus.ask(PREPARE, request, **at))).result
+            return (await self.until_dead(self.bus.ask(PREPARE, request, **at))).result
         if verb == "unprepare":
             return (
-                await self._until_dead(
+                await self.until_dead(
                     self.bus.ask(UNPREPARE, UnprepareRequest(op_id=op_id, owner=owner, devices=(card,)), **at)
                 )
             ).refusal
         place = self.sandbox(sandbox)
         if verb == "attach":
             attach = AttachRequest(op_id=op_id, owner=owner, devices=(card,), sandbox=place, config=configs)
-            return (await self._until_dead(self.bus.ask(ATTACH, attach, **at))).result
+            return (await self.until_dead(self.bus.ask(ATTACH, attach, **at))).result
         detach = DetachRequest(op_id=op_id, owner=owner, devices=(card,), sandbox=place)
-        return (await self._until_dead(self.bus.ask(DETACH, detach, **at))).refusal
-
-    async def _until_dead(self, asking: Any) -> Any:
-        """Wait for the answer, or for the end of who would give it."""
-        assert self._process is not None
-        answer, end = asyncio.ensure_future(asking), asyncio.ensure_future(self._process.wait())
-        done, pending = await asyncio.wait({answer, end}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        if answer in done:
-            return answer.result()
-        raise PeerUnavailable("it died")
+        return (await self.until_dead(self.bus.ask(DETACH, detach, **at))).refusal
 
     def sandbox(self, sandbox_id: str) -> Sandbox:
         """Make a sandbox; its namespace is a folder."""

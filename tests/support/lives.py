@@ -1,4 +1,6 @@
-"""Consecutive gateway processes, each killed where a test wants (see `support.mortal_gateway`)."""
+"""Consecutive processes of one service, each killed where a test wants (see `support.mortal_gateway`
+and `support.mortal_hands`).
+"""
 
 from __future__ import annotations
 
@@ -6,92 +8,121 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from support.gateway_rig import Rig
 from support.looks import until
-from support.mortal_gateway import READY
+from support.mortal_hands import READY
 from support.whole_files import write_whole
+from topobus.values.errors import PeerUnavailable
+
+__all__ = ["LIMIT_S", "GatewayLives", "Lives", "is_transport"]
 
 LIMIT_S = 60.0
 _TESTS = Path(__file__).resolve().parent.parent
+_Answer = TypeVar("_Answer")
 
 
 class Lives:
-    """One gateway process after the other."""
+    """One process of a module `support.mortal_…` after the other, with the same settings."""
 
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
-        self.order = rig.root / "order"
-        self.steps = rig.root / "steps"
-        self._settings = rig.root / "settings.json"
-        self._settings.write_bytes(msgspec.json.encode(rig.settings))
+    def __init__(self, module: str, settings: msgspec.Struct, url: str, folder: Path) -> None:
+        self._order, self._steps = folder / "order", folder / "steps"
+        self._steps.touch()
+        settings_file = folder / "settings.json"
+        settings_file.write_bytes(msgspec.json.encode(settings))
+        self._command = (
+            sys.executable, "-m", f"support.{module}", str(settings_file), url, str(self._order), str(self._steps),
+        )  # fmt: skip
         self._process: asyncio.subprocess.Process | None = None
         self._doomed_step = 0
 
-    async def start(self) -> None:
-        """Start one that does not die, and wait until it has looked around."""
-        write_whole(self.order, "nothing 0")
+    async def start(self, order: str = "nothing 0") -> bool:
+        """Start one, and wait until it is ready. False when it died before, as ordered."""
+        write_whole(self._order, order)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "support.mortal_gateway", str(self._settings), self.rig.url, str(self.order), str(self.steps),  # noqa: E501
-            env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
-        )  # fmt: skip
+            *self._command,
+            env={**os.environ, "PYTHONPATH": str(_TESTS)},
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 20,
+        )
         assert self._process.stdout is not None
         async with asyncio.timeout(LIMIT_S):
             async for line in self._process.stdout:
                 if line.decode().strip() == READY:
-                    return
-        raise AssertionError(f"the gateway ended with {await self._process.wait()} before it was ready")
+                    return True
+        await self._killed()
+        assert order != "nothing 0", "it died before it was ready"
+        return False
 
-    def doom(self, call: str, step: int) -> None:
-        """Let the process die at a step of the next such call (`Allocate/gpu`), or of its next
-        writes of slices (`publish`).
-        """
+    def doom(self, verb: str, step: int) -> None:
+        """Let the process die at a step of the next such verb."""
         self._doomed_step = step
-        self.steps.write_text("", encoding="utf-8")
-        write_whole(self.order, f"{call} {step}")
+        self._steps.write_text("", encoding="utf-8")
+        write_whole(self._order, f"{verb} {step}")
+
+    def doom_after(self, verb: str, name: str) -> None:
+        """Let the process die at the step that follows the named one."""
+        self._doomed_step = 1
+        self._steps.write_text("", encoding="utf-8")
+        write_whole(self._order, f"{verb} @{name}")
+
+    async def start_doomed(self, step: int) -> bool:
+        """Start one that dies at a step of its start; False when it died."""
+        self.doom("start", step)
+        return await self.start(f"start {step}")
 
     async def died(self) -> bool:
-        """Say whether it died, now that the call is over.
+        """Say whether it died, now that the verb is over.
 
-        False means that the call had fewer steps.
+        False means that the verb had fewer steps.
         """
-        assert self._process is not None
-        if len(self._log()) < self._doomed_step:
-            write_whole(self.order, "nothing 0")
+        if not self.is_dead:
+            write_whole(self._order, "nothing 0")
             return False
-        async with asyncio.timeout(LIMIT_S):
-            assert await self._process.wait() == -signal.SIGKILL
+        await self._killed()
         return True
 
     async def death(self) -> str:
-        """Wait until it has died of what no call of kubelet's waits for.
+        """Wait until it has died of what no verb's answer waits for.
 
         The step at which it did.
         """
-        assert self._process is not None
-        async with asyncio.timeout(LIMIT_S):
-            assert await self._process.wait() == -signal.SIGKILL
+        await self._killed()
         return self.where()
+
+    async def until_dead(self, asking: Awaitable[_Answer]) -> _Answer:
+        """Wait for an answer of the process, or for its end: PeerUnavailable."""
+        assert self._process is not None
+        answer, end = asyncio.ensure_future(asking), asyncio.ensure_future(self._process.wait())
+        done, pending = await asyncio.wait({answer, end}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if answer in done:
+            return answer.result()
+        raise PeerUnavailable("it died")
 
     async def until_step(self, step: str) -> None:
         """Wait until it has come to a step."""
-        await until(lambda: step in self._log())
+        await until(lambda: step in self.log())
 
     @property
     def is_dead(self) -> bool:
         """Say whether it has come to its end."""
-        return len(self._log()) >= self._doomed_step
+        return len(self.log()) >= self._doomed_step
+
+    def log(self) -> list[str]:
+        """Give the steps so far."""
+        return self._steps.read_text(encoding="utf-8").splitlines()
 
     def where(self) -> str:
         """Name the step at which it died."""
-        return (self._log() or ["before any step"])[-1]
-
-    def taken(self) -> list[str]:
-        """Name the steps of the call, without their numbers."""
-        return [step.partition(" ")[2] for step in self._log()]
+        return (self.log() or ["before any step"])[-1]
 
     async def stop(self) -> None:
         """End the present one, however."""
@@ -99,8 +130,21 @@ class Lives:
             self._process.kill()
             await self._process.wait()
 
-    def _log(self) -> list[str]:
-        return self.steps.read_text(encoding="utf-8").splitlines()
+    async def _killed(self) -> None:
+        assert self._process is not None
+        async with asyncio.timeout(LIMIT_S):
+            assert await self._process.wait() == -signal.SIGKILL
+
+
+class GatewayLives(Lives):
+    """The gateways of a rig."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__("mortal_gateway", rig.settings, rig.url, rig.root)
+
+    def taken(self) -> list[str]:
+        """Name the steps of the call, without their numbers."""
+        return [step.partition(" ")[2] for step in self.log()]
 
 
 def is_transport(error: str) -> bool:

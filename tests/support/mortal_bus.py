@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
+from support.controllers import controller
 from topobus.bus.bus import Bus
 from topobus.testing.fates import Dies, FatedBus, Fates
 
-__all__ = ["died_or", "mortal_bus"]
-
+__all__ = ["died_or", "mortal_bus", "mortal_controller"]
 
 _STEPS = frozenset({"compare_and_set", "delete", "compare_and_delete", "ask"})
 
@@ -25,6 +26,15 @@ def mortal_bus(bus: Bus, step: int, *, is_done: bool) -> FatedBus:
         {step: Dies(is_done)}, counted=_STEPS, spared=lambda value: getattr(value, "is_dry_run", False), hangs=True
     )
     return FatedBus(bus, fates)
+
+
+@asynccontextmanager
+async def mortal_controller(url: str, step: int, *, is_done: bool = False) -> AsyncIterator[Fates]:
+    """Run a replica of the stand-alone controller that dies before or after such a step; gives its
+    fates.
+    """
+    async with controller(url, through=lambda bus: mortal_bus(bus, step, is_done=is_done)) as runtime:
+        yield cast("FatedBus", runtime.bus).fates
 
 
 async def died_or(done: Coroutine[Any, Any, Any], *replicas: Fates) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from support.mortal_hands import READY
 from topobus.bus.bus import Bus
 from topobus.gateway.claims import dra_plugin
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
@@ -40,7 +41,6 @@ from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 
-READY = "READY"
 PUBLISH = "publish"
 STATUS = "status"
 

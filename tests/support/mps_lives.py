@@ -5,20 +5,16 @@ where a test wants (see `support.mortal_gpu`).
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from support.device_bench import LIMIT_S, NODE, PROFILES
+from support.device_bench import NODE, PROFILES
 from support.fake_mps import FakeMps
-from support.mortal_hands import READY
-from support.whole_files import write_whole
+from support.lives import LIMIT_S, Lives
 from topobus.bus.bus import Bus
 from topobus.devicekit.settings import DriverSettings, JournalSettings
 from topobus.engine.health.health_machine import HealthSettings
@@ -38,14 +34,13 @@ __all__ = ["OTHER", "OWNER", "MpsLives", "check_prepared"]
 
 OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 OTHER = Owner(kind=OwnerKind.CLAIM, name="other", uid="u2")
-_TESTS = Path(__file__).resolve().parent.parent
 
 
-class MpsLives:
+class MpsLives(Lives):
     """One process after the other, and what the gateway would ask it."""
 
     def __init__(self, bus: Bus, url: str, root: Path, **settings: Any) -> None:
-        self.bus, self.url = bus, url
+        self.bus = bus
         self.recorded = build(PROFILES / "h100-pair.toml", root / "machine")
         self.first, self.second = (
             f"gpu-{address.replace(':', '-').replace('.', '-')}" for address in self.recorded.pci("h100")
@@ -67,67 +62,13 @@ class MpsLives:
             leftovers=LeftoverSettings(check=False),
             mps=MpsSettings(owned=True, state_dir=str(self.mps.state_dir), start_s=LIMIT_S),
         )
-        self._settings = root / "settings.json"
-        self._settings.write_bytes(msgspec.json.encode(msgspec.structs.replace(shipped, **settings)))
-        self._order, self._steps = root / "order", root / "steps"
-        self._steps.touch()
-        self._process: asyncio.subprocess.Process | None = None
-        self._doomed_step = 0
+        super().__init__("mortal_gpu", msgspec.structs.replace(shipped, **settings), url, root)
         self._asked = 0
 
     async def publish_machine(self, bus: Bus) -> None:
         """Do discovery's work."""
         machine = read_machine(self._tree, NODE)
         await bus.put(MACHINE, msgspec.structs.replace(machine, generation=1), node=NODE)
-
-    async def start(self, order: str = "nothing 0") -> bool:
-        """Start one, and wait until it answers. False when it died before, as ordered."""
-        write_whole(self._order, order)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "support.mortal_gpu", str(self._settings), self.url, str(self._order), str(self._steps),  # noqa: E501
-            env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        async with asyncio.timeout(LIMIT_S):
-            async for line in self._process.stdout:
-                if line.decode().strip() == READY:
-                    return True
-            assert await self._process.wait() == -signal.SIGKILL
-        return False
-
-    def doom(self, verb: str, step: int) -> None:
-        """Let the process die at a step of the next such verb."""
-        self._doomed_step = step
-        self._steps.write_text("", encoding="utf-8")
-        write_whole(self._order, f"{verb} {step}")
-
-    async def start_doomed(self, step: int) -> bool:
-        """Start one that dies at a step of its start; False when it died."""
-        self.doom("start", step)
-        return await self.start(f"start {step}")
-
-    async def died(self) -> bool:
-        """Say whether it died, now that the verb is over.
-
-        False means that the verb had fewer steps.
-        """
-        assert self._process is not None
-        if len(self._log()) < self._doomed_step:
-            write_whole(self._order, "nothing 0")
-            return False
-        async with asyncio.timeout(LIMIT_S):
-            assert await self._process.wait() == -signal.SIGKILL
-        return True
-
-    def where(self) -> str:
-        """Name the step at which it died."""
-        return (self._log() or ["before any step"])[-1]
-
-    async def stop(self) -> None:
-        """Kill the present one."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
 
     async def inventory(self, wanted: Callable[[Inventory], bool]) -> Inventory:
         """Wait for an inventory as wanted."""
@@ -210,9 +151,6 @@ class MpsLives:
         """Promise: no process, no folder, no compute mode, no line in the journal."""
         assert (self.mps.pids(), self.mps.folders(), self.mps.modes(), self.journals()) == ([], [], {"Default"}, []), at
 
-    def _log(self) -> list[str]:
-        return self._steps.read_text(encoding="utf-8").splitlines()
-
     async def _prepare(
         self, owner: Owner, devices: tuple[str, ...], shares: dict[str, dict[str, int]], strategy: str = "MPS"
     ) -> Any:
@@ -228,27 +166,15 @@ class MpsLives:
             shares=shares,
         )
         return (
-            await self._until_dead(self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
+            await self.until_dead(self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
         ).result
 
     async def _unprepare(self, owner: Owner, devices: tuple[str, ...]) -> Any:
         self._asked += 1
         request = UnprepareRequest(op_id=f"op-{self._asked}", owner=owner, devices=devices or (self.first, self.second))
         return (
-            await self._until_dead(self.bus.ask(UNPREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
+            await self.until_dead(self.bus.ask(UNPREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
         ).refusal
-
-    async def _until_dead(self, asking: Any) -> Any:
-        """Wait for the answer, or for the end of who would give it."""
-        assert self._process is not None
-        answer, end = asyncio.ensure_future(asking), asyncio.ensure_future(self._process.wait())
-        done, pending = await asyncio.wait({answer, end}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        if answer in done:
-            return answer.result()
-        raise PeerUnavailable("it died")
 
 
 def check_prepared(result: object, at: str = "") -> Prepared:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from support.real_topology import WatchedTopology
 from topobus.bus.bus import Bus, Change
-from topobus.controller.config import ControllerSettings
-from topobus.controller.standalone.service import serve
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import SystemClock
-from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.testing.reading import Reader
 
@@ -82,35 +74,6 @@ class Poisoned:
         await self.newest("pod", "good-pod", '"nodeName"')
 
 
-class Running:
-    """The controller under test: it must not have ended."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.registry = CollectorRegistry()
-
-    async def __aenter__(self) -> Self:
-        self._stack = AsyncExitStack()
-        bus = await self._stack.enter_async_context(Bus.session(NatsSettings(url=self._url), name="controller"))
-        runtime = Runtime(
-            name="controller",
-            node="central",
-            bus=bus,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=self.registry,
-        )
-        self._task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        has_ended = self._task.done()
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        await self._stack.aclose()
-        if has_ended:
-            self._task.result()
-
-    def set_aside(self, loop: str) -> float:
-        """Count what one loop has set aside."""
-        return self.registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": loop}) or 0.0
+def set_aside(runtime: Runtime, loop: str) -> float:
+    """Count what one loop of a controller has set aside."""
+    return runtime.registry.get_sample_value("topobus_controller_objects_set_aside_total", {"loop": loop}) or 0.0

@@ -182,8 +182,8 @@ class WatchedTopology(Bus):
             return
         task.cancel()
         await asyncio.wait({task})
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]  # checked just before
+        if not task.cancelled():
+            task.result()
         await self.stop_answering()
 
     async def lose_ledger(self) -> None:

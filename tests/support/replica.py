@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from prometheus_client import CollectorRegistry
-
 from support.alignment_nodes import dgx_facts
+from support.controllers import NOW
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Written
 from topobus.controller.commit.allocator import Allocator
@@ -32,14 +31,10 @@ from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages.catalogue import OBJECT
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import SystemClock
-from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
 
-__all__ = ["NOW", "claims_of", "queue_on", "read", "runtime_on", "start_node", "store"]
-
-NOW = "2026-01-01T00:00:00Z"
+__all__ = ["claims_of", "queue_on", "read", "start_node", "store"]
 
 
 async def start_node(bus: Bus, topologies: AsyncExitStack) -> tuple[WatchedTopology, StandaloneState]:
@@ -53,18 +48,6 @@ async def start_node(bus: Bus, topologies: AsyncExitStack) -> tuple[WatchedTopol
     state.put_machine(machine)
     state.put_inventory(inventories["gpu"])
     return topology, state
-
-
-def runtime_on(bus: Bus) -> Runtime:
-    """Give a replica's runtime on a bus."""
-    return Runtime(
-        name="controller",
-        node="central",
-        bus=bus,
-        clock=SystemClock(),
-        readiness=Readiness(),
-        registry=CollectorRegistry(),
-    )
 
 
 def queue_on(runtime: Runtime) -> WorkQueue:

@@ -4,7 +4,6 @@ controller, nor fill a node's ledger.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,14 +11,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
 from support.asking import ask_patiently
+from support.controllers import SETTINGS, beside, runtime_on
 from support.real_topology import topology_service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
 from topobus.bus.bus import Bus, Change
-from topobus.controller.config import ControllerSettings
 from topobus.controller.standalone.service import serve
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
@@ -27,9 +25,6 @@ from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import ApiObject, PlaceRequest
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
-from topobus.process.clock import SystemClock
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.testing.reading import Reader
 from topobus.values.device import Device, Inventory
 from topobus.values.idset import NodeSet
@@ -91,20 +86,9 @@ async def controller(nats: SecuredNats) -> AsyncIterator[None]:
 
     It must not have ended when the block does.
     """
-    async with nats.bus("controller") as bus:
-        runtime = Runtime(
-            name="controller",
-            node="central",
-            bus=bus,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime))
+    async with nats.bus("controller") as bus, beside(serve(SETTINGS, runtime_on(bus))) as task:
         yield
         assert not task.done()
-        task.cancel()
-        await asyncio.wait({task})
 
 
 @pytest_asyncio.fixture

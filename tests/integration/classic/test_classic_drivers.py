@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from support.classic_home import SETTINGS, ClassicPlace, classic_place, controller
+from support.controllers import runtime_on
 from support.licence_driver import GROUP, SERVER, LicenceDriver
 from topobus.bus.bus import Bus
 from topobus.controller.classic.builtin_driver import BuiltinDriver
@@ -23,9 +23,6 @@ from topobus.devicekit.classic.classic_registry import GROUP as ENTRY_POINTS
 from topobus.formats.kubernetes.classic import classic
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import SystemClock
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
 from topobus.testing.fates import FatedBus, Fates, Interrupted
@@ -91,14 +88,7 @@ class TestOwnDriver(ClassicDriverContract):
                 state.put_inventory(inventory.value)
             for ledger in await bus.list(catalogue.LEDGER):
                 state.put_ledger(ledger.value)
-            runtime = Runtime(
-                name="controller",
-                node="central",
-                bus=_seen_bus(bus, state),
-                clock=SystemClock(),
-                readiness=Readiness(),
-                registry=CollectorRegistry(),
-            )
+            runtime = runtime_on(_seen_bus(bus, state))
             yield lambda: BuiltinDriver("gpu", SETTINGS, runtime, state, SceneContext(scene))
 
 

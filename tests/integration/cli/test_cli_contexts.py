@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,11 +49,9 @@ def topobus(environment: dict[str, str]) -> Command:
 
 
 @pytest.fixture
-def state() -> Iterator[Path]:
-    """A state folder with a short path: sockets are in it."""
-    folder = Path(tempfile.mkdtemp(prefix="tb-"))
-    yield folder / "lab"
-    shutil.rmtree(folder, ignore_errors=True)
+def state(short_folder: Path) -> Path:
+    """A state folder: sockets are in it."""
+    return short_folder / "lab"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest_asyncio
 from integration.values import inventory
 from support.asking import ask_patiently
 from support.cli_process import run_cli
-from support.controller_home import controller
+from support.controllers import controller
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import FORGET, INVENTORY, LEDGER
 from topobus.formats.messages.forget_messages import ForgetRequest

@@ -12,7 +12,7 @@ import pytest
 
 from support.asking import ask_patiently
 from support.cli_process import run_cli
-from support.controller_home import controller
+from support.controllers import controller
 from support.real_topology import real_topology
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT, PLAN

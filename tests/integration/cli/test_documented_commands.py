@@ -7,10 +7,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -187,12 +185,11 @@ def _read_until(text: str, program: subprocess.Popen[str] | None) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.integration
 def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(
-    tmp_path: Path, nats_binary: Path
+    tmp_path: Path, short_folder: Path, nats_binary: Path
 ) -> None:
     """On a fresh system, from the first look to the last pod: each command ends as the page says,
     and each line that the page shows whole is printed.
     """
-    state = Path(tempfile.mkdtemp(prefix="tt-"))
     # What is shown was printed at the width of drawings, whatever the
     # terminal of whoever runs the test.
     environment = {
@@ -206,14 +203,14 @@ def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(
     }
 
     def run_there(command: str) -> tuple[int, str]:
-        words = [sys.executable, "-m", "topobus.cli.main", *shlex.split(command.replace(_STATE, str(state)))[1:]]
+        words = [sys.executable, "-m", "topobus.cli.main", *shlex.split(command.replace(_STATE, str(short_folder)))[1:]]
         done = subprocess.run(
             words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=90
         )
         return done.returncode, done.stdout + done.stderr
 
     up = subprocess.Popen(
-        [sys.executable, "-m", "topobus.cli.main", "up", "--dir", str(state)],
+        [sys.executable, "-m", "topobus.cli.main", "up", "--dir", str(short_folder)],
         cwd=REPOSITORY,
         env=environment,
         stdout=subprocess.PIPE,
@@ -264,7 +261,6 @@ def test_tutorial_shows_what_its_commands_print_when_they_are_run_in_its_order(
             watching.communicate()
         up.terminate()
         up.wait(timeout=60)
-        shutil.rmtree(state, ignore_errors=True)
 
     assert wrong == []
 

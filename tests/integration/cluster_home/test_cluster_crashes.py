@@ -8,14 +8,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from support.cluster_home import ClusterHome, claim, pod, template
 from topobus.controller.store.api import (
@@ -26,8 +25,6 @@ from topobus.controller.store.api import (
     WatchEvent,
 )
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.simulation.nats_server import NatsServer
-from topobus.testing.apiserver import ApiServerSimulator
 from topobus.values.errors import PeerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -105,15 +102,6 @@ class MortalApi:
     def _die(self) -> None:
         self.died.set()
         raise PeerUnavailable("the answer was lost") if self._is_silent else Crash
-
-
-@pytest_asyncio.fixture
-async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
-    """An API server with two nodes of two devices each."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        made = ClusterHome(server, nats_server.url, tmp_path)
-        made.machine_room()
-        yield made
 
 
 async def _die_at(

@@ -4,28 +4,13 @@ gate opened, or are told why not.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import msgspec
 import pytest
-import pytest_asyncio
 
 from support.cluster_home import CLASS, GATE, ClusterHome, claim, device_class, node, pod, slice_of, template
 from support.older_server import older_server
-from topobus.simulation.nats_server import NatsServer
-from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
-
-
-@pytest_asyncio.fixture
-async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
-    """An API server with two nodes of two devices each."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        made = ClusterHome(server, nats_server.url, tmp_path)
-        made.machine_room()
-        yield made
 
 
 async def test_gated_pod_gets_its_claim_and_its_gate_opened(home: ClusterHome) -> None:

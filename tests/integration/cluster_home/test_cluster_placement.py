@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from support.cluster_home import ClusterHome, Object, claim, node, pod
-from topobus.simulation.nats_server import NatsServer
-from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
-@pytest_asyncio.fixture
-async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
-    """An API server with two nodes of two devices each."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        made = ClusterHome(server, nats_server.url, tmp_path)
-        made.machine_room()
-        made.put(*(node(name) | {"status": {"allocatable": {"cpu": "4", "pods": "10"}}} for name in ("n1", "n2")))
-        yield made
+@pytest.fixture
+def home(home: ClusterHome) -> ClusterHome:
+    """The same with room for pods on each node."""
+    home.put(*(node(name) | {"status": {"allocatable": {"cpu": "4", "pods": "10"}}} for name in ("n1", "n2")))
+    return home
 
 
 def on(node: str, name: str, **spec: Any) -> Object:

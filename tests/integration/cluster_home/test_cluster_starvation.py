@@ -8,19 +8,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
 from topobus.controller.commit import allocation_runner
 from topobus.engine.allocation.values import AllocationInput, Outcome
-from topobus.simulation.nats_server import NatsServer
-from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -63,14 +59,11 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongSearches]:
     made.may_go_on.set()
 
 
-@pytest_asyncio.fixture
-async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
-    """An API server with two nodes of two devices each."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        made = ClusterHome(server, nats_server.url, tmp_path)
-        made.machine_room()
-        made.settings = msgspec.structs.replace(made.settings, step_budget=3_000)
-        yield made
+@pytest.fixture
+def home(home: ClusterHome) -> ClusterHome:
+    """The same with a controller of short searches."""
+    home.settings = msgspec.structs.replace(home.settings, step_budget=3_000)
+    return home
 
 
 def costly(name: str, *, count: int) -> dict[str, Any]:

@@ -5,35 +5,22 @@ when two writers gave one device away.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
 from support.cluster_home import node as cluster_node
 from topobus.controller.store.api import Kind
 from topobus.controller.store.kubernetes_api import KubernetesApi
-from topobus.simulation.nats_server import NatsServer
-from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 UNSCHEDULABLE = [
     {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: insufficient cpu"}
 ]
-
-
-@pytest_asyncio.fixture
-async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
-    """An API server with two nodes of two devices each."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
-        made = ClusterHome(server, nats_server.url, tmp_path)
-        made.machine_room()
-        yield made
 
 
 def slowly(home: ClusterHome, **changes: float) -> None:

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest_asyncio
 
-from support.controller_home import Home, controller
+from support.controller_home import Home
+from support.controllers import controller
 from support.real_topology import real_topology
 from topobus.bus.bus import Bus
 from topobus.formats.messages import catalogue

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from support.controller_home import NODE, Home, claim, condition, controller
+from support.controller_home import NODE, Home, claim, condition
+from support.controllers import controller
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Start
 from topobus.formats.kubernetes import (
@@ -70,8 +71,8 @@ async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_f
     (api_object,) = parse_manifest(PAIR, where="pair.yaml")
 
     async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
-        await served.apply(admit(api_object, uid="uid-pair", now="2026-01-01T00:00:00Z"))
-        results = await served.allocated("pair")
+        await served.put(admit(api_object, uid="uid-pair", now="2026-01-01T00:00:00Z"))
+        results = await served.results("pair")
         events = await decisions.until(lambda items: bool(items))
 
     roots = {device.name: device.pcie_root for inventory in served.inventories for device in inventory.devices}
@@ -90,9 +91,9 @@ async def test_example_claim_is_allocated_on_the_demo_machine(served: Home) -> N
     """The claim of the examples, with its classes, gets a GPU and an RDMA NIC below one root."""
     for file in ("classes.yaml", "gpu-nic-pair.yaml"):
         for api_object in parse_manifest((EXAMPLES / file).read_text(encoding="utf-8"), where=file):
-            await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
+            await served.put(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
 
-    results = await served.allocated("gpu-nic-pair")
+    results = await served.results("gpu-nic-pair")
 
     roots = {device.name: device.pcie_root for inventory in served.inventories for device in inventory.devices}
     assert [result["request"] for result in results] == ["gpu", "nic"]
@@ -103,10 +104,10 @@ async def test_controller_writes_kubernetes_status_when_allocated(served: Home) 
     """The status has Kubernetes' shape: node selector, time, finalizer,
     and no attempt left behind.
     """
-    await served.apply(claim("one"))
-    await served.allocated("one")
+    await served.put(claim("one"))
+    await served.results("one")
 
-    api_object = await served.until("one", lambda value: condition(value).get("status") == "True")
+    api_object = await served.until_claim("one", lambda value: condition(value).get("status") == "True")
 
     assert api_object is not None
     field = api_object.status["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]
@@ -120,9 +121,9 @@ async def test_controller_says_why_when_claim_cannot_fit(served: Home) -> None:
     """A claim for more than there is gets the first failing check of the devices, grouped with
     numbers.
     """
-    await served.apply(claim("taker", count=2))
-    await served.allocated("taker")
-    await served.apply(claim("greedy", count=7))
+    await served.put(claim("taker", count=2))
+    await served.results("taker")
+    await served.put(claim("greedy", count=7))
 
     message = await served.until_reason("greedy", "DoesNotFit")
 
@@ -134,14 +135,14 @@ async def test_controller_says_why_when_claim_cannot_fit(served: Home) -> None:
 
 async def test_controller_allocates_waiting_claim_when_devices_become_free(served: Home) -> None:
     """A claim that did not fit is allocated as soon as another one is released."""
-    await served.apply(claim("first", count=8))
-    await served.allocated("first")
-    await served.apply(claim("second", count=8))
+    await served.put(claim("first", count=8))
+    await served.results("first")
+    await served.put(claim("second", count=8))
     await served.until_reason("second", "DoesNotFit")
 
-    await served.delete("first")
+    await served.delete("resourceclaim", "first")
 
-    assert len(await served.allocated("second")) == 8
+    assert len(await served.results("second")) == 8
 
 
 @pytest.mark.parametrize(
@@ -180,13 +181,13 @@ async def test_controller_says_where_when_claim_is_wrong(
     served: Home, wrong_object: ApiObject, reason: str, wanted: tuple[str, ...]
 ) -> None:
     """A wrong claim is told the place; others are served as before."""
-    await served.apply(wrong_object)
-    await served.apply(claim("good"))
+    await served.put(wrong_object)
+    await served.put(claim("good"))
 
     message = await served.until_reason("bad", reason)
 
     assert [part for part in wanted if part not in message] == []
-    assert len(await served.allocated("good")) == 1
+    assert len(await served.results("good")) == 1
 
 
 async def test_controller_survives_stored_class_that_nobody_can_read(served: Home) -> None:
@@ -194,19 +195,19 @@ async def test_controller_survives_stored_class_that_nobody_can_read(served: Hom
     broken = ApiObject(
         api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "odd"}, spec={"selectors": "x"}
     )
-    await served.apply(broken)
-    await served.apply(claim("user", device_class="odd"))
+    await served.put(broken)
+    await served.put(claim("user", device_class="odd"))
 
     assert "no DeviceClass 'odd'" in await served.until_reason("user", "Invalid")
 
 
 async def test_controller_releases_devices_when_claim_is_deleted(served: Home) -> None:
     """A deleted claim lets go at its node first, and only then the object goes."""
-    await served.apply(claim("gone", count=3))
-    await served.allocated("gone")
+    await served.put(claim("gone", count=3))
+    await served.results("gone")
 
-    await served.delete("gone")
-    await served.until("gone", lambda value: value is None)
+    await served.delete("resourceclaim", "gone")
+    await served.until_claim("gone", lambda value: value is None)
 
     assert served.topology.ledger.allocations == {}
 
@@ -219,8 +220,8 @@ async def test_controller_waits_with_the_release_while_a_container_may_use_the_d
 
     They go when the node has undone it.
     """
-    await served.apply(claim("used", count=8))
-    await served.allocated("used")
+    await served.put(claim("used", count=8))
+    await served.results("used")
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="used", uid="uid-used")
     await served.topology.set_prepared(owner, is_prepared=True)
     async with Reader(served.bus.watch(catalogue.LEDGER)) as ledgers:
@@ -230,30 +231,30 @@ async def test_controller_waits_with_the_release_while_a_container_may_use_the_d
     if is_forced:
         await served.bus.delete(catalogue.OBJECT, kind="resourceclaim", namespace="default", name="used")
     else:
-        await served.delete("used")
-        waiting = await served.until(
+        await served.delete("resourceclaim", "used")
+        waiting = await served.until_claim(
             "used", lambda value: value is not None and len(value.status.get("conditions") or []) == 2
         )
         assert waiting is not None
         assert "is prepared" in waiting.status["conditions"][1]["message"]
-    await served.apply(claim("next"))
+    await served.put(claim("next"))
     await served.until_reason("next", "DoesNotFit")
 
     assert owner.key in served.topology.ledger.allocations
     await served.topology.set_prepared(owner, is_prepared=False)
-    assert len(await served.allocated("next")) == 1
+    assert len(await served.results("next")) == 1
     assert owner.key not in served.topology.ledger.allocations
 
 
 async def test_controller_releases_devices_when_object_is_removed_by_force(served: Home) -> None:
     """An object deleted past its finalizer does not leak what it held."""
-    await served.apply(claim("forced", count=8))
-    await served.allocated("forced")
+    await served.put(claim("forced", count=8))
+    await served.results("forced")
     await served.bus.delete(catalogue.OBJECT, kind="resourceclaim", namespace="default", name="forced")
 
-    await served.apply(claim("next", count=8))
+    await served.put(claim("next", count=8))
 
-    assert len(await served.allocated("next")) == 8
+    assert len(await served.results("next")) == 8
 
 
 async def test_controller_searches_anew_when_node_refuses(served: Home) -> None:
@@ -262,8 +263,8 @@ async def test_controller_searches_anew_when_node_refuses(served: Home) -> None:
     """
     served.topology.refuse_next = 1
 
-    await served.apply(claim("again"))
-    await served.allocated("again")
+    await served.put(claim("again"))
+    await served.results("again")
 
     assert [request.op_id for request in served.topology.requests] == ["allocate-uid-again-1", "allocate-uid-again-2"]
 
@@ -275,7 +276,7 @@ async def test_controller_does_not_hammer_a_node_that_refuses_for_ever(served: H
     """
     served.topology.refuse_next = 1000
 
-    await served.apply(claim("unwanted"))
+    await served.put(claim("unwanted"))
     message = await served.until_reason("unwanted", "DoesNotFit")
 
     assert "8 devices: refused by the node: refused by the test" in message
@@ -305,14 +306,14 @@ async def test_controller_makes_and_ends_claims_when_a_pod_names_a_template(serv
     It is allocated, and released when the pod is gone.
     """
     for api_object in parse_manifest(TEMPLATED, where="pod.yaml"):
-        await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
+        await served.put(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
     items = await served.objects.until(lambda changes: any(_claim_names(change.value) for change in changes))
     (name,) = next(names for change in items if (names := _claim_names(change.value)))
-    await served.allocated(name)
-    claim_object = await served.until(name, lambda value: value is not None)
+    await served.results(name)
+    claim_object = await served.until_claim(name, lambda value: value is not None)
 
     await served.bus.delete(catalogue.OBJECT, kind="pod", namespace="default", name="job")
-    await served.until(name, lambda value: value is None)
+    await served.until_claim(name, lambda value: value is None)
 
     assert claim_object is not None
     assert claim_object.metadata["labels"] == {"team": "a"}
@@ -337,19 +338,19 @@ async def test_controller_puts_all_claims_of_a_pod_on_one_node(
 ) -> None:
     """Two claims of a pod are served where both fit, not each where it fits first."""
     (pod,) = parse_manifest(PAIR_POD, where="pod.yaml")
-    await served.apply(claim("early", count=1, annotations={"topobus.dev/node": NODE}))
-    await served.allocated("early")
+    await served.put(claim("early", count=1, annotations={"topobus.dev/node": NODE}))
+    await served.results("early")
     other = msgspec.structs.replace(recorded[0], node="other-node")
     inventories = [msgspec.structs.replace(inventory, node="other-node") for inventory in recorded[1]]
     await topologies.enter_async_context(real_topology(served.bus, other, []))
-    await served.apply(admit(pod, uid="uid-both", now="2026-01-01T00:00:00Z"))
+    await served.put(admit(pod, uid="uid-both", now="2026-01-01T00:00:00Z"))
     # Both at once, before the other node's inventory: whichever comes first must wait for its mate.
-    await served.apply(claim("six", count=6))
-    await served.apply(claim("two", count=2))
+    await served.put(claim("six", count=6))
+    await served.put(claim("two", count=2))
     for inventory in inventories:
         await served.bus.put(catalogue.INVENTORY, inventory, node="other-node", device_class=inventory.device_class)
 
-    pools = {result["pool"] for name in ("six", "two") for result in await served.allocated(name)}
+    pools = {result["pool"] for name in ("six", "two") for result in await served.results(name)}
 
     assert len(pools) == 1
 
@@ -387,13 +388,13 @@ async def test_claim_is_held_and_let_go_by_the_real_topology(
         )
         topology = asyncio.create_task(serve_topology(TopologySettings(node=NODE), runtime))
         home = Home(bus, objects, WatchedTopology(bus, NODE), inventories)
-        await home.apply(claim("real", count=8))
-        await home.allocated("real")
-        await home.apply(claim("late"))
+        await home.put(claim("real", count=8))
+        await home.results("real")
+        await home.put(claim("late"))
         assert "8 devices: held by claim default/real" in await home.until_reason("late", "DoesNotFit")
 
-        await home.delete("real")
-        await home.allocated("late")
+        await home.delete("resourceclaim", "real")
+        await home.results("late")
 
         held = [sorted(change.value.allocations) for change in ledgers.items if change.value is not None]
         topology.cancel()
@@ -433,13 +434,13 @@ async def test_claim_with_as_much_configuration_as_upstream_takes_is_allocated(s
     config = [
         {"opaque": {"driver": "topobus.dev", "parameters": {"n": number, "text": "x" * 10_000}}} for number in range(32)
     ]
-    await served.apply(
+    await served.put(
         msgspec.structs.replace(api_object, spec={"devices": {**api_object.spec["devices"], "config": config}})
     )
 
-    await served.allocated("large")
+    await served.results("large")
 
-    done = await served.until("large", lambda value: value is not None and bool(value.status.get("allocation")))
+    done = await served.until_claim("large", lambda value: value is not None and bool(value.status.get("allocation")))
     assert done is not None
     assert [each["opaque"]["parameters"]["n"] for each in done.status["allocation"]["devices"]["config"]] == list(
         range(32)

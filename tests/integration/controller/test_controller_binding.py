@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.controller_home import NODE, Home, conditions, pod, until
+from support.controller_home import NODE, Home, conditions, pod
 from topobus.bus.bus import Conflict
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
@@ -77,16 +77,16 @@ async def test_pod_waits_for_binding_and_gets_another_device_when_it_fails(serve
     Its condition lets the pod go on.
     """
     for api_object in parse_manifest(MANIFEST, where="fabric.yaml"):
-        await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
-    await served.apply(pod("user", "card"))
+        await served.put(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
+    await served.put(pod("user", "card"))
 
-    waits = await until(
-        served, "pod", "user", lambda pod: conditions(pod, "PodScheduled").get("reason") == "WaitsForBinding"
+    waits = await served.until(
+        "pod", "user", lambda pod: conditions(pod, "PodScheduled").get("reason") == "WaitsForBinding"
     )
     await say(served, "card-0", "broken")
-    moved = await served.until("card", lambda api_object: _device(api_object) == "card-1")
+    moved = await served.until_claim("card", lambda api_object: _device(api_object) == "card-1")
     await say(served, "card-1", "attached")
-    bound = await until(served, "pod", "user", lambda pod: conditions(pod, "PodScheduled").get("status") == "True")
+    bound = await served.until("pod", "user", lambda pod: conditions(pod, "PodScheduled").get("status") == "True")
 
     assert "card-0: attached" in conditions(waits, "PodScheduled")["message"]
     assert moved is not None

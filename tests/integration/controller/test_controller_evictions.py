@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.controller_home import NODE, Home, claim, conditions, pod, until
+from support.controller_home import NODE, Home, claim, conditions, pod
 from topobus.bus.bus import Start
 from topobus.formats.kubernetes import admit
 from topobus.formats.messages import catalogue
@@ -48,21 +48,20 @@ async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:
 
     A claim on another device stays; the rule tells how far it is.
     """
-    await served.apply(claim("job"))
-    await served.apply(claim("other"))
-    (device_of_job,), (others,) = await served.allocated("job"), await served.allocated("other")
-    await served.apply(pod("trainer", "job"))
-    await until(served, "pod", "trainer", lambda pod: conditions(pod, "PodScheduled").get("status") == "True")
+    await served.put(claim("job"))
+    await served.put(claim("other"))
+    (device_of_job,), (others,) = await served.results("job"), await served.results("other")
+    await served.put(pod("trainer", "job"))
+    await served.until("pod", "trainer", lambda pod: conditions(pod, "PodScheduled").get("status") == "True")
 
     async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
-        await served.apply(rule(device_of_job["device"]))
+        await served.put(rule(device_of_job["device"]))
         events = await decisions.until(lambda items: any(event.value.verb == "evict" for event in items))
-    gone = await until(served, "pod", "trainer", lambda pod: pod is None)
-    moved = await served.until(
+    gone = await served.until("pod", "trainer", lambda pod: pod is None)
+    moved = await served.until_claim(
         "job", lambda job: job is not None and _devices(job) not in ([], [device_of_job["device"]])
     )
-    taint_rule = await until(
-        served,
+    taint_rule = await served.until(
         "devicetaintrule",
         "maintenance",
         lambda taint_rule: conditions(taint_rule, "EvictionInProgress").get("reason") == "Completed",
@@ -76,7 +75,7 @@ async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:
     assert (event.node, event.owner.name, reason.code) == (NODE, "job", "evicted")
     assert "pod default/trainer" in reason.message
     assert "DeviceTaintRule maintenance" in reason.message
-    stays = await served.until("other", lambda api_object: api_object is not None)
+    stays = await served.until_claim("other", lambda api_object: api_object is not None)
     assert _devices(stays) == [others["device"]]
     assert "1 published devices selected" in conditions(taint_rule, "EvictionInProgress")["message"]
 
@@ -86,37 +85,36 @@ async def test_claim_stays_when_it_tolerates_the_rule(served: Home) -> None:
     goes.
     """
     bears = {"key": "example.com/maintenance", "operator": "Exists"}
-    await served.apply(tolerant("bears", bears))
-    (granted,) = await served.allocated("bears")
-    await served.apply(rule(granted["device"]))
+    await served.put(tolerant("bears", bears))
+    (granted,) = await served.results("bears")
+    await served.put(rule(granted["device"]))
 
-    await until(
-        served,
+    await served.until(
         "devicetaintrule",
         "maintenance",
         lambda taint_rule: conditions(taint_rule, "EvictionInProgress").get("reason") == "Completed",
     )
 
-    stays = await served.until("bears", lambda api_object: api_object is not None)
+    stays = await served.until_claim("bears", lambda api_object: api_object is not None)
     assert _devices(stays) == [granted["device"]]
 
 
 async def test_claim_goes_after_its_seconds_when_it_tolerates_for_a_while(served: Home) -> None:
     """A toleration of some seconds that are over since the taint came holds nothing off."""
-    await served.apply(tolerant("while", {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}))
-    (granted,) = await served.allocated("while")
+    await served.put(tolerant("while", {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}))
+    (granted,) = await served.results("while")
 
-    await served.apply(rule(granted["device"]))  # it came in January
+    await served.put(rule(granted["device"]))  # it came in January
 
-    await served.until(
+    await served.until_claim(
         "while", lambda api_object: api_object is not None and _condition(api_object).get("reason") == "TakenBack"
     )
 
 
 async def test_sick_device_evicts_its_claim(served: Home) -> None:
     """A device whose driver has evidence of a fault loses its claim, which gets a healthy one."""
-    await served.apply(claim("job"))
-    (granted,) = await served.allocated("job")
+    await served.put(claim("job"))
+    (granted,) = await served.results("job")
     gpus = next(inventory for inventory in served.inventories if inventory.device_class == "gpu")
     sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-01T00:00:00Z")
     devices = tuple(
@@ -131,7 +129,9 @@ async def test_sick_device_evicts_its_claim(served: Home) -> None:
         device_class="gpu",
     )
 
-    moved = await served.until("job", lambda job: job is not None and _devices(job) not in ([], [granted["device"]]))
+    moved = await served.until_claim(
+        "job", lambda job: job is not None and _devices(job) not in ([], [granted["device"]])
+    )
     assert moved is not None
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.controller_home import Home, conditions, until
+from support.controller_home import Home, conditions
 from topobus.formats.kubernetes import admit, parse_manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
@@ -33,10 +33,10 @@ spec:
 async def test_pod_with_an_extended_resource_is_scheduled_with_a_claim(served: Home) -> None:
     """The claim is made, allocated, reserved for the pod, and goes with it."""
     for api_object in parse_manifest(MANIFEST, where="pod.yaml"):
-        await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
+        await served.put(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
 
-    pod = await until(
-        served, "pod", "trainer", lambda api_object: conditions(api_object, "PodScheduled").get("status") == "True"
+    pod = await served.until(
+        "pod", "trainer", lambda api_object: conditions(api_object, "PodScheduled").get("status") == "True"
     )
 
     assert pod is not None
@@ -44,7 +44,7 @@ async def test_pod_with_an_extended_resource_is_scheduled_with_a_claim(served: H
     assert [request_mapping["requestName"] for request_mapping in status["requestMappings"]] == [
         "container-0-request-0"
     ]
-    results = await served.allocated(status["resourceClaimName"])
+    results = await served.results(status["resourceClaimName"])
     assert [(result["request"], result["driver"]) for result in results] == [
         ("container-0-request-0", "topobus.dev")
     ] * 2

@@ -30,7 +30,7 @@ def _pod(count: int, name: str = "trainer") -> PodRequest:
 
 async def _plan_ready(home: Home) -> None:
     """Wait until a controller answers plans: it does so before it decides on its first claim."""
-    await home.apply(claim("probe", count=9))
+    await home.put(claim("probe", count=9))
     await home.until_reason("probe", "DoesNotFit")
 
 

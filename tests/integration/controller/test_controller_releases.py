@@ -4,21 +4,19 @@ other nodes let go.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
+from support.controllers import controller
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Change
 from topobus.controller.commit import ledger_releases
 from topobus.controller.config import ControllerSettings
-from topobus.controller.standalone.service import serve
 from topobus.formats.kubernetes import (
     admit,
     ask_deletion,
@@ -27,10 +25,6 @@ from topobus.formats.kubernetes import (
 )
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
-from topobus.process.clock import SystemClock
-from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
@@ -116,20 +110,9 @@ async def nodes(bus: Bus, nats_server: NatsServer, topologies: AsyncExitStack) -
         await bus.answer(catalogue.HINT, hints, node=node, device_class="gpu")
     async with (
         Reader(bus.watch(catalogue.OBJECT)) as objects,
-        Bus.session(NatsSettings(url=nats_server.url), name="controller") as own,
+        controller(nats_server.url, ControllerSettings(ask_timeout_s=60.0, retry_s=0.2)),
     ):
-        runtime = Runtime(
-            name="controller",
-            node="c",
-            bus=own,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=60.0, retry_s=0.2), runtime))
         yield Nodes(bus, objects, made)
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def test_claims_and_releases_go_on_when_a_node_is_frozen(nodes: Nodes) -> None:

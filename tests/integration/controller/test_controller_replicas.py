@@ -4,18 +4,21 @@ that was begun is finished.
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 
 import pytest
 
-from support.controller_home import Home, claim, condition, controller, is_settled
+from support.controller_home import Home, claim, condition, is_settled
+from support.controllers import NOW, controller
 from support.looks import until
-from support.mortal_bus import died_or, mortal_bus
+from support.mortal_bus import died_or, mortal_controller
 from support.real_topology import WatchedTopology
-from topobus.bus.bus import Bus, Change, ChangeKind
+from topobus.bus.bus import Change, ChangeKind
+from topobus.formats.kubernetes import admit, object_parts
+from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.fates import FatedBus
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
@@ -26,18 +29,18 @@ async def test_controller_completes_attempt_when_another_replica_died_after_plac
     """What a crash left between the node's ledger and the claim's status is completed with the same
     devices.
     """
-    await home.apply(claim("crashed", count=2))
+    await home.put(claim("crashed", count=2))
     async with controller(nats_server.url):
-        await home.allocated("crashed")
+        await home.results("crashed")
     attempt = next(
         change.value
         for change in home.objects.items
         if change.value is not None and "topobus.dev/attempt" in (change.value.metadata.get("annotations") or {})
     )
-    await home.apply(attempt)
+    await home.put(attempt)
 
     async with controller(nats_server.url):
-        api_object = await home.until(
+        api_object = await home.until_claim(
             "crashed", lambda value: value is not None and "topobus.dev/attempt" not in value.metadata["annotations"]
         )
 
@@ -53,10 +56,10 @@ async def test_controller_never_gives_device_twice_when_three_replicas_compete(
     """Three replicas serve twelve claims for eight GPUs: eight are allocated, each device once."""
     async with controller(nats_server.url), controller(nats_server.url), controller(nats_server.url):
         for index in range(12):
-            await home.apply(claim(f"c{index:02d}"))
+            await home.put(claim(f"c{index:02d}"))
         await home.objects.until(lambda items: len(_allocated_devices(items)) == 8, timeout_s=60)
         for index in range(12):
-            await home.until(f"c{index:02d}", lambda value: bool(condition(value)))
+            await home.until_claim(f"c{index:02d}", lambda value: bool(condition(value)))
 
     devices = _allocated_devices(home.objects.items)
     assert len(set(devices.values())) == 8
@@ -73,27 +76,23 @@ async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any
     """
     random = Random(seed)
     names = [f"c{index}" for index in range(10)]
+    numbers = itertools.count()
 
     async def change() -> None:
         name = random.choice(names)
         if random.random() < 0.4:
-            await home.delete(name)
+            await home.delete("resourceclaim", name)
         else:
-            await home.apply_new(claim(name, count=random.choice([1, 2, 3])))
+            fresh = admit(claim(name, count=random.choice([1, 2, 3])), uid=f"uid-{name}-{next(numbers)}", now=NOW)
+            await home.bus.compare_and_set(catalogue.OBJECT, fresh, 0, **object_parts(fresh))
 
     for _ in range(12):
         step, is_done = random.randrange(1, 6), random.random() < 0.5
         await change()
-        mortals: list[FatedBus] = []
-
-        def mortal(bus: Bus, mortals: list[FatedBus] = mortals, step: int = step, is_done: bool = is_done) -> FatedBus:
-            mortals.append(mortal_bus(bus, step, is_done=is_done))
-            return mortals[0]
-
-        async with controller(nats_server.url, mortal=mortal):
+        async with mortal_controller(nats_server.url, step, is_done=is_done) as fates:
             # A change may be nothing to do, such as the end of a claim that is not there: who lives
             # when all is settled is given another one.
-            while not await died_or(home.objects.until(is_settled, timeout_s=60), mortals[0].fates):
+            while not await died_or(home.objects.until(is_settled, timeout_s=60), fates):
                 await change()
 
     async with controller(nats_server.url):

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from support.alignment_nodes import dgx_facts
+from support.controllers import NOW, runtime_on
 from support.real_topology import WatchedTopology, real_topology
-from support.replica import NOW, claims_of, queue_on, read, runtime_on, start_node, store
+from support.replica import claims_of, queue_on, read, start_node, store
 from topobus.bus.bus import Bus, Written
 from topobus.controller.commit.allocator import Allocator
 from topobus.controller.commit.claim_users import ClaimUsers

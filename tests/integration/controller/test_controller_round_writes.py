@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from support.controllers import runtime_on
 from support.real_topology import WatchedTopology
-from support.replica import claims_of, queue_on, read, runtime_on, start_node, store
+from support.replica import claims_of, queue_on, read, start_node, store
 from topobus.bus.bus import Bus
 from topobus.controller.commit.allocator import Allocator
 from topobus.controller.commit.claim_users import ClaimUsers

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from support.controller_home import NODE, Home, claim, controller
+from support.controller_home import NODE, Home, claim
+from support.controllers import controller
 from support.shared_devices import GIB
 from topobus.devicekit.sharing.shared_devices import SharedPool, with_sharing
 from topobus.formats.messages import catalogue
@@ -43,17 +44,17 @@ async def test_four_claims_share_a_gpu_and_the_fifth_is_told_what_is_short(home:
     shared = await share_one_gpu(home)
     async with controller(nats_server.url):
         for name in "abcd":
-            await home.apply(claim(name, expression=ONE))
-        results = [await home.allocated(name) for name in "abcd"]
+            await home.put(claim(name, expression=ONE))
+        results = [await home.results(name) for name in "abcd"]
         amounts = [
             holding.shares["gpu"][shared.name].amounts
             for allocation in home.topology.ledger.allocations.values()
             for holding in allocation.holdings
         ]
-        await home.apply(claim("e", expression=ONE))
+        await home.put(claim("e", expression=ONE))
         refused = await home.until_reason("e", "DoesNotFit")
-        await home.delete("b")
-        late = await home.allocated("e")
+        await home.delete("resourceclaim", "b")
+        late = await home.results("e")
 
     assert [[(granted["device"], granted["consumedCapacity"]["memory"]) for granted in given] for given in results] == [
         [(shared.name, "20Gi")]

@@ -4,23 +4,17 @@ held, and its first answer ends that.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
-from support.controller_home import NODE, SETTINGS, Home, claim
-from topobus.bus.bus import Bus
-from topobus.controller.standalone.service import serve
+from support.controller_home import NODE, Home, claim
+from support.controllers import SETTINGS, controller
 from topobus.engine.health.silence import SilenceSettings
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import HintsReply, HintsRequest
-from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 
@@ -34,15 +28,9 @@ LOOKS = SilenceSettings(every_s=0.97)
 async def watched(home: Home, nats_server: NatsServer) -> AsyncIterator[Home]:
     """The demo node with a controller, and no device service: time passes from look to look."""
     clock = ManualClock()
-    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
-        runtime = Runtime(
-            name="controller", node="central", bus=bus, clock=clock, readiness=Readiness(), registry=CollectorRegistry()
-        )
-        task = asyncio.create_task(serve(msgspec.structs.replace(SETTINGS, silence=LOOKS), runtime))
-        async with clock.ticking(LOOKS.every_s):
-            yield home
-        task.cancel()
-        await asyncio.wait({task})
+    settings = msgspec.structs.replace(SETTINGS, silence=LOOKS)
+    async with controller(nats_server.url, settings, clock=clock), clock.ticking(LOOKS.every_s):
+        yield home
 
 
 async def _hints(request: HintsRequest) -> HintsReply:
@@ -56,18 +44,18 @@ async def test_claim_waits_for_a_silent_service_and_is_served_when_it_speaks(wat
     """
     # More than there are: it is told again whenever the reasons
     # change, until silence is among them.
-    await watched.apply(claim("probe", count=9))
-    await watched.until(
+    await watched.put(claim("probe", count=9))
+    await watched.until_claim(
         "probe",
         lambda api_object: (
             api_object is not None
             and "service does not answer" in str(api_object.status.get("conditions", [{}])[0].get("message"))
         ),
     )
-    await watched.apply(claim("job"))
+    await watched.put(claim("job"))
     message = await watched.until_reason("job", "DoesNotFit")
 
     await watched.bus.answer(catalogue.HINT, _hints, node=NODE, device_class="gpu")
 
     assert "8 devices: their service does not answer since" in message
-    assert len(await watched.allocated("job")) == 1
+    assert len(await watched.results("job")) == 1

@@ -12,22 +12,17 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
+from support.controllers import controller
 from support.real_topology import real_topology
 from topobus.bus.bus import Bus, Change
 from topobus.controller.commit import allocation_runner
 from topobus.controller.config import ControllerSettings
 from topobus.controller.standalone import allocate_claims
-from topobus.controller.standalone.service import serve
 from topobus.engine.allocation.values import AllocationInput, Outcome
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
-from topobus.process.clock import SystemClock
-from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.values.device import Device, Inventory
@@ -114,18 +109,7 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
     monkeypatch.setattr(allocation_runner, "allocate", counted)
     monkeypatch.setattr(allocate_claims, "_ROUND_STEPS", 0)
     await store("".join(costly(f"costly-{number}") for number in range(COSTLY)))
-    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
-        runtime = Runtime(
-            name="controller",
-            node="c",
-            bus=own,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        task = asyncio.create_task(
-            serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime)
-        )
+    async with controller(nats_server.url, ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000)):
         try:
             async with asyncio.timeout(90):
                 await has_begun.wait()
@@ -142,8 +126,6 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
             ),
             timeout_s=90,
         )
-        task.cancel()
-        await asyncio.wait({task})
 
     assert plain_after[0] < COSTLY / 2
 
@@ -180,25 +162,12 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
         api_objects = [item.value for item in items if item.parts.get("name") == name and item.value is not None]
         return api_objects[-1].status if api_objects else {}
 
-    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
-        runtime = Runtime(
-            name="controller",
-            node="c",
-            bus=own,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        task = asyncio.create_task(
-            serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000), runtime)
-        )
+    async with controller(nats_server.url, ControllerSettings(ask_timeout_s=30.0, retry_s=0.2, step_budget=3_000)):
         await objects.until(lambda items: bool(newest(items, "plain").get("allocation")))
         await objects.until(
             lambda items: all(newest(items, f"costly-{number}").get("conditions") for number in range(COSTLY)),
             timeout_s=90,
         )
-        task.cancel()
-        await asyncio.wait({task})
 
     assert plain_after[0] == 0
     assert set(full) == {f"default/costly-{number}" for number in range(COSTLY)}

@@ -7,16 +7,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from support.controller_home import SETTINGS, Home, claim
+from support.controller_home import Home, claim
+from support.controllers import SETTINGS, runtime_on
 from topobus.bus.bus import Bus
 from topobus.controller.standalone.service import serve
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.fates import Fate, FatedBus, Fates, Refused, Step
 
@@ -34,7 +31,7 @@ async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home,
         metadata={"name": "bad", "uid": "u"},
         spec={"devices": {"requests": 5}},
     )
-    await home.apply(bad)
+    await home.put(bad)
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
         refused: list[Step] = []
 
@@ -45,21 +42,14 @@ async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: Home,
             return Refused("no answer to the write")
 
         deaf = FatedBus(bus, Fates(refuse_twice))
-        runtime = Runtime(
-            name="controller",
-            node="central",
-            bus=deaf,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
+        runtime = runtime_on(deaf)
         task = asyncio.create_task(serve(SETTINGS, runtime))
         try:
             waiting = asyncio.create_task(home.until_reason("bad", "Malformed"))
             await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
             assert not task.done(), task.exception()
-            await home.apply(claim("good"))
-            assert len(await home.allocated("good")) == 1
+            await home.put(claim("good"))
+            assert len(await home.results("good")) == 1
         finally:
             waiting.cancel()
             task.cancel()

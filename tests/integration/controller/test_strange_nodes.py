@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from support.controller_home import NODE, Home, claim, controller
+from support.controller_home import NODE, Home, claim
+from support.controllers import controller
 from topobus.bus.bus import Bus
 from topobus.formats.messages import catalogue
 from topobus.process.clock import SystemClock
@@ -76,8 +77,8 @@ async def test_strange_node_is_named_and_the_good_one_is_served(
     await strange.close()
 
     async with controller(nats_server.url, readiness=readiness):
-        await home.apply(claim("one"))
-        (result,) = await home.allocated("one")
+        await home.put(claim("one"))
+        (result,) = await home.results("one")
         text = await readiness.until(
             lambda text: all(word in text for word in ("clock", "discovery", "nic", "cannot be read"))
         )

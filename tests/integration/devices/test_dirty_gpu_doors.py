@@ -18,7 +18,7 @@ from support.classic_home import ClassicPlace
 from support.classic_manifests import CLASSES, claim, parameters
 from support.cluster_slices import taints
 from support.controller_home import claim as structured_claim
-from support.controller_home import controller
+from support.controllers import controller
 from support.device_bench import PROFILES
 from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
 from support.gpu_processes import POD_UID, add_process, end_recorded

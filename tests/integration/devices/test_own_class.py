@@ -5,10 +5,8 @@ NATS user of its own, and claims get its devices.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -34,16 +32,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.real_start, pytest.mark.timeo
 _NEXA = Path(__file__).parents[3] / "examples" / "nexa-npu"
 _LIMIT_S = 60.0
 _CARD = "npu-0000-16-00-0"
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a path so short that kubelet's sockets below it fit
-    (pytest's own may not be).
-    """
-    made = Path(tempfile.mkdtemp(prefix="tb-"))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture

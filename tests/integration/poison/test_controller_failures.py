@@ -16,7 +16,8 @@ from nats.aio.msg import Msg
 
 from support.alignment_nodes import dgx_facts
 from support.asking import ask_patiently
-from support.poisoned_home import GOOD, NOW, Poisoned, Running
+from support.controllers import NOW, controller
+from support.poisoned_home import GOOD, Poisoned, set_aside
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.nouns import CLUSTER
@@ -62,7 +63,7 @@ async def test_pod_is_told_when_every_node_refuses_to_read_it(
     Others are scheduled and plans answered.
     """
     await home.write(pod("poison", container), "pod", "poison")
-    async with Running(nats_server.url):
+    async with controller(nats_server.url):
         await home.is_well()
         api_object = await home.newest("pod", "poison", wanted)
         owner = Owner(kind=OwnerKind.POD, name="planned", uid="u")
@@ -105,7 +106,7 @@ async def test_pods_and_plans_go_to_other_nodes_when_one_answers_nonsense(
 
     await client.subscribe(catalogue.PLACE.subject(node="bad-node"), cb=respond)
     await client.flush()
-    async with Running(nats_server.url):
+    async with controller(nats_server.url):
         await home.apply(GOOD)
         api_object = await home.newest("pod", "good-pod", '"nodeName"')
         owner = Owner(kind=OwnerKind.POD, name="planned", uid="u")
@@ -213,9 +214,9 @@ async def test_one_loop_goes_on_when_it_fails_at_one_object(
         reserved = {"status": {"reservedFor": [{"resource": "pods", "name": "gone", "uid": "u"}]}}
         await home.write({**json.loads(encode(entry.value)), **reserved}, kind, name)
 
-    async with Running(nats_server.url) as running:
+    async with controller(nats_server.url) as running:
         await home.is_well()
-        counted = running.set_aside(loop)
+        counted = set_aside(running, loop)
 
     if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
         assert counted == 1

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from support.alignment_nodes import dgx_facts
-from support.poisoned_home import GOOD, NOW, Poisoned, Running
+from support.controllers import NOW, controller
+from support.poisoned_home import GOOD, Poisoned
 from topobus.formats.kubernetes import admit, parse_manifest
 from topobus.formats.kubernetes.objects import is_of_cluster
 from topobus.formats.messages import catalogue
@@ -120,7 +121,7 @@ async def test_claims_go_on_when_somebody_wrote_nonsense_beside_them(home: Poiso
         {**good, "metadata": {**good["metadata"], "name": "reserved"}, "status": reserved}, "resourceclaim", "reserved"
     )
 
-    async with Running(nats_server.url):
+    async with controller(nats_server.url):
         await home.is_well()
 
 
@@ -191,7 +192,7 @@ async def test_good_objects_are_served_when_every_field_of_every_kind_has_a_wron
                 bad["metadata"] = {**bad["metadata"], "name": unique}
             group.create_task(write(kind, bad, unique))
 
-    async with Running(nats_server.url):
+    async with controller(nats_server.url):
         await home.is_well()
         # A second change of everything's surroundings: what is set aside is
         # tried again, and set aside again.

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest_asyncio
 
+from support.controllers import controller
 from support.real_topology import WatchedTopology, real_topology
-from support.scheduling_home import Place, controller
+from support.scheduling_home import Place
 from topobus.bus.bus import Bus
 from topobus.formats.messages import catalogue
 from topobus.simulation.nats_server import NatsServer

@@ -7,7 +7,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from support.scheduling_home import SETTINGS, TEMPLATE, Place, claim, controller, pod
+from support.controllers import SETTINGS, controller
+from support.scheduling_home import TEMPLATE, Place, claim, pod
 from topobus.bus.bus import Start
 from topobus.engine.claims.reservations import AllocationMode
 from topobus.formats.messages import catalogue
@@ -58,7 +59,7 @@ async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> No
 
     await served.delete("pod", "trainer")
     await served.until("pod", "trainer", lambda value: value is None)
-    await served.until_reason("resourceclaim", "late", "WaitsForPod")
+    await served.until_reason("late", "WaitsForPod")
     await served.until(
         "resourceclaim", "early", lambda value: value is not None and not value.status.get("reservedFor")
     )
@@ -79,7 +80,7 @@ async def test_pod_leaves_nothing_when_its_object_is_removed_by_force(served: Pl
 
     await served.bus.delete(catalogue.OBJECT, kind="pod", namespace="default", name="lost")
 
-    await served.until_reason("resourceclaim", "late", "WaitsForPod")
+    await served.until_reason("late", "WaitsForPod")
     await served.apply(pod("next", gpus=8, extra=f"  nodeName: {node}"))
     assert await served.scheduled("next") == node
 
@@ -119,7 +120,7 @@ async def test_delayed_claim_waits_when_no_pod_uses_it(home: Place, nats_server:
     async with controller(nats_server.url, DELAYED):
         await home.apply(claim("later", 1))
         await home.apply(claim("now", 1, allocation_mode="Immediate"))
-        await home.until_reason("resourceclaim", "later", "WaitsForPod")
+        await home.until_reason("later", "WaitsForPod")
         await home.until(
             "resourceclaim", "now", lambda value: value is not None and bool(value.status.get("allocation"))
         )
@@ -146,7 +147,7 @@ async def test_claim_is_shared_when_two_pods_name_it(served: Place) -> None:
     assert (await served.claim("shared")).status["allocation"]
     await served.delete("pod", "two")
 
-    await served.until_reason("resourceclaim", "shared", "WaitsForPod")
+    await served.until_reason("shared", "WaitsForPod")
     assert served.held(first) == {}
 
 
@@ -186,7 +187,7 @@ async def test_claim_of_the_network_is_shared_by_pods_on_two_nodes(served: Place
     assert [user["name"] for user in shared.status["reservedFor"]] == ["one", "two"]
     for name in ("one", "two"):
         await served.delete("pod", name)
-    await served.until_reason("resourceclaim", "volume", "WaitsForPod")
+    await served.until_reason("volume", "WaitsForPod")
     assert {**served.held("n1"), **served.held("n2")} == {}
 
 
@@ -220,7 +221,7 @@ async def test_allocation_stays_when_another_pod_has_reserved_it(served: Place) 
     await served.scheduled("first")
     await served.apply(pod("second", "card", extra="  nodeName: n2"))
 
-    message = await served.until_reason("pod", "second", "Unschedulable")
+    message = await served.until_reason("second", "Unschedulable", "pod")
     assert "node n2: ResourceClaim default/card is allocated for node n1" in message
     assert len(served.held("n1")) == 1
     await served.delete("pod", "first")
@@ -232,7 +233,7 @@ async def test_pod_tries_another_node_when_one_refuses(served: Place) -> None:
     """A node that said yes and then refuses is left alone for a while; the claim moves along."""
     await served.apply(claim("card", 1, allocation_mode="WaitForFirstConsumer"))
     await served.apply(pod("trainer", gpus=1, extra="  schedulingGates: [{name: hold}]"))
-    await served.until_reason("pod", "trainer", "SchedulingGated")
+    await served.until_reason("trainer", "SchedulingGated", "pod")
     served.nodes["n1"].refuse_next = 1000
     await served.apply(pod("mover", "card", gpus=1))
 
@@ -252,7 +253,7 @@ async def test_pod_waits_quietly_when_its_claims_take_what_it_needs_itself(serve
     await served.apply(claim("one-more", 1, allocation_mode="WaitForFirstConsumer"))
     await served.apply(pod("glutton", "one-more", gpus=8))
 
-    message = await served.until_reason("pod", "glutton", "Unschedulable")
+    message = await served.until_reason("glutton", "Unschedulable", "pod")
 
     assert "node n1" in message
     assert "node n2" in message
@@ -273,8 +274,8 @@ async def test_pod_is_told_per_node_when_it_fits_nowhere(served: Place) -> None:
     await served.apply(claim("all", 8))
     await served.apply(pod("greedy", "all", extra="  nodeName: n1"))
 
-    message = await served.until_reason("pod", "greedy", "Unschedulable")
-    claim_message = await served.until_reason("resourceclaim", "all", "DoesNotFit")
+    message = await served.until_reason("greedy", "Unschedulable", "pod")
+    claim_message = await served.until_reason("all", "DoesNotFit")
     assert (
         "node n1: request r wants 8 devices of class gpu.topobus.dev, found 2 of 8 (6 devices: held by claim "
         "default/full)" in message
@@ -297,7 +298,7 @@ async def test_claim_is_advised_when_it_does_not_fit(served: Place) -> None:
     )
     async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
         await served.apply(claim("greedy", 9))
-        await served.until_reason("resourceclaim", "greedy", "DoesNotFit")
+        await served.until_reason("greedy", "DoesNotFit")
         events = await decisions.until(
             lambda items: any(isinstance(received_event.value.outcome, Refusal) for received_event in items)
         )

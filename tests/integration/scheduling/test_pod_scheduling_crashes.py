@@ -4,40 +4,24 @@ on, and nothing is left over or held twice.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
-from support.mortal_bus import died_or, mortal_bus
+from support.controllers import ApiUser, controller
+from support.mortal_bus import died_or, mortal_controller
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Change
-from topobus.controller.config import ControllerSettings
-from topobus.controller.standalone.service import serve
-from topobus.formats.kubernetes import (
-    admit,
-    ask_deletion,
-    object_parts,
-    parse_manifest,
-)
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import SystemClock
-from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.fates import FatedBus, Fates
 from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.machine import Machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
-SETTINGS = ControllerSettings(ask_timeout_s=30.0, retry_s=0.2)
 # Writes and asks of a pod's way, and of its end, as counted: with fewer deaths
 # than these, steps were missed.
 SCHEDULING_STEPS = 13
@@ -63,68 +47,30 @@ spec:
 """
 
 
-@asynccontextmanager
-async def controller(url: str, step: int = 0, *, is_done: bool = False) -> AsyncIterator[Fates]:
-    """Run one replica; with a step it dies there, and its fates say that it did."""
-    async with Bus.session(NatsSettings(url=url), name="controller") as real:
-        bus = mortal_bus(real, step, is_done=is_done) if step else real
-        runtime = Runtime(
-            name="controller",
-            node="central",
-            bus=bus,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        task = asyncio.create_task(serve(SETTINGS, runtime))
-        try:
-            yield bus.fates if isinstance(bus, FatedBus) else Fates()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled() and task.exception() is not None:
-                raise task.exception()  # type: ignore[misc]  # checked just before
-
-
-class Place:
+class Place(ApiUser):
     """One recorded node, and a user of the API."""
 
     def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: WatchedTopology) -> None:
-        self.bus = bus
-        self.objects = objects
+        super().__init__(bus, objects)
         self.topology = topology
         self._namespaces: dict[str, str] = {}
 
-    async def apply(self) -> None:
-        """Store the manifest as the CLI does."""
-        for api_object in parse_manifest(MANIFEST, where="test.yaml"):
-            stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z")
-            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(api_object))
-
     async def clear(self) -> None:
         """Have nothing stored and nothing held, as before the first step."""
-        for key in await self.until(lambda _: True):
+        for key in await self.until_all(lambda _: True):
             kind, _, name = key.partition("/")
             await self.bus.delete(catalogue.OBJECT, kind=kind, namespace=self._namespaces[key], name=name)
-        await self.until(lambda stored: not stored)
+        await self.until_all(lambda stored: not stored)
         await self.topology.lose_ledger()
 
     async def start_and_ask_end(self, url: str) -> None:
         """Have the pod scheduled, and then ask for its end."""
-        await self.apply()
+        await self.apply(MANIFEST)
         async with controller(url):
-            await self.until(is_scheduled)
-        await self.delete_pod()
+            await self.until_all(is_scheduled)
+        await self.delete("pod", "trainer")
 
-    async def delete_pod(self) -> None:
-        """Ask for the pod's end as the CLI does."""
-        entry = await self.bus.get(catalogue.OBJECT, kind="pod", namespace="default", name="trainer")
-        assert entry is not None
-        marked = ask_deletion(entry.value, now="2026-01-01T00:00:00Z")
-        assert marked is not None
-        await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **object_parts(marked))
-
-    async def until(self, is_enough: Callable[[dict[str, ApiObject]], bool]) -> dict[str, ApiObject]:
+    async def until_all(self, is_enough: Callable[[dict[str, ApiObject]], bool]) -> dict[str, ApiObject]:
         """Wait until what is stored satisfies the test; gives it by kind and name."""
 
         def newest(items: list[Change[ApiObject]]) -> dict[str, ApiObject]:
@@ -183,8 +129,8 @@ async def dies_at(
     place: Place, url: str, step: int, *, is_done: bool, is_enough: Callable[[dict[str, ApiObject]], bool]
 ) -> bool:
     """Run a replica that dies at a step; False when all was done before it came to that many."""
-    async with controller(url, step, is_done=is_done) as fates:
-        return await died_or(place.until(is_enough), fates)
+    async with mortal_controller(url, step, is_done=is_done) as fates:
+        return await died_or(place.until_all(is_enough), fates)
 
 
 @pytest.mark.timeout(600)
@@ -196,21 +142,22 @@ async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(
     once, and the reservations.
     """
     deaths = 0
-    await place.apply()
+    await place.apply(MANIFEST)
     while await dies_at(place, nats_server.url, deaths + 1, is_done=is_done, is_enough=is_scheduled):
         deaths += 1
         async with controller(nats_server.url):
-            stored = await place.until(is_scheduled)
+            stored = await place.until_all(is_scheduled)
 
         (made,) = [key.rpartition("/")[2] for key in stored if key.startswith("resourceclaim/trainer-own")]
         assert place.held() == {f"claim/default/{made}": 2, "claim/default/shared": 1, "pod/default/trainer": 3}, (
             f"step {deaths}"
         )
+        uid = stored["pod/trainer"].metadata["uid"]
         for name in (made, "shared"):
             users = stored[f"resourceclaim/{name}"].status["reservedFor"]
-            assert [user["uid"] for user in users] == ["uid-trainer"], f"step {deaths}"
+            assert [user["uid"] for user in users] == [uid], f"step {deaths}"
         await place.clear()
-        await place.apply()
+        await place.apply(MANIFEST)
 
     assert deaths >= SCHEDULING_STEPS
 
@@ -228,7 +175,7 @@ async def test_pod_leaves_nothing_when_a_replica_dies_at_any_step_of_its_end(
     while await dies_at(place, nats_server.url, deaths + 1, is_done=is_done, is_enough=is_ended):
         deaths += 1
         async with controller(nats_server.url):
-            await place.until(is_ended)
+            await place.until_all(is_ended)
 
         assert place.held() == {}, f"step {deaths}"
         await place.clear()

@@ -12,8 +12,9 @@ from random import Random
 
 import pytest
 
-from support.mortal_bus import died_or
-from support.scheduling_home import TEMPLATE, Place, claim, condition, controller, pod
+from support.controllers import controller
+from support.mortal_bus import died_or, mortal_controller
+from support.scheduling_home import TEMPLATE, Place, claim, condition, pod
 from topobus.bus.bus import Change
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
@@ -51,8 +52,8 @@ async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(
         steps = (random.randrange(1, 12), random.randrange(1, 12))
         await change()
         async with (
-            controller(nats_server.url, step=steps[0]) as first,
-            controller(nats_server.url, step=steps[1]) as second,
+            mortal_controller(nats_server.url, steps[0]) as first,
+            mortal_controller(nats_server.url, steps[1]) as second,
         ):
             # Who of the two does the work is chance: one that lives when all
             # is settled is given more of it.

@@ -43,14 +43,6 @@ def small_cluster(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(30)
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short one: a unix socket's path ends at 107 bytes."""
-    made = Path(tempfile.mkdtemp(prefix="sc"))
-    yield made
-    shutil.rmtree(made)
-
-
 @pytest.fixture(scope="module")
 def cluster_for_errors() -> Iterator[Path]:
     """A small cluster without Topobus, and two kubeconfigs that lead nowhere or as somebody without
@@ -85,19 +77,19 @@ def suite(environment: dict[str, str], *arguments: str) -> subprocess.CompletedP
 
 
 @pytest.mark.timeout(_LIMIT_S + 60)
-def test_suite_passes_when_it_runs_topobus_on_simulators(folder: Path) -> None:
+def test_suite_passes_when_it_runs_topobus_on_simulators(short_folder: Path) -> None:
     """All of it, from the first slice to the uninstall, with NATS and five services as processes of
     the suite's own.
 
     Nothing is skipped.
     """
-    with small_cluster(folder) as cluster:
+    with small_cluster(short_folder) as cluster:
         answer = suite(
             {
-                "KUBECONFIG": str(folder / "kubeconfig"),
-                "TOPOBUS_KUBELET_DIR": str(folder),
+                "KUBECONFIG": str(short_folder / "kubeconfig"),
+                "TOPOBUS_KUBELET_DIR": str(short_folder),
                 "TOPOBUS_CLUSTER_INSTALLATION": "processes",
-                "TOPOBUS_CLUSTER_CDI_DIR": str(folder / "cdi"),
+                "TOPOBUS_CLUSTER_CDI_DIR": str(short_folder / "cdi"),
                 "TOPOBUS_CLUSTER_RESTART_KUBELET": f"kill -USR1 {cluster.pid}",
                 "TOPOBUS_CLUSTER_UNINSTALLED": f"kill -USR2 {cluster.pid}",
                 "TOPOBUS_CLUSTER_LOOK_S": "0.05",
@@ -111,14 +103,14 @@ def test_suite_passes_when_it_runs_topobus_on_simulators(folder: Path) -> None:
     assert "skipped" not in answer.stdout
 
 
-def test_suite_fails_with_reasons_when_topobus_is_not_there(folder: Path) -> None:
+def test_suite_fails_with_reasons_when_topobus_is_not_there(short_folder: Path) -> None:
     """A node without Topobus: no test passes in silence, and the first line of the failure says
     what was awaited.
     """
-    with small_cluster(folder):
+    with small_cluster(short_folder):
         environment = {
-            "KUBECONFIG": str(folder / "kubeconfig"),
-            "TOPOBUS_KUBELET_DIR": str(folder),
+            "KUBECONFIG": str(short_folder / "kubeconfig"),
+            "TOPOBUS_KUBELET_DIR": str(short_folder),
             "TOPOBUS_CLUSTER_LIMIT_S": "0.5",
         }
         answer = suite(environment)

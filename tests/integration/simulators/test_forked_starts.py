@@ -9,11 +9,9 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,14 +26,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.real_start]
 _TESTS = str(Path(__file__).resolve().parents[2])
 _PROGRAM = (sys.executable, "-m", "support.reporting_program")
 _LIMIT_S = 60.0
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder with a path so short that sockets below it fit."""
-    made = Path(tempfile.mkdtemp(prefix="tb-"))
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture(params=["executed", "forked"])

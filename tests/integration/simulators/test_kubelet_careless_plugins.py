@@ -5,11 +5,8 @@ refuses, and says what kubelet keeps to itself.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +44,6 @@ def pod(count: int = 1) -> Pod:
     return Pod(name="p", uid="p-1", containers=(Container(name="main", resources={X: count}),))
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A short folder: a unix socket's path ends at 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="kl"))
-    yield folder
-    shutil.rmtree(folder)
-
-
 def doubts(kubelet: KubeletSimulator) -> list[str]:
     """What the simulator found odd in lists."""
     return [
@@ -62,14 +51,14 @@ def doubts(kubelet: KubeletSimulator) -> list[str]:
     ]
 
 
-async def test_registration_is_refused_when_the_endpoint_is_a_whole_path(root: Path) -> None:
+async def test_registration_is_refused_when_the_endpoint_is_a_whole_path(short_folder: Path) -> None:
     """Kubelet joins it to its own folder, where no such socket is.
 
     A simulator that took it would let the plugin fail on a node.
     """
     timings = KubeletTimings(dial_s=0.2)
     async with (
-        KubeletSimulator(root, timings=timings) as kubelet,
+        KubeletSimulator(short_folder, timings=timings) as kubelet,
         RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
     ):
         refusal = await plugin.register(endpoint=str(kubelet.device_plugin_dir / "rec.sock"))
@@ -90,10 +79,13 @@ async def test_registration_is_refused_when_the_endpoint_is_a_whole_path(root: P
     ids=["health", "numa", "long"],
 )
 async def test_list_is_doubted_when_kubelet_would_take_it_otherwise_than_meant(
-    root: Path, sent: pb.Device, said: str
+    short_folder: Path, sent: pb.Device, said: str
 ) -> None:
     """Kubelet says nothing; whoever reads the events learns why pods do not fit."""
-    async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, [sent]) as plugin:
+    async with (
+        KubeletSimulator(short_folder) as kubelet,
+        RecordingPlugin(kubelet.device_plugin_dir, X, [sent]) as plugin,
+    ):
         await plugin.register()
         await kubelet.wait_for_event("ListAndWatch.doubtful")
         found_doubts = doubts(kubelet)
@@ -101,14 +93,14 @@ async def test_list_is_doubted_when_kubelet_would_take_it_otherwise_than_meant(
     assert found_doubts == [said]
 
 
-async def test_pod_fits_no_node_when_its_device_is_on_node_minus_one(root: Path) -> None:
+async def test_pod_fits_no_node_when_its_device_is_on_node_minus_one(short_folder: Path) -> None:
     """Such a device is listed and healthy, and no policy that insists on a place ever admits it.
 
     PodResources tells the -1 on.
     """
     strict = AlignmentOptions(policy=Policy.RESTRICTED)
     async with (
-        KubeletSimulator(root, numa_nodes=NodeSet(0, 1), options=strict) as kubelet,
+        KubeletSimulator(short_folder, numa_nodes=NodeSet(0, 1), options=strict) as kubelet,
         RecordingPlugin(kubelet.device_plugin_dir, X, [NOWHERE]) as plugin,
     ):
         await plugin.register()
@@ -120,12 +112,12 @@ async def test_pod_fits_no_node_when_its_device_is_on_node_minus_one(root: Path)
     assert answer.reason == "TopologyAffinityError"
 
 
-async def test_resource_is_known_with_nothing_when_its_first_list_is_too_large(root: Path) -> None:
+async def test_resource_is_known_with_nothing_when_its_first_list_is_too_large(short_folder: Path) -> None:
     """More than 4 MiB ends the stream: a capacity of 0, and the event
     says what kubelet only logs.
     """
     many = [device(f"{number:063d}") for number in range(60_000)]
-    async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, many) as plugin:
+    async with KubeletSimulator(short_folder) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, many) as plugin:
         await plugin.register()
         closed = await kubelet.wait_for_event("ListAndWatch.closed", timeout_s=30)
         capacity = kubelet.capacity()
@@ -148,17 +140,17 @@ async def test_resource_is_known_with_nothing_when_its_first_list_is_too_large(r
     ids=["none", "other", "changed"],
 )
 async def test_pod_fails_after_a_reboot_when_what_it_held_is_not_there(
-    root: Path, listed: list[pb.Device], count: int, message: str
+    short_folder: Path, listed: list[pb.Device], count: int, message: str
 ) -> None:
     """Another kubelet finds the checkpoint and admits the pod again: a plugin that is late, or lost
     the device, loses it the pod.
     """
-    async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+    async with KubeletSimulator(short_folder) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=2)
         assert isinstance(await kubelet.admit(pod()), Admission)
     async with (
-        KubeletSimulator(root) as later,
+        KubeletSimulator(short_folder) as later,
         RecordingPlugin(later.device_plugin_dir, X, listed, socket="rec-2.sock") as plugin,
     ):
         await plugin.register()
@@ -170,7 +162,9 @@ async def test_pod_fails_after_a_reboot_when_what_it_held_is_not_there(
     assert answer.message == f"Allocate failed due to {message}, which is unexpected"
 
 
-async def test_pod_waits_for_its_next_try_when_the_machine_was_booted_and_kubelet_comes_first(root: Path) -> None:
+async def test_pod_waits_for_its_next_try_when_the_machine_was_booted_and_kubelet_comes_first(
+    short_folder: Path,
+) -> None:
     """Its claim counts as prepared no more, and its driver is not there yet.
 
     A change of the pod has kubelet look before its 90 s are over.
@@ -181,7 +175,7 @@ async def test_pod_waits_for_its_next_try_when_the_machine_was_booted_and_kubele
         containers=(Container(name="main"),),
         claims=(ClaimReference(name="c", uid="u-1", drivers=(DRIVER,)),),
     )
-    async with KubeletSimulator(root) as kubelet:
+    async with KubeletSimulator(short_folder) as kubelet:
         async with RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER):
             await kubelet.wait_for_driver(DRIVER)
             before = await kubelet.admit(claimed)
@@ -199,19 +193,19 @@ async def test_pod_waits_for_its_next_try_when_the_machine_was_booted_and_kubele
     assert isinstance(after, Admission)
 
 
-async def test_container_does_not_start_when_its_pod_was_never_admitted(root: Path) -> None:
+async def test_container_does_not_start_when_its_pod_was_never_admitted(short_folder: Path) -> None:
     """Nothing was asked of the plugin, so it is no success."""
-    async with KubeletSimulator(root) as kubelet:
+    async with KubeletSimulator(short_folder) as kubelet:
         said = await kubelet.restart_container(pod(), "main")
 
     assert said == "no admitted pod of uid p-1 has a container main: there is nothing to start"
 
 
-async def test_registration_says_why_when_the_driver_hangs(root: Path) -> None:
+async def test_registration_says_why_when_the_driver_hangs(short_folder: Path) -> None:
     """A GetInfo that does not answer in kubelet's second is in the events with its error, not only
     asked again.
     """
-    async with KubeletSimulator(root, timings=KubeletTimings(get_info_s=0.1)) as kubelet:
+    async with KubeletSimulator(short_folder, timings=KubeletTimings(get_info_s=0.1)) as kubelet:
         driver = RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER)
         driver.hangs = lambda event: event == "GetInfo"
         async with driver:
@@ -221,10 +215,10 @@ async def test_registration_says_why_when_the_driver_hangs(root: Path) -> None:
     assert "code = DeadlineExceeded" in failed.detail["error"]
 
 
-async def test_second_registration_is_refused_when_it_names_the_same_endpoint(root: Path) -> None:
+async def test_second_registration_is_refused_when_it_names_the_same_endpoint(short_folder: Path) -> None:
     """Two instances of a rolling update need a service socket each."""
     async with (
-        KubeletSimulator(root) as kubelet,
+        KubeletSimulator(short_folder) as kubelet,
         RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER),
     ):
         await kubelet.wait_for_driver(DRIVER)
@@ -281,14 +275,16 @@ def serve(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=words, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_program_says_what_to_do_when_its_folder_does_not_do(root: Path) -> None:
+def test_program_says_what_to_do_when_its_folder_does_not_do(short_folder: Path) -> None:
     """Too long for a socket, not to be made, or with a corrupt checkpoint: a sentence, never a
     traceback.
     """
-    (root / "bad" / "device-plugins").mkdir(parents=True)
-    (root / "bad" / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
-    (root / "file").touch()
-    answers = [serve(path, "") for path in (root / ("x" * 110), root / "file" / "below", root / "bad")]
+    (short_folder / "bad" / "device-plugins").mkdir(parents=True)
+    (short_folder / "bad" / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
+    (short_folder / "file").touch()
+    answers = [
+        serve(path, "") for path in (short_folder / ("x" * 110), short_folder / "file" / "below", short_folder / "bad")
+    ]
 
     assert [answer.returncode for answer in answers] == [64, 64, 64]
     assert [answer.stderr.count("\n") for answer in answers] == [1, 1, 1]
@@ -296,12 +292,12 @@ def test_program_says_what_to_do_when_its_folder_does_not_do(root: Path) -> None
     assert "remove it to start without it" in answers[2].stderr
 
 
-def test_program_says_which_pods_there_are_when_one_is_unknown(root: Path) -> None:
+def test_program_says_which_pods_there_are_when_one_is_unknown(short_folder: Path) -> None:
     """A typing error in a command is told, and the next command is obeyed.
 
     A pod that was turned away is none.
     """
-    answer = serve(root, "admit p rec.example.com/x=1\nremove p\nrestart-container p\ncapacity\nquit\n")
+    answer = serve(short_folder, "admit p rec.example.com/x=1\nremove p\nrestart-container p\ncapacity\nquit\n")
 
     assert answer.returncode == 0
     assert answer.stderr == "remove p: no such pod; there are none\nrestart-container p: no such pod; there are none\n"

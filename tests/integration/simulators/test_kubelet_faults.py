@@ -5,9 +5,7 @@ restarts, device plugins that the watcher finds.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,27 +39,19 @@ PLAIN = Pod(name="x", uid="x-1", containers=(Container(name="main", resources={X
 LIST = (device("dev-0", 0), device("dev-1", 0))
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A short folder: a unix socket's path ends at 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="kl"))
-    yield folder
-    shutil.rmtree(folder)
-
-
 def driver_of(kubelet: KubeletSimulator, instance: str = "") -> RecordingDriver:
     """A driver of ours, perhaps one of several."""
     return RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER, instance=instance)
 
 
-async def test_slices_go_when_a_driver_loses_its_connection_and_keeps_its_sockets(root: Path) -> None:
+async def test_slices_go_when_a_driver_loses_its_connection_and_keeps_its_sockets(short_folder: Path) -> None:
     """A killed driver leaves its sockets behind.
 
     Kubelet watches the connection, and wipes when it is not back in time.
     """
     wiped: list[str] = []
     async with (
-        KubeletSimulator(root, timings=KubeletTimings(wipe_s=0.1), wipe_slices=wiped.append) as kubelet,
+        KubeletSimulator(short_folder, timings=KubeletTimings(wipe_s=0.1), wipe_slices=wiped.append) as kubelet,
         driver_of(kubelet) as driver,
     ):
         await kubelet.wait_for_driver(DRIVER)
@@ -74,12 +64,12 @@ async def test_slices_go_when_a_driver_loses_its_connection_and_keeps_its_socket
     assert still == (DRIVER,)
 
 
-async def test_slices_stay_when_another_instance_is_connected(root: Path) -> None:
+async def test_slices_stay_when_another_instance_is_connected(short_folder: Path) -> None:
     """In a rolling update the old instance goes and the new one serves: nothing is wiped, calls
     reach the newest that is connected.
     """
     wiped: list[str] = []
-    async with KubeletSimulator(root, timings=KubeletTimings(wipe_s=0.05), wipe_slices=wiped.append) as kubelet:
+    async with KubeletSimulator(short_folder, timings=KubeletTimings(wipe_s=0.05), wipe_slices=wiped.append) as kubelet:
         async with driver_of(kubelet, "a") as old:
             await kubelet.wait_for_event("NotifyRegistrationStatus")
             async with driver_of(kubelet, "b") as new:
@@ -100,12 +90,12 @@ async def test_slices_stay_when_another_instance_is_connected(root: Path) -> Non
     assert DRIVER not in wiped
 
 
-async def test_slices_stay_when_a_driver_is_back_in_time_and_away_again(root: Path) -> None:
+async def test_slices_stay_when_a_driver_is_back_in_time_and_away_again(short_folder: Path) -> None:
     """Each absence is counted by itself: the end of an earlier one's patience wipes nothing in the
     middle of a later one.
     """
     wiped: list[str] = []
-    async with KubeletSimulator(root, timings=KubeletTimings(wipe_s=0.6), wipe_slices=wiped.append) as kubelet:
+    async with KubeletSimulator(short_folder, timings=KubeletTimings(wipe_s=0.6), wipe_slices=wiped.append) as kubelet:
         for count in (1, 2, 3, 4):
             async with driver_of(kubelet):
                 await kubelet.wait_for_event("NotifyRegistrationStatus", count=count)
@@ -136,7 +126,7 @@ class _Slow(RecordingDriver):
         return await super().NodeUnprepareResources(request, context)
 
 
-async def test_claim_is_unprepared_once_when_its_driver_is_slow(root: Path) -> None:
+async def test_claim_is_unprepared_once_when_its_driver_is_slow(short_folder: Path) -> None:
     """What a call runs for is asked for by nobody else meanwhile.
 
     What another driver owes is asked for again as ever.
@@ -144,7 +134,7 @@ async def test_claim_is_unprepared_once_when_its_driver_is_slow(root: Path) -> N
     other = f"z.{DRIVER}"
     timings = KubeletTimings(reconcile_s=0.01)
     async with (
-        KubeletSimulator(root, timings=timings) as kubelet,
+        KubeletSimulator(short_folder, timings=timings) as kubelet,
         _Slow(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as slow,
         RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, other) as failing,
     ):
@@ -163,12 +153,12 @@ async def test_claim_is_unprepared_once_when_its_driver_is_slow(root: Path) -> N
     assert slow.most == 1
 
 
-async def test_comparison_ends_with_the_answer_when_a_call_for_the_claim_runs_already(root: Path) -> None:
+async def test_comparison_ends_with_the_answer_when_a_call_for_the_claim_runs_already(short_folder: Path) -> None:
     """Kubelet asks of its own accord, too, as a moment after a registration: whoever compares finds
     the claim undone all the same.
     """
     async with (
-        KubeletSimulator(root) as kubelet,
+        KubeletSimulator(short_folder) as kubelet,
         _Slow(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as slow,
     ):
         await kubelet.wait_for_driver(DRIVER)
@@ -185,13 +175,13 @@ async def test_comparison_ends_with_the_answer_when_a_call_for_the_claim_runs_al
     assert (was_done, errors, slow.most) == (False, [{}, {}], 1)
 
 
-async def test_claim_fails_in_time_when_a_driver_hangs(root: Path) -> None:
+async def test_claim_fails_in_time_when_a_driver_hangs(short_folder: Path) -> None:
     """Prepare and unprepare end with kubelet's deadline.
 
     The pod is tried again until it works, the unprepare is owed and repeated.
     """
     timings = KubeletTimings(dra_s=0.2, pod_retry_s=0.05, reconcile_s=0.05)
-    async with KubeletSimulator(root, timings=timings) as kubelet, driver_of(kubelet) as driver:
+    async with KubeletSimulator(short_folder, timings=timings) as kubelet, driver_of(kubelet) as driver:
         await kubelet.wait_for_driver(DRIVER)
         hung = {"NodePrepareResources": 2, "NodeUnprepareResources": 1}
 
@@ -212,9 +202,9 @@ async def test_claim_fails_in_time_when_a_driver_hangs(root: Path) -> None:
     assert "code = DeadlineExceeded" in errors["u-1"]
 
 
-async def test_registration_is_tried_again_when_get_info_hangs(root: Path) -> None:
+async def test_registration_is_tried_again_when_get_info_hangs(short_folder: Path) -> None:
     """GetInfo has a deadline of its own; the socket is asked again with back-off."""
-    async with KubeletSimulator(root, timings=KubeletTimings(get_info_s=0.1)) as kubelet:
+    async with KubeletSimulator(short_folder, timings=KubeletTimings(get_info_s=0.1)) as kubelet:
         driver = driver_of(kubelet)
         asked: list[str] = []
 
@@ -232,12 +222,12 @@ async def test_registration_is_tried_again_when_get_info_hangs(root: Path) -> No
     assert len(asked) >= 3
 
 
-async def test_health_is_unknown_when_it_is_not_refreshed(root: Path) -> None:
+async def test_health_is_unknown_when_it_is_not_refreshed(short_folder: Path) -> None:
     """A device that was healthy counts as Unknown after its time-out, without another word from
     anybody.
     """
     now = [0.0]
-    async with KubeletSimulator(root, monotonic=lambda: now[0]) as kubelet, driver_of(kubelet):
+    async with KubeletSimulator(short_folder, monotonic=lambda: now[0]) as kubelet, driver_of(kubelet):
         await kubelet.wait_for_health(DRIVER, "node", "dev-0", "Healthy")
         now[0] = 30.0
         within = kubelet.device_health(DRIVER, "node", "dev-0").state
@@ -247,12 +237,12 @@ async def test_health_is_unknown_when_it_is_not_refreshed(root: Path) -> None:
     assert (within, beyond) == ("Healthy", "Unknown")
 
 
-async def test_plugin_is_asked_only_what_its_options_say(root: Path) -> None:
+async def test_plugin_is_asked_only_what_its_options_say(short_folder: Path) -> None:
     """Neither preference nor pre-start without the option.
 
     What the registration request says of options counts for nothing.
     """
-    async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+    async with KubeletSimulator(short_folder) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         plugin.options = pb.DevicePluginOptions()
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=2)
@@ -264,13 +254,13 @@ async def test_plugin_is_asked_only_what_its_options_say(root: Path) -> None:
     assert not {"GetPreferredAllocation", "PreStartContainer"} & set(asked)
 
 
-async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(root: Path) -> None:
+async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(short_folder: Path) -> None:
     """PreStartContainer has a deadline of its own.
 
     That is no final rejection, and nothing is allocated again.
     """
     async with (
-        KubeletSimulator(root, timings=KubeletTimings(pre_start_s=2.0)) as kubelet,
+        KubeletSimulator(short_folder, timings=KubeletTimings(pre_start_s=2.0)) as kubelet,
         RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
     ):
         await plugin.register()
@@ -287,20 +277,20 @@ async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(r
     assert [call["event"] for call in plugin.calls].count("Allocate") == 1
 
 
-async def test_stored_answer_is_used_when_another_kubelet_finds_the_checkpoint(root: Path) -> None:
+async def test_stored_answer_is_used_when_another_kubelet_finds_the_checkpoint(short_folder: Path) -> None:
     """A new process over the same folder: what pods hold is not free, and Allocate is not called
     again for them.
 
     Others go when all pods are known.
     """
-    async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+    async with KubeletSimulator(short_folder) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
         plugin.env = {"KEPT": "yes"}
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=2)
         before = await kubelet.admit(PLAIN)
         await kubelet.admit(Pod(name="gone", uid="gone", containers=PLAIN.containers))
     async with (
-        KubeletSimulator(root) as later,
+        KubeletSimulator(short_folder) as later,
         RecordingPlugin(later.device_plugin_dir, X, LIST, socket="rec-2.sock") as plugin,
     ):
         empty = later.capacity()[X]
@@ -322,9 +312,9 @@ async def test_stored_answer_is_used_when_another_kubelet_finds_the_checkpoint(r
     assert asked == 1
 
 
-async def test_kubelet_does_not_start_when_its_checkpoint_is_corrupt(root: Path) -> None:
+async def test_kubelet_does_not_start_when_its_checkpoint_is_corrupt(short_folder: Path) -> None:
     """As the real one: an error that names the file, never an empty start."""
-    kubelet = KubeletSimulator(root)
+    kubelet = KubeletSimulator(short_folder)
     (kubelet.device_plugin_dir / "kubelet_internal_checkpoint").write_text("{")
 
     with pytest.raises(ValueError, match="kubelet_internal_checkpoint cannot be read"):
@@ -368,11 +358,11 @@ async def watched(
             await server.stop(None)
 
 
-async def test_device_plugin_serves_when_the_watcher_finds_it(root: Path) -> None:
+async def test_device_plugin_serves_when_the_watcher_finds_it(short_folder: Path) -> None:
     """The other door for device plugins: taken over with its resource, and let go when its
     registration socket goes.
     """
-    async with KubeletSimulator(root) as kubelet:
+    async with KubeletSimulator(short_folder) as kubelet:
         async with watched(kubelet):
             await kubelet.wait_for_resource(X, allocatable=2)
             admitted = await kubelet.admit(PLAIN)
@@ -382,9 +372,9 @@ async def test_device_plugin_serves_when_the_watcher_finds_it(root: Path) -> Non
     assert gone.capacity == 2
 
 
-async def test_device_plugin_is_told_why_when_the_watcher_refuses_it(root: Path) -> None:
+async def test_device_plugin_is_told_why_when_the_watcher_refuses_it(short_folder: Path) -> None:
     """A version that kubelet does not have comes back as the registration's status."""
-    async with KubeletSimulator(root) as kubelet, watched(kubelet, versions=("v2",)) as (_, registrar):
+    async with KubeletSimulator(short_folder) as kubelet, watched(kubelet, versions=("v2",)) as (_, registrar):
         await kubelet.wait_for_event("NotifyRegistrationStatus", count=2)
 
     assert registrar.status is not None

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +29,11 @@ SHORT = KubeletTimings(dial_s=2.0)
 SHORTEST = KubeletTimings(dial_s=0.3)
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A short folder: a unix socket's path ends at 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="kl"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-async def test_simulator_does_what_kubelet_did_when_the_recording_is_done_again(root: Path) -> None:
+async def test_simulator_does_what_kubelet_did_when_the_recording_is_done_again(short_folder: Path) -> None:
     """All 52 lines of both sessions come again: the same calls in the same order with the same
     contents and deadlines.
     """
-    assert await replay(read_transcript("\n".join(LINES)), root, timings=SHORT) == []
+    assert await replay(read_transcript("\n".join(LINES)), short_folder, timings=SHORT) == []
 
 
 def _changed(line: dict[str, Any]) -> dict[str, Any]:
@@ -83,12 +73,14 @@ def _rewritten(lines: list[str], index: int) -> list[str]:
     ],
 )
 async def test_difference_is_told_when_a_line_is_another(
-    root: Path, index: int, change: Callable[[list[str], int], list[str]]
+    short_folder: Path, index: int, change: Callable[[list[str], int], list[str]]
 ) -> None:
     """A recording with one line changed, gone or out of its place fails, and the difference names
     the session.
     """
-    differences = await replay(read_transcript("\n".join(change(LINES, index))), root, timings=SHORTEST, patience_s=0.7)
+    differences = await replay(
+        read_transcript("\n".join(change(LINES, index))), short_folder, timings=SHORTEST, patience_s=0.7
+    )
 
     assert differences
     assert differences[0].startswith("session ")
@@ -114,12 +106,12 @@ async def test_command_fails_when_a_line_is_another(tmp_path: Path) -> None:
     assert '"deadline_s": 50.0' in answers[1][2]
 
 
-async def test_program_serves_a_plugin_of_another_process_when_told_by_words(root: Path) -> None:
+async def test_program_serves_a_plugin_of_another_process_when_told_by_words(short_folder: Path) -> None:
     """`serve`: the plugin registers on its sockets, words admit a pod and restart kubelet, every
     call is a JSON line, and a wrong word is an error that helps.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "topobus.testing.kubelet", "serve", "--root", str(root)),
+        *(sys.executable, "-m", "topobus.testing.kubelet", "serve", "--root", str(short_folder)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -134,8 +126,10 @@ async def test_program_serves_a_plugin_of_another_process_when_told_by_words(roo
                 return line
 
     async with asyncio.timeout(30):
-        await printed("serving", str(root))
-        async with RecordingPlugin(root / "device-plugins", "rec.example.com/x", [device("dev-0", 0)]) as plugin:
+        await printed("serving", str(short_folder))
+        async with RecordingPlugin(
+            short_folder / "device-plugins", "rec.example.com/x", [device("dev-0", 0)]
+        ) as plugin:
             await plugin.register()
             await printed("event", "ListAndWatch.send")
             process.stdin.write(b"admit p rec.example.com/x=1\nadmit q nonsense\nrestart\n")

@@ -5,9 +5,7 @@ The recorded transcript is done again in test_kubelet_replay.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -41,19 +39,11 @@ LIST = (device("dev-0", 0), device("dev-1", 0), device("dev-2"))
 
 
 @pytest.fixture
-def root() -> Iterator[Path]:
-    """A short folder: a unix socket's path ends at 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="kl"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-async def kubelet(root: Path) -> AsyncIterator[KubeletSimulator]:
+async def kubelet(short_folder: Path) -> AsyncIterator[KubeletSimulator]:
     """A kubelet with one NUMA node whose dial gives up early, as the refused registration would
     take 10 s.
     """
-    async with KubeletSimulator(root, timings=KubeletTimings(dial_s=2.0)) as started:
+    async with KubeletSimulator(short_folder, timings=KubeletTimings(dial_s=2.0)) as started:
         yield started
 
 
@@ -120,12 +110,12 @@ async def test_simulator_counts_an_unhealthy_device_in_capacity_alone_when_the_l
     assert (sick, gone) == (Capacity(capacity=3, allocatable=2), Capacity(capacity=1, allocatable=1))
 
 
-async def test_simulator_makes_devices_unhealthy_when_the_plugin_stops(root: Path) -> None:
+async def test_simulator_makes_devices_unhealthy_when_the_plugin_stops(short_folder: Path) -> None:
     """Capacity stays for five minutes with nothing allocatable, then falls to 0 while the resource
     stays listed.
     """
     now = [0.0]
-    async with KubeletSimulator(root, monotonic=lambda: now[0]) as kubelet:
+    async with KubeletSimulator(short_folder, monotonic=lambda: now[0]) as kubelet:
         async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
             await plugin.register()
             await kubelet.wait_for_resource(X, allocatable=3)
@@ -163,14 +153,14 @@ async def test_simulator_forgets_capacity_and_deletes_sockets_when_restarted(kub
     ("has_race", "counts"), [(False, (3, 3)), (True, (3, 3, 0))], ids=["kubelet-1.36", "older-kubelet"]
 )
 async def test_simulator_lets_the_newest_registration_win_when_the_old_stream_ends(
-    root: Path, *, has_race: bool, counts: tuple[int, ...]
+    short_folder: Path, *, has_race: bool, counts: tuple[int, ...]
 ) -> None:
     """From 1.36 on the old stream is closed and the newest plugin serves.
 
     Before, it stayed open, and its end cut the newest one off.
     """
     timings = KubeletTimings(has_reregister_race=has_race)
-    async with KubeletSimulator(root, timings=timings) as kubelet, AsyncExitStack() as old:
+    async with KubeletSimulator(short_folder, timings=timings) as kubelet, AsyncExitStack() as old:
         await (await old.enter_async_context(TrivialPlugin(kubelet.device_plugin_dir, X, LIST))).register()
         await kubelet.wait_for_event("ListAndWatch.send")
         async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST, socket="rec-2.sock") as new:
@@ -185,22 +175,22 @@ async def test_simulator_lets_the_newest_registration_win_when_the_old_stream_en
     assert counted == counts
 
 
-def two_nodes(root: Path, policy: Policy, scope: Scope = Scope.CONTAINER) -> KubeletSimulator:
+def two_nodes(short_folder: Path, policy: Policy, scope: Scope = Scope.CONTAINER) -> KubeletSimulator:
     """A kubelet with two NUMA nodes and four CPUs on each."""
     return KubeletSimulator(
-        root,
+        short_folder,
         numa_nodes=NodeSet(0, 1),
         options=AlignmentOptions(policy=policy, scope=scope),
         cpus={0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")},
     )
 
 
-async def test_simulator_rejects_with_kubelets_reason_when_nothing_fits_one_node(root: Path) -> None:
+async def test_simulator_rejects_with_kubelets_reason_when_nothing_fits_one_node(short_folder: Path) -> None:
     """Under single-numa-node a pod over two nodes is turned away with TopologyAffinityError, and
     nothing is asked of the plugin.
     """
     async with (
-        two_nodes(root, Policy.SINGLE_NUMA_NODE) as kubelet,
+        two_nodes(short_folder, Policy.SINGLE_NUMA_NODE) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, (device("a", 0), device("b", 1))) as plugin,
     ):
         await plugin.register()
@@ -215,10 +205,10 @@ async def test_simulator_rejects_with_kubelets_reason_when_nothing_fits_one_node
     assert not [event for event in kubelet.events if event.event == "Allocate"]
 
 
-async def test_simulator_aligns_cpus_and_devices_when_both_are_asked(root: Path) -> None:
+async def test_simulator_aligns_cpus_and_devices_when_both_are_asked(short_folder: Path) -> None:
     """Exclusive CPUs come from the node where the devices are."""
     async with (
-        two_nodes(root, Policy.SINGLE_NUMA_NODE) as kubelet,
+        two_nodes(short_folder, Policy.SINGLE_NUMA_NODE) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, (device("a", 0), device("b", 1), device("c", 1))) as plugin,
     ):
         await plugin.register()
@@ -230,12 +220,12 @@ async def test_simulator_aligns_cpus_and_devices_when_both_are_asked(root: Path)
     assert (granted.devices, granted.cpus, granted.alignment.nodes) == ({X: ("b", "c")}, CpuSet(4, 5), NodeSet(1))
 
 
-async def test_simulator_merges_one_hint_for_the_pod_when_scope_is_pod(root: Path) -> None:
+async def test_simulator_merges_one_hint_for_the_pod_when_scope_is_pod(short_folder: Path) -> None:
     """Two containers that each fit one node, but not together, are refused in pod scope."""
     devices = (device("a", 0), device("b", 1))
     pod_of_two = pod(wants("one", x=1), wants("two", x=1))
     async with (
-        two_nodes(root, Policy.SINGLE_NUMA_NODE, Scope.POD) as kubelet,
+        two_nodes(short_folder, Policy.SINGLE_NUMA_NODE, Scope.POD) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, devices) as plugin,
     ):
         await plugin.register()
@@ -246,13 +236,13 @@ async def test_simulator_merges_one_hint_for_the_pod_when_scope_is_pod(root: Pat
     assert answer.reason == "TopologyAffinityError"
 
 
-async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(root: Path) -> None:
+async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(short_folder: Path) -> None:
     """The plugin's preference counts only where there is a choice, and
     only within what is aligned.
     """
     devices = (device("a", 0), device("b", 0), device("c", 1), device("d", 1), device("e", 1))
     async with (
-        two_nodes(root, Policy.BEST_EFFORT) as kubelet,
+        two_nodes(short_folder, Policy.BEST_EFFORT) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, devices) as plugin,
     ):
         plugin.prefers = ["e", "c", "d"]
@@ -270,7 +260,7 @@ async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(
     assert asked == [{"available_deviceIDs": ["c", "d", "e"], "allocation_size": 1}]
 
 
-async def test_simulator_reuses_init_containers_devices_when_app_containers_start(root: Path) -> None:
+async def test_simulator_reuses_init_containers_devices_when_app_containers_start(short_folder: Path) -> None:
     """An app container gets what an ended init container had; a sidecar keeps its own."""
     devices = (device("a", 0), device("b", 0), device("c", 0))
     containers = (
@@ -279,7 +269,7 @@ async def test_simulator_reuses_init_containers_devices_when_app_containers_star
         wants("app", x=2),
     )
     async with (
-        two_nodes(root, Policy.BEST_EFFORT) as kubelet,
+        two_nodes(short_folder, Policy.BEST_EFFORT) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, devices) as plugin,
     ):
         await plugin.register()
@@ -390,7 +380,7 @@ async def test_simulator_tells_a_driver_its_error_when_it_offers_no_service(kube
     assert "none of the DRA gRPC services are supported" in driver.status.error
 
 
-async def test_simulator_lists_pod_resources_when_asked(root: Path) -> None:
+async def test_simulator_lists_pod_resources_when_asked(short_folder: Path) -> None:
     """One entry a device and NUMA node, claims with their CDI names, active pods only.
 
     Calls beyond the rate are refused.
@@ -398,7 +388,7 @@ async def test_simulator_lists_pod_resources_when_asked(root: Path) -> None:
     claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
     wanted = pod(wants(x=2, cpus=1), claims=[claim])
     async with (
-        KubeletSimulator(root, cpus={0: CpuSet.parse("0-3")}, monotonic=lambda: 0.0) as kubelet,
+        KubeletSimulator(short_folder, cpus={0: CpuSet.parse("0-3")}, monotonic=lambda: 0.0) as kubelet,
         TrivialPlugin(kubelet.device_plugin_dir, X, (device("a", 0), device("b"))) as plugin,
         TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER),
         grpc.aio.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as channel,

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import container, dgx_facts, pod
+from support.controllers import runtime_on
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus
 from topobus.controller.config import ControllerSettings
@@ -20,9 +20,6 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import PlaceRequest
 from topobus.formats.messages.plan_messages import PlanRequest
-from topobus.process.clock import SystemClock
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.values.outcome import Placement
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
@@ -46,14 +43,7 @@ async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have
             real_topology(bus, msgspec.structs.replace(machine, node=name), there)
         )
     lost = await bus.ask(catalogue.PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node="b-node")
-    runtime = Runtime(
-        name="controller",
-        node="central",
-        bus=bus,
-        clock=SystemClock(),
-        readiness=Readiness(),
-        registry=CollectorRegistry(),
-    )
+    runtime = runtime_on(bus)
     planner = Planner(ControllerSettings(), runtime, state, ControllerMetrics(runtime.registry))
 
     again = await planner.plan(PlanRequest(op_id="op-1", pod=TRAINER))

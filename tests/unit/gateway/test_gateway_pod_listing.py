@@ -5,9 +5,6 @@ whole.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,11 +38,9 @@ class Lister(rpc.PodResourcesListerServicer):
 
 
 @pytest.fixture
-def socket() -> Iterator[Path]:
-    """A short path: a unix socket's ends at 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="pl"))
-    yield folder / "kubelet.sock"
-    shutil.rmtree(folder)
+def socket(short_folder: Path) -> Path:
+    """Where kubelet answers."""
+    return short_folder / "kubelet.sock"
 
 
 async def read(socket: Path, *pods: pb.PodResources) -> Listing:

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
-from support.lives import LIMIT_S, Lives
+from support.lives import LIMIT_S, GatewayLives
 from support.looks import next_look
 from support.node_plane import claim, device
 from topobus.gateway.claims.checkpoint import Checkpoint
@@ -61,9 +61,9 @@ async def runtime(rig: Rig) -> AsyncIterator[SimulatedRuntime]:
 
 
 @pytest_asyncio.fixture
-async def lives(rig: Rig, runtime: SimulatedRuntime) -> AsyncIterator[Lives]:
+async def lives(rig: Rig, runtime: SimulatedRuntime) -> AsyncIterator[GatewayLives]:
     """The gateway's processes, with a kubelet and a runtime beside them."""
-    made = Lives(rig)
+    made = GatewayLives(rig)
     async with rig.kubelet:
         await made.start()
         try:
@@ -149,7 +149,7 @@ def check_deaths(last_step: int, least: int) -> None:
 
 
 async def test_device_is_attached_when_the_gateway_was_killed_at_any_step_of_prepare(
-    rig: Rig, lives: Lives, runtime: SimulatedRuntime
+    rig: Rig, lives: GatewayLives, runtime: SimulatedRuntime
 ) -> None:
     """Asked again, the claim is whole, and its pod gets the device."""
     for step in range(1, MOST_STEPS):
@@ -171,7 +171,7 @@ async def test_device_is_attached_when_the_gateway_was_killed_at_any_step_of_pre
 
 
 async def test_no_container_starts_without_its_device_when_the_gateway_was_killed_at_any_step_of_attach(
-    rig: Rig, lives: Lives, runtime: SimulatedRuntime
+    rig: Rig, lives: GatewayLives, runtime: SimulatedRuntime
 ) -> None:
     """The runtime starts the sandbox all the same.
 
@@ -196,7 +196,7 @@ async def test_no_container_starts_without_its_device_when_the_gateway_was_kille
 
 
 async def test_no_container_starts_without_its_device_when_the_gateway_was_killed_at_any_step_of_a_late_attach(
-    rig: Rig, lives: Lives, runtime: SimulatedRuntime
+    rig: Rig, lives: GatewayLives, runtime: SimulatedRuntime
 ) -> None:
     """A pod that came after the claim was prepared gets the device with its first container: that
     one is tried again, and starts only with it.
@@ -222,7 +222,7 @@ async def test_no_container_starts_without_its_device_when_the_gateway_was_kille
 
 @pytest.mark.parametrize("is_started_anew", [True, False], ids=["pod-anew", "pod-ends"])
 async def test_device_comes_back_when_the_gateway_was_killed_at_any_step_of_detach(
-    rig: Rig, lives: Lives, runtime: SimulatedRuntime, is_started_anew: bool
+    rig: Rig, lives: GatewayLives, runtime: SimulatedRuntime, is_started_anew: bool
 ) -> None:
     """The pod's next sandbox gets it.
 
@@ -251,7 +251,7 @@ async def test_device_comes_back_when_the_gateway_was_killed_at_any_step_of_deta
 
 
 async def test_device_is_out_of_the_sandbox_when_the_gateway_was_killed_at_any_step_of_unprepare(
-    rig: Rig, lives: Lives, runtime: SimulatedRuntime
+    rig: Rig, lives: GatewayLives, runtime: SimulatedRuntime
 ) -> None:
     """Nobody told of the sandbox's end: the claim is undone all the same, the device detached
     before (the service refuses the other order).

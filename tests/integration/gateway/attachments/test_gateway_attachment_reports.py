@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
-from support.node_plane import NODE, claim, device, no
+from support.node_plane import claim, device, no
 from topobus.formats.messages.sandbox_messages import Attached, AttachReply, AttachRequest
-from topobus.gateway.config import ClusterSettings, MetadataSettings, RuntimeSettings
+from topobus.gateway.config import MetadataSettings, RuntimeSettings
 from topobus.simulation.container_runtime import Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
@@ -33,29 +33,15 @@ NETWORK = {"interfaceName": "net1", "hardwareAddress": "02:00:00:00:00:01", "ips
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[ApiServerSimulator]:
-    """An API server that knows our node."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
-        running.put({"kind": "Node", "metadata": {"name": NODE}})
-        yield running
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_server: NatsServer, server: ApiServerSimulator) -> AsyncIterator[Rig]:
     """A NIC that goes into its pod's sandbox."""
     async with make_rig(nats_server.url, classes=("nic",)) as made:
         made.plane.to_attach = frozenset({"nic-0"})
         made.plane.attach_by = attach
         await made.plane.show("nic", device("nic-0", 0))
-        cluster = ClusterSettings(
-            mode="kubeconfig",
-            kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")),
-            retry_s=0.05,
-            publish_delay_s=0.01,
-        )
+        made.join(server)
         made.settings = msgspec.structs.replace(
             made.settings,
-            cluster=cluster,
             metadata=MetadataSettings(versions=("v1alpha1",)),
             runtime=RuntimeSettings(socket=str(made.root / "nri.sock"), attach_s=1.9),
         )

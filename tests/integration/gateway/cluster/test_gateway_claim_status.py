@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
 
 from support.cluster_slices import allocated
 from support.gateway_rig import Rig, make_rig
-from support.lives import Lives
+from support.lives import GatewayLives
 from support.looks import next_look
 from support.mortal_gateway import STATUS
-from support.node_plane import NODE, device
-from topobus.gateway.config import ClusterSettings
+from support.node_plane import device
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
@@ -29,32 +26,12 @@ pytestmark = pytest.mark.integration
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[ApiServerSimulator]:
-    """An API server that knows our node."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
-        running.put({"kind": "Node", "metadata": {"name": NODE}})
-        yield running
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_server: NatsServer, server: ApiServerSimulator) -> AsyncIterator[Rig]:
     """A gateway that knows the cluster, and two GPUs."""
     async with make_rig(nats_server.url) as made:
-        kubeconfig = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
-        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=kubeconfig, retry_s=0.05, publish_delay_s=0.01)
-        made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
+        made.join(server)
         await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
         yield made
-
-
-@pytest_asyncio.fixture
-async def lives(rig: Rig) -> AsyncIterator[Lives]:
-    """The gateway's processes."""
-    made = Lives(rig)
-    try:
-        yield made
-    finally:
-        await made.stop()
 
 
 def devices_of(server: ApiServerSimulator, name: str) -> list[dict[str, Any]]:
@@ -172,7 +149,7 @@ async def test_claim_that_is_deleted_meanwhile_is_no_trouble(rig: Rig, server: A
     assert report["claim-status"] == "ready"
 
 
-async def prepare_it(rig: Rig, reference: ClaimReference, lives: Lives | None = None) -> None:
+async def prepare_it(rig: Rig, reference: ClaimReference, lives: GatewayLives | None = None) -> None:
     """Prepare as kubelet does: again while it fails, until the gateway has died of it."""
     async with asyncio.timeout(60):
         while any(claim.error for claim in await rig.kubelet.prepare_claims([reference])):
@@ -181,7 +158,7 @@ async def prepare_it(rig: Rig, reference: ClaimReference, lives: Lives | None = 
             await next_look()
 
 
-async def undo_it(rig: Rig, reference: ClaimReference, lives: Lives) -> None:
+async def undo_it(rig: Rig, reference: ClaimReference, lives: GatewayLives) -> None:
     """Unprepare as kubelet does: again while it fails, until the gateway has died of it."""
     async with asyncio.timeout(60):
         while await rig.kubelet.unprepare_claims([reference]) and not lives.is_dead:
@@ -194,7 +171,7 @@ LAST = ["before save", "after save"]
 
 @pytest.mark.parametrize("step", range(1, len(WRITES) + 1), ids=WRITES)
 async def test_status_comes_when_the_gateway_is_killed_while_it_writes(
-    rig: Rig, server: ApiServerSimulator, lives: Lives, step: int
+    rig: Rig, server: ApiServerSimulator, lives: GatewayLives, step: int
 ) -> None:
     """SIGKILL before and after the write to disk and to the API server: the next process says what
     is.
@@ -214,7 +191,7 @@ async def test_status_comes_when_the_gateway_is_killed_while_it_writes(
 
 @pytest.mark.parametrize("step", range(1, len(WRITES + LAST) + 1))
 async def test_status_goes_when_the_gateway_is_killed_while_it_takes_it_away(
-    rig: Rig, server: ApiServerSimulator, lives: Lives, step: int
+    rig: Rig, server: ApiServerSimulator, lives: GatewayLives, step: int
 ) -> None:
     """SIGKILL at each write, to that which forgets the claim: the next process takes away what is
     no more.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
-from support.node_plane import NODE, device
-from topobus.gateway.config import ClusterSettings
+from support.node_plane import device
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
@@ -20,26 +18,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[ApiServerSimulator]:
-    """An API server that knows our node."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
-        running.put({"kind": "Node", "metadata": {"name": NODE}})
-        yield running
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_server: NatsServer, server: ApiServerSimulator) -> AsyncIterator[Rig]:
     """Two GPUs, one of them in a pool, and a NIC; a gateway that knows the cluster."""
     async with make_rig(nats_server.url) as made:
         await made.plane.show("gpu", device("gpu-0", 0), msgspec.structs.replace(device("gpu-1", 1), pool="gpu-h100"))
         await made.plane.show("nic", device("nic-0", 0))
-        cluster = ClusterSettings(
-            mode="kubeconfig",
-            kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")),
-            retry_s=0.05,
-            publish_delay_s=0.01,
-        )
-        made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
+        made.join(server)
         yield made
 
 

@@ -5,19 +5,16 @@ what it should be, and nobody is misled meanwhile.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
-from support.lives import Lives
+from support.lives import GatewayLives
 from support.looks import until
 from support.mortal_gateway import PUBLISH
-from support.node_plane import NODE, device
-from topobus.gateway.config import ClusterSettings
+from support.node_plane import device
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 
@@ -29,31 +26,11 @@ MOST_STEPS = 100
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[ApiServerSimulator]:
-    """An API server that knows our node."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
-        running.put({"kind": "Node", "metadata": {"name": NODE}})
-        yield running
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_server: NatsServer, server: ApiServerSimulator) -> AsyncIterator[Rig]:
     """A gateway that knows the cluster."""
     async with make_rig(nats_server.url) as made:
-        kubeconfig = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
-        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=kubeconfig, retry_s=0.05, publish_delay_s=0.01)
-        made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
+        made.join(server)
         yield made
-
-
-@pytest_asyncio.fixture
-async def lives(rig: Rig) -> AsyncIterator[Lives]:
-    """The gateway's processes."""
-    made = Lives(rig)
-    try:
-        yield made
-    finally:
-        await made.stop()
 
 
 def names(count: int) -> list[str]:
@@ -84,7 +61,7 @@ def is_published(server: ApiServerSimulator, count: int) -> bool:
 
 @pytest.mark.parametrize(("before", "after"), [(FEW, MANY), (MANY, FEW)], ids=["grows", "shrinks"])
 async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_any_write(
-    rig: Rig, server: ApiServerSimulator, lives: Lives, before: int, after: int
+    rig: Rig, server: ApiServerSimulator, lives: GatewayLives, before: int, after: int
 ) -> None:
     """Between the two pools there is no third: a scheduler sees the old one, the new one, or one
     that is not complete, which it leaves alone.
@@ -111,6 +88,6 @@ async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_
     )  # at each step before the one at which all was published
 
 
-async def until_dead_or_published(lives: Lives, server: ApiServerSimulator, count: int) -> None:
+async def until_dead_or_published(lives: GatewayLives, server: ApiServerSimulator, count: int) -> None:
     """Wait for whichever comes first."""
     await until(lambda: lives.is_dead or is_published(server, count))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from msgspec import structs
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device, no
 from topobus.gateway.cluster.pod_retries import ANNOTATION
-from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import (
@@ -40,21 +38,11 @@ PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=GPU, uid=
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[ApiServerSimulator]:
-    """An API server that knows our node."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
-        running.put({"kind": "Node", "metadata": {"name": NODE}})
-        yield running
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_server: NatsServer, server: ApiServerSimulator) -> AsyncIterator[Rig]:
     """Three GPUs on one NUMA node, a running kubelet, a gateway that knows the cluster."""
     async with make_rig(nats_server.url, wipe_slices=lambda driver: server.wipe_slices(NODE, driver)) as made:
         await made.plane.show("gpu", *(device(f"gpu-{number}", 0) for number in range(3)))
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig), retry_s=0.05, publish_delay_s=0.01)
-        made.settings = structs.replace(made.settings, cluster=cluster)
+        made.join(server)
         async with made.kubelet:
             yield made
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from support.dra_claims import claim_rig
 from support.gateway_rig import Rig
-from support.lives import Lives
+from support.lives import GatewayLives
 from topobus.simulation.nats_server import NatsServer
 
 
@@ -29,9 +29,9 @@ async def own_rig(own_nats_server: NatsServer) -> AsyncIterator[Rig]:
 
 
 @pytest_asyncio.fixture
-async def lives(rig: Rig) -> AsyncIterator[Lives]:
+async def lives(rig: Rig) -> AsyncIterator[GatewayLives]:
     """The gateway's processes, with a kubelet beside them."""
-    made = Lives(rig)
+    made = GatewayLives(rig)
     async with rig.kubelet:
         await made.start()
         try:

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
-from support.lives import LIMIT_S, Lives, is_transport
+from support.lives import LIMIT_S, GatewayLives, is_transport
 from support.looks import next_look, until
 from support.node_plane import claim, device
 from topobus.formats.containers.cdi import file_name
@@ -91,7 +91,7 @@ def check_deaths(last_step: int, least: int) -> None:
     assert least <= last_step - 1 < MOST_STEPS - 2, f"died {last_step - 1} times"
 
 
-def check_both_classes(lives: Lives, verb: str) -> None:
+def check_both_classes(lives: GatewayLives, verb: str) -> None:
     """Promise: the device services of both classes were asked in the one call whose steps are
     counted.
     """
@@ -149,7 +149,9 @@ async def undo(rig: Rig, at: str) -> None:
 
 
 @pytest.mark.parametrize("is_retried", [True, False], ids=["asked-again", "given-up"])
-async def test_gateway_goes_on_when_killed_at_any_step_of_prepare(rig: Rig, lives: Lives, is_retried: bool) -> None:
+async def test_gateway_goes_on_when_killed_at_any_step_of_prepare(
+    rig: Rig, lives: GatewayLives, is_retried: bool
+) -> None:
     """Asked again, the claim of a GPU and a NIC is prepared once and whole, with the same devices.
 
     Given up, or undone after that, nothing of it is left: whatever the step was.
@@ -173,7 +175,7 @@ async def test_gateway_goes_on_when_killed_at_any_step_of_prepare(rig: Rig, live
     check_deaths(step, 20)
 
 
-async def test_gateway_goes_on_when_killed_at_any_step_of_unprepare(rig: Rig, lives: Lives) -> None:
+async def test_gateway_goes_on_when_killed_at_any_step_of_unprepare(rig: Rig, lives: GatewayLives) -> None:
     """Kubelet asks until it is told that all is undone.
 
     Then nothing is left, whatever the step was.
@@ -196,7 +198,9 @@ async def test_gateway_goes_on_when_killed_at_any_step_of_unprepare(rig: Rig, li
 
 
 @pytest.mark.parametrize("is_retried", [True, False], ids=["asked-again", "given-up"])
-async def test_gateway_goes_on_when_killed_at_any_step_of_allocate(rig: Rig, lives: Lives, is_retried: bool) -> None:
+async def test_gateway_goes_on_when_killed_at_any_step_of_allocate(
+    rig: Rig, lives: GatewayLives, is_retried: bool
+) -> None:
     """The pod that comes next gets the devices, and what the dead call has taken is let go:
     whatever the step was.
     """

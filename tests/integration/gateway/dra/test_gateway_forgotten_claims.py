@@ -14,7 +14,6 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
@@ -26,22 +25,13 @@ SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": 
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[ApiServerSimulator]:
-    """An API server that knows our node."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
-        running.put({"kind": "Node", "metadata": {"name": NODE}})
-        yield running
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_server: NatsServer, server: ApiServerSimulator) -> AsyncIterator[Rig]:
     """A GPU, a running kubelet, a gateway that knows the cluster."""
     async with make_rig(nats_server.url, wipe_slices=lambda driver: server.wipe_slices(NODE, driver)) as made:
         await made.plane.show("gpu", device("gpu-0", 0))
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig), retry_s=0.05, publish_delay_s=0.01)
+        made.join(server)
         made.settings = structs.replace(
-            made.settings, cluster=cluster, deadlines=structs.replace(made.settings.deadlines, forgotten_s=0.1)
+            made.settings, deadlines=structs.replace(made.settings.deadlines, forgotten_s=0.1)
         )
         async with made.kubelet:
             yield made

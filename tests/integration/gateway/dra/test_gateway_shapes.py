@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 
 from support.cluster_slices import allocated
 from support.gateway_rig import Rig, make_rig
-from support.lives import LIMIT_S, Lives, is_transport
+from support.lives import LIMIT_S, GatewayLives, is_transport
 from support.looks import next_look
 from support.node_plane import NODE, claim
 from support.shape_names import plain
@@ -22,7 +21,6 @@ from topobus.formats.containers.cdi import parse
 from topobus.formats.messages.catalogue import ALIGNMENT
 from topobus.gateway import boot
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -155,7 +153,7 @@ async def test_shape_is_refused_when_the_machine_does_not_have_it(rig: Rig) -> N
     assert held(rig) == []
 
 
-async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(rig: Rig, lives: Lives) -> None:
+async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(rig: Rig, lives: GatewayLives) -> None:
     """SIGKILL at each step of the preparation: asked again, both parts are prepared once, and a claim
     for one of them is refused. Undone, nothing of it is left.
     """
@@ -202,13 +200,10 @@ async def test_parts_are_made_ready_again_when_the_machine_was_rebooted(
     assert len(rig.plane.asks.requests("prepare")) == 4
 
 
-async def test_status_of_a_claim_has_the_shape_alone(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_status_of_a_claim_has_the_shape_alone(nats_server: NatsServer, server: ApiServerSimulator) -> None:
     """An API server refuses entries of devices that the allocation does not name."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server, make_rig(nats_server.url) as rig:
-        server.put({"kind": "Node", "metadata": {"name": NODE}})
-        kubeconfig = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
-        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=kubeconfig, retry_s=0.05, publish_delay_s=0.01)
-        rig.settings = msgspec.structs.replace(rig.settings, cluster=cluster)
+    async with make_rig(nats_server.url) as rig:
+        rig.join(server)
         for device_class, inventory in INVENTORIES.items():
             await rig.plane.show(device_class, *inventory.devices)
         pair = allocated(server, "pair", SHAPE)
