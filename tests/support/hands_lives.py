@@ -14,10 +14,9 @@ from topobus.devicekit.settings import DeviceServiceSettings, JournalSettings
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import ATTACH, DETACH, HEALTH, INVENTORY, MACHINE, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
-from topobus.formats.messages.sandbox_messages import Accepted, Attached, AttachRequest, DetachRequest
+from topobus.formats.messages.sandbox_messages import Attached, AttachRequest, DetachRequest
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.drivers.folder_driver import CARDS, make_card
-from topobus.values.errors import PeerUnavailable
 from topobus.values.machine import Machine
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import Sandbox
@@ -53,26 +52,12 @@ class HandsLives(Lives):
                     return
 
     async def ask_once(self, verb: str, **config: Any) -> None:
-        """Ask a process that may die of it; long work is asked for again until it answers."""
-        try:
-            while isinstance(await self._ask(verb, **config), Accepted):
-                continue
-        except PeerUnavailable:
-            return
+        """Ask a process that may die of it."""
+        await self.try_once(lambda: self._ask(verb, **config))
 
     async def ask(self, verb: str, **config: Any) -> Any:
-        """Ask as the gateway does, again while there is no answer or work continues, and return the
-        result.
-        """
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                try:
-                    result = await self._ask(verb, **config)
-                except PeerUnavailable:
-                    continue
-                if not isinstance(result, Accepted):
-                    return result
-        raise AssertionError(verb)
+        """Ask until it answers, and return the result."""
+        return await self.answer_to(lambda: self._ask(verb, **config))
 
     async def _ask(
         self, verb: str, owner: Owner = OWNER, card: str = "nic-card-0", sandbox: str = "s1", **config: Any
@@ -83,19 +68,16 @@ class HandsLives(Lives):
         op_id = f"op-{self._asked}"
         if verb == "prepare":
             request = PrepareRequest(op_id=op_id, owner=owner, devices=(card,), config=configs)
-            return (await self.until_dead(self.bus.ask(PREPARE, request, **at))).result
+            return (await self.bus.ask(PREPARE, request, **at)).result
         if verb == "unprepare":
-            return (
-                await self.until_dead(
-                    self.bus.ask(UNPREPARE, UnprepareRequest(op_id=op_id, owner=owner, devices=(card,)), **at)
-                )
-            ).refusal
+            undo = UnprepareRequest(op_id=op_id, owner=owner, devices=(card,))
+            return (await self.bus.ask(UNPREPARE, undo, **at)).refusal
         place = self.sandbox(sandbox)
         if verb == "attach":
             attach = AttachRequest(op_id=op_id, owner=owner, devices=(card,), sandbox=place, config=configs)
-            return (await self.until_dead(self.bus.ask(ATTACH, attach, **at))).result
+            return (await self.bus.ask(ATTACH, attach, **at)).result
         detach = DetachRequest(op_id=op_id, owner=owner, devices=(card,), sandbox=place)
-        return (await self.until_dead(self.bus.ask(DETACH, detach, **at))).refusal
+        return (await self.bus.ask(DETACH, detach, **at)).refusal
 
     def sandbox(self, sandbox_id: str) -> Sandbox:
         """Make a sandbox; its namespace is a folder."""

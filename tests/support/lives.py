@@ -5,19 +5,21 @@ and `support.mortal_hands`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from support.gateway_rig import Rig
-from support.looks import until
+from support.looks import next_look, until
 from support.mortal_hands import READY
 from support.whole_files import write_whole
+from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.values.errors import PeerUnavailable
 
 __all__ = ["LIMIT_S", "GatewayLives", "Lives", "is_transport"]
@@ -106,6 +108,22 @@ class Lives:
         if answer in done:
             return answer.result()
         raise PeerUnavailable("it died")
+
+    async def answer_to(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Ask as the gateway does: again while there is no answer or the work continues."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                with contextlib.suppress(PeerUnavailable):
+                    answer = await self.until_dead(ask())
+                    if not isinstance(answer, Accepted):
+                        return answer
+                await next_look()
+
+    async def try_once(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """Ask a process that may die of it; again only while the work continues."""
+        with contextlib.suppress(PeerUnavailable):
+            while isinstance(await self.until_dead(ask()), Accepted):
+                await next_look()
 
     async def until_step(self, step: str) -> None:
         """Wait until it has come to a step."""

@@ -20,14 +20,12 @@ from topobus.devicekit.settings import DriverSettings, JournalSettings
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import HealthEvent, Prepared, PrepareRequest, UnprepareRequest
-from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.config import GpuSettings, LeftoverSettings, MpsSettings
 from topobus.simulation.machines import build
 from topobus.sysfs.driver_files import DriverFilesSettings
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Inventory
-from topobus.values.errors import PeerUnavailable
 from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["OTHER", "OWNER", "MpsLives", "check_prepared"]
@@ -89,12 +87,8 @@ class MpsLives(Lives):
     async def prepare_once(
         self, owner: Owner = OWNER, *devices: str, shares: dict[str, dict[str, int]] | None = None
     ) -> None:
-        """Ask a process that may die of it; long work is asked for again until it answers."""
-        try:
-            while isinstance(await self._prepare(owner, devices, shares or {}), Accepted):
-                continue
-        except PeerUnavailable:
-            return
+        """Ask a process that may die of it."""
+        await self.try_once(lambda: self._prepare(owner, devices, shares or {}))
 
     async def prepare(
         self,
@@ -103,35 +97,16 @@ class MpsLives(Lives):
         strategy: str = "MPS",
         shares: dict[str, dict[str, int]] | None = None,
     ) -> Any:
-        """Ask as the gateway does, again while there is no answer or work continues, and return the
-        result.
-        """
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                try:
-                    result = await self._prepare(owner, devices, shares or {}, strategy)
-                except PeerUnavailable:
-                    continue
-                if not isinstance(result, Accepted):
-                    return result
-        raise AssertionError("prepare")
+        """Ask until it answers, and return the result."""
+        return await self.answer_to(lambda: self._prepare(owner, devices, shares or {}, strategy))
 
     async def unprepare_once(self, owner: Owner = OWNER, *devices: str) -> None:
         """Ask a process that may die of it."""
-        try:
-            await self._unprepare(owner, devices)
-        except PeerUnavailable:
-            return
+        await self.try_once(lambda: self._unprepare(owner, devices))
 
     async def unprepare(self, owner: Owner = OWNER, *devices: str) -> Any:
-        """Ask as the gateway does, again while there is no answer, and return the refusal."""
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                try:
-                    return await self._unprepare(owner, devices)
-                except PeerUnavailable:
-                    continue
-        raise AssertionError("unprepare")
+        """Ask until it answers, and return the refusal."""
+        return await self.answer_to(lambda: self._unprepare(owner, devices))
 
     def reboot(self) -> None:
         """Do to a node whose service has ended what a reboot does: no process is left, /run is
@@ -165,16 +140,12 @@ class MpsLives(Lives):
             config=config,
             shares=shares,
         )
-        return (
-            await self.until_dead(self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
-        ).result
+        return (await self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu")).result
 
     async def _unprepare(self, owner: Owner, devices: tuple[str, ...]) -> Any:
         self._asked += 1
         request = UnprepareRequest(op_id=f"op-{self._asked}", owner=owner, devices=devices or (self.first, self.second))
-        return (
-            await self.until_dead(self.bus.ask(UNPREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu"))
-        ).refusal
+        return (await self.bus.ask(UNPREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu")).refusal
 
 
 def check_prepared(result: object, at: str = "") -> Prepared:

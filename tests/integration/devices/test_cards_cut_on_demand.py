@@ -14,6 +14,7 @@ import pytest
 from support.amd_kernel import AmdKernel
 from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
 from support.kernel_writes import KernelWrites
+from support.looks import next_look
 from support.sriov_kernel import SriovKernel
 from support.sysfs_trees import write
 from topobus.bus.bus import Bus
@@ -57,6 +58,7 @@ class CutBench(DeviceBench):
                 reply = await self.bus.ask(PREPARE, request, timeout_s=LIMIT_S, node=NODE, device_class="gpu")
                 if not isinstance(reply.result, Accepted):
                     return reply.result
+                await next_look()
 
     async def unprepare(self, owner: str, device: str) -> None:
         """Give a device back."""

@@ -14,6 +14,7 @@ import pytest
 from support.device_bench import NODE, PROFILES, DeviceBench, states
 from support.fake_mig import H100_80, add_capabilities, as_somebody, make_instance, mig_gpu
 from support.fake_nvml import FakeGpu, FakeNvml, fake_nvml, needs_gcc
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.devicekit.settings import PartitionSettings
 from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
@@ -58,6 +59,7 @@ class _MigService:
             reply = await self.gateway.ask(PREPARE, request, timeout_s=60, node=NODE, device_class="gpu")
             if not isinstance(reply.result, Accepted):
                 return reply.result
+            await next_look()
 
     async def unprepare(self, place: str) -> Refusal | None:
         request = UnprepareRequest(op_id="", owner=OWNER, devices=(self.name(place),))

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
 from support.kernel_writes import KernelWrites
+from support.looks import next_look
 from support.passthrough_bench import ALLOWED, ASKED, OTHER, OWNER
 from support.pci_drivers import PciDrivers
 from topobus.bus.bus import Bus
@@ -53,6 +54,7 @@ class _Node:
                 reply = await self.gateway.ask(PREPARE, request, timeout_s=60, node=NODE, device_class="gpu")
                 if not isinstance(reply.result, Accepted):
                     return reply.result
+                await next_look()
 
     async def unprepare(self, owner: Owner) -> Refusal | None:
         """Give it back."""
