@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from support.looks import next_look
 from topobus.bus.bus import Bus
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.host import serve_devices
@@ -148,8 +149,7 @@ class DeviceBench:
                     request = HintsRequest(count=1, available=available)
                     return await self.bus.ask(HINT, request, timeout_s=60, node=NODE, device_class="gpu")
                 except PeerUnavailable:
-                    # Each round is a round trip to the server, so this loop does not spin.
-                    continue
+                    await next_look()
 
     async def events(self, device: str) -> list[HealthEvent]:
         """Give all events of a device so far."""

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from support.cluster_slices import shown
 from support.gateway_rig import Rig, make_rig
+from support.looks import next_look
 from support.node_plane import NODE
 from topobus.bus.bus import Bus
 from topobus.devicekit.driver import DeviceDriver
@@ -150,8 +151,7 @@ class SickNode:
                 }
                 if all(samples[sign] >= count for sign, count in wanted.items()):
                     return {sign: int(count) for sign, count in samples.items()}
-                # Each round is a round trip to the server, so this loop does not spin.
-                await self.rig.bus.get(INVENTORY, node=NODE, device_class=self.device_class)
+                await next_look()
 
     def _told(self, reasons: Mapping[str, str]) -> dict[str, tuple[str, HealthState]]:
         first_signs: dict[str, tuple[str, HealthState]] = {}

@@ -15,6 +15,7 @@ import pytest_asyncio
 import yaml
 
 from support.cluster_home import ClusterHome, claim, device_class, node, own_class, pod, slice_of
+from support.looks import next_look, until
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Start
 from topobus.controller.commit.node_ledgers import Held, NodeLedgers, Overtaken
@@ -73,11 +74,12 @@ class Rig:
 
     async def ledger_holds(self, *owners: str) -> None:
         """Wait until the node's ledger holds exactly these claims' devices."""
-        async with asyncio.timeout(60):
-            while sorted(allocation.owner.name for allocation in self.topology.ledger.allocations.values()) != sorted(
-                owners
-            ):
-                await self.bus.get(catalogue.LEDGER, node=NODE)
+        await until(
+            lambda: (
+                sorted(allocation.owner.name for allocation in self.topology.ledger.allocations.values())
+                == sorted(owners)
+            )
+        )
 
 
 @pytest_asyncio.fixture
@@ -222,7 +224,8 @@ async def _placed(rig: Rig, request: PodRequest) -> Placement:
                     catalogue.PLAN, PlanRequest(op_id="plan-1", pod=request), timeout_s=60, node=CLUSTER
                 )
             except PeerUnavailable:
-                continue  # not ready to plan yet
+                await next_look()  # not ready to plan yet
+                continue
             if reply.chosen is not None and isinstance(reply.chosen.result, Placement):
                 return reply.chosen.result
 

@@ -4,7 +4,6 @@ set aside, and its neighbours are served.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from support.cluster_home import (
     template,
 )
 from support.cluster_poison import WHOLE, poison
+from support.looks import until
 from topobus.bus.bus import Bus
 from topobus.controller.store.api import (
     Kind,
@@ -134,9 +134,7 @@ async def test_bad_node_keeps_no_other_node_from_letting_go(home: ClusterHome, b
         await bus.put(catalogue.LEDGER, _ledger_of(ledger.node, held), node=ledger.node)
 
     async with home.controller():
-        async with asyncio.timeout(60):
-            while not asked:
-                await bus.get(catalogue.LEDGER, node="n2")
+        await until(lambda: asked)
 
     assert set(asked) == {"c"}
 

@@ -5,11 +5,10 @@ Nothing twice, and all again when it was lost.
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state, states
+from support.device_bench import NODE, OWNER, DeviceBench, has_state, states
+from support.looks import until
 from topobus.bus.bus import Bus
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import HEALTH, LEDGER
@@ -127,9 +126,7 @@ async def test_restart_repeats_nothing_when_nothing_changed(bench: DeviceBench, 
 
     readiness = Readiness()
     async with bench.service(NvidiaDriver(), readiness=readiness):
-        async with asyncio.timeout(LIMIT_S):
-            while not readiness.is_ready:
-                await bench.hints_once_up(gpu)
+        await until(lambda: readiness.is_ready)
         bench.recorded.remove_pci(bench.recorded.pci("h100")[0])
         await bench.publish_machine()
         second = await bench.inventory(has_state(HealthState.UNHEALTHY, gpu))

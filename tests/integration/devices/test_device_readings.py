@@ -4,8 +4,7 @@ and the readings go on while nothing else changes.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from support.cluster_slices import allocated
-from support.device_bench import LIMIT_S, NODE, PROFILES, DeviceBench
+from support.device_bench import NODE, PROFILES, DeviceBench
 from support.fake_nvml import FakeGpu, fake_nvml, needs_gcc
+from support.looks import until
 from support.sick_devices import SickNode, sick_node
-from topobus.bus.bus import Bus
 from topobus.devicekit.host import driver_poller
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -55,13 +54,6 @@ def _holders(metrics: CollectorRegistry, device: str, name: str = "topobus_devic
     }
 
 
-async def _until(bus: Bus, holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():
-            # Each round is a round trip to the server, so this loop does not spin.
-            await bus.get(LEDGER, node=NODE)
-
-
 @pytest_asyncio.fixture
 async def node(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[SickNode]:
     """Two GPUs with the libnvidia-ml of a profile, a gateway, a kubelet and an API server."""
@@ -92,10 +84,10 @@ async def test_line_of_a_gpu_names_who_has_it_when_kubelet_hands_it_out(node: Si
     assert isinstance(admission, Admission), admission
     (device,) = admission.container("main").devices[GPU]
 
-    await _until(node.rig.bus, lambda: _holders(node.metrics, device) == {("default", "trainer", "main", "")})
+    await until(lambda: _holders(node.metrics, device) == {("default", "trainer", "main", "")})
     others = {labels["device"]: labels["pod"] for labels, _ in _lines(node.metrics, "topobus_device_power_watts")}
     await node.rig.kubelet.remove(Pod(name="trainer", uid="u1", containers=(Container(name="main"),)))
-    await _until(node.rig.bus, lambda: _holders(node.metrics, device) == {("", "", "", "")})
+    await until(lambda: _holders(node.metrics, device) == {("", "", "", "")})
 
     assert sorted(others.values()) == ["", "trainer"]
     assert _holders(node.metrics, device, "topobus_device_held") == set()
@@ -113,10 +105,10 @@ async def test_line_of_a_gpu_names_who_has_it_when_a_claim_is_prepared(node: Sic
 
         assert isinstance(admission, Admission), admission
         wanted = {("default", pod.name, "", claim.name)}
-        await _until(node.rig.bus, lambda device=device, wanted=wanted: _holders(node.metrics, device.name) == wanted)  # type: ignore[misc]  # bound for this round
+        await until(lambda device=device, wanted=wanted: _holders(node.metrics, device.name) == wanted)  # type: ignore[misc]  # bound for this round
         await node.rig.kubelet.remove(pod)
         node.server.remove("ResourceClaim", claim.name)
-        await _until(node.rig.bus, lambda device=device: _holders(node.metrics, device.name) == {("", "", "", "")})  # type: ignore[misc]
+        await until(lambda device=device: _holders(node.metrics, device.name) == {("", "", "", "")})  # type: ignore[misc]
 
 
 class _Meter(ToyDriver):
@@ -140,7 +132,7 @@ async def test_device_that_pods_share_has_its_reading_once_and_each_pod(bench: D
         await bench.inventory(lambda inventory: len(inventory.devices) == 1)
         await bench.bus.put(LEDGER, Ledger(node=NODE, sequence=1, allocations=allocations), node=NODE)
         wanted = {("team", "a", "main", ""), ("team", "b", "main", "")}
-        await _until(bench.bus, lambda: _holders(bench.metrics, "gpu-toy-0", "topobus_device_held") == wanted)
+        await until(lambda: _holders(bench.metrics, "gpu-toy-0", "topobus_device_held") == wanted)
 
         assert _holders(bench.metrics, "gpu-toy-0") == {("", "", "", "")}
 
@@ -151,8 +143,6 @@ async def test_readings_go_on_while_nothing_else_changes(bench: DeviceBench, mon
     await bench.publish_machine()
     async with bench.service(_Meter(count=1)):
         inventory = await bench.inventory(lambda inventory: len(inventory.devices) == 1)
-        await _until(
-            bench.bus, lambda: any(value >= 20 for _, value in _lines(bench.metrics, "topobus_device_power_watts"))
-        )
+        await until(lambda: any(value >= 20 for _, value in _lines(bench.metrics, "topobus_device_power_watts")))
 
         assert await bench.inventory(lambda _: True) == inventory
