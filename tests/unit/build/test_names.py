@@ -23,16 +23,12 @@ def _vague_names(source: str) -> list[str]:
     A class's fields are left out: those of messages and settings are the
     names that users read and write.
     """
-    tree = ast.parse(source)
-    fields = {
-        statement.target
-        for definition in ast.walk(tree)
-        if isinstance(definition, ast.ClassDef)
-        for statement in definition.body
-        if isinstance(statement, ast.AnnAssign)
-    }
+    fields: set[ast.expr] = set()
     places: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    # A class comes before what stands in it.
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            fields.update(statement.target for statement in node.body if isinstance(statement, ast.AnnAssign))
         if node in fields:
             continue
         match node:
