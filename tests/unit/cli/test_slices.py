@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from support.shape_names import plain
 from topobus.cli.application import run
@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """Run the command; the document that it prints."""
-    assert run(["slices", *words]) == ExitCode.OK
-    document: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    """Run the command; the document that it prints, in the form that is read in no time."""
+    assert run(["slices", *words, "--output", "json"]) == ExitCode.OK
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 
 
@@ -85,7 +85,8 @@ def test_slices_are_allocated_from_when_a_claim_is_tried_on_them(
     no cluster has yet.
     """
     file = tmp_path / "slices.yaml"
-    file.write_text(yaml.safe_dump(printed(capsys, "--machine", "dgx")))
+    assert run(["slices", "--machine", "dgx"]) == ExitCode.OK
+    file.write_text(capsys.readouterr().out)
     examples = ROOT / "examples" / "claims"
 
     code = run(

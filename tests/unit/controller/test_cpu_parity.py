@@ -31,10 +31,10 @@ async def test_picks_are_the_static_policys_on_random_sequences() -> None:
     """Whatever was allocated and released before, each claim gets the policy's CPUs, or is refused
     where the policy refuses; with all sets of options.
     """
-    compared = await compare(150)
+    compared = await compare(75)
 
-    assert compared.picks > 900
-    assert compared.refusals > 20
+    assert compared.picks > 450
+    assert compared.refusals > 10
     assert set(compared.by_machine) == set(MACHINES)
     assert len(compared.by_door) == 3
 

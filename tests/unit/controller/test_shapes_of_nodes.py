@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import yaml
 from msgspec import structs
 
 from support.shape_names import plain
@@ -72,10 +72,8 @@ def parts(state: StandaloneState, *shapes: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_controller_has_the_slices_that_the_command_prints(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Shapes and their counters among them, in whatever order the inventories arrive."""
-    assert run(["slices", "--machine", profile, "--shapes", "--node", NODE]) == ExitCode.OK
-    printed = [
-        read_as(item["spec"], SliceSpec, where="slice") for item in yaml.safe_load(capsys.readouterr().out)["items"]
-    ]
+    assert run(["slices", "--machine", profile, "--shapes", "--node", NODE, "--output", "json"]) == ExitCode.OK
+    printed = [read_as(item["spec"], SliceSpec, where="slice") for item in json.loads(capsys.readouterr().out)["items"]]
     machine, inventories = recorded(profile)
 
     for order in (inventories, inventories[::-1]):
@@ -431,12 +429,12 @@ def test_devices_of_shapes_are_no_rivals_to_classic_claims() -> None:
 
 def test_cluster_home_allocates_from_the_slices_with_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     """The node's inventories have no shapes, and its slices count all the same."""
-    assert run(["slices", "--machine", "dgx", "--shapes", "--node", NODE]) == ExitCode.OK
+    assert run(["slices", "--machine", "dgx", "--shapes", "--node", NODE, "--output", "json"]) == ExitCode.OK
     state = ApiServerState()
     for inventory in recorded("dgx")[1]:
         state.put_inventory(inventory)
     owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "u"}
-    for item in yaml.safe_load(capsys.readouterr().out)["items"]:
+    for item in json.loads(capsys.readouterr().out)["items"]:
         item["metadata"]["ownerReferences"] = [owner]
         state.put("ResourceSlice", "v1", item)
     for level in ("half", "gpu"):
