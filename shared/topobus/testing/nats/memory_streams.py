@@ -8,9 +8,11 @@ Source: nats-server 2.10, server/stream.go, server/memstore.go, server/consumer.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["MemoryConsumer", "MemoryStream", "Refused", "Stored", "matches", "overlap"]
@@ -73,7 +75,8 @@ class MemoryStream:
 
     def takes(self, subject: str) -> bool:
         """Return whether messages at a subject are stored here."""
-        return any(matches(pattern, subject) for pattern in self.config.get("subjects", ()))
+        subjects = self.config.get("subjects", ())
+        return bool(subjects) and _expression(*subjects).fullmatch(subject) is not None
 
     def store(
         self, subject: str, data: bytes, headers: Mapping[str, str], *, now_ns: int
@@ -242,14 +245,16 @@ def matches(pattern: str, subject: str) -> bool:
         return True
     if "*" not in pattern and ">" not in pattern:
         return False
-    wanted, given = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted.pop()
-        if len(given) <= len(wanted):
-            return False
-    elif len(given) != len(wanted):
-        return False
-    return all(token in ("*", other) for token, other in zip(wanted, given, strict=False))
+    return _expression(pattern).fullmatch(subject) is not None
+
+
+@lru_cache(1024)
+def _expression(*patterns: str) -> re.Pattern[str]:
+    """Compile patterns: every message that a test sends is held against all of its streams and
+    subscriptions.
+    """
+    written = (re.escape(pattern).replace(r"\*", r"[^.]+").replace(">", ".+") for pattern in patterns)
+    return re.compile("|".join(written))
 
 
 def overlap(pattern: str, other: str) -> bool:
