@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ FIRST_CPUS = [f"cpu-{cpu}" for core in range(8) for cpu in (core, 112 + core)]
 EXAMPLES = [CLASSES, ROOT / "examples/claims/classes.yaml", ROOT / "examples/claims/nic-and-cpu.yaml"]
 
 
+@cache
 def of_page() -> list[dict[str, Any]]:
     """The manifests of the page."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -41,6 +45,7 @@ def own_shapes() -> str:
     return str(setting)
 
 
+@cache
 def classes() -> list[dict[str, Any]]:
     """The classes that an administrator makes."""
     documents = [document for path in EXAMPLES for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
@@ -71,12 +76,19 @@ def claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
 
 
+@cache
+def slices() -> str:
+    """What the command prints for a DGX."""
+    with redirect_stdout(StringIO()) as printed:
+        assert run(["slices", "--machine", "dgx", "--shapes", "--own-shapes", own_shapes()]) == ExitCode.OK
+    return printed.getvalue()
+
+
 def allocated(
     capsys: pytest.CaptureFixture[str], folder: Path, *wanted: dict[str, Any], wait: bool = False
 ) -> list[dict[str, list[str]]]:
     """What claims get on a DGX, one after the other: request to devices."""
-    assert run(["slices", "--machine", "dgx", "--shapes", "--own-shapes", own_shapes()]) == ExitCode.OK
-    (folder / "slices.yaml").write_text(capsys.readouterr().out)
+    (folder / "slices.yaml").write_text(slices())
     (folder / "classes.yaml").write_text(yaml.safe_dump_all(classes()))
     (folder / "claims.yaml").write_text(yaml.safe_dump_all(wanted))
     words = ["allocate", "-f", str(folder / "claims.yaml"), "-o", "json"]
