@@ -165,8 +165,10 @@ def _has_its_loop(item: pytest.Item) -> bool:
 _LONG = (
     "test_bad_input.py",
     "test_cluster_suite.py",
+    "test_mps_service.py",
     "test_demo.py",
     "test_gateway_crashes.py",
+    "test_hands_crashes.py",
     "test_life_cycle.py",
     "test_bus_feeds.py",
     "test_ledger_survives.py",
