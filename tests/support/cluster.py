@@ -146,6 +146,12 @@ class Cluster:
         node = (await self.client.get(Node, self.node)).to_dict()
         return int(node.get("status", {}).get("allocatable", {}).get(resource, 0))
 
+    async def node_condition(self, kind: str) -> dict[str, Any]:
+        """A condition of the node. Empty: it has none of this type."""
+        node = (await self.client.get(Node, self.node)).to_dict()
+        conditions = node.get("status", {}).get("conditions") or ()
+        return next((condition for condition in conditions if condition["type"] == kind), {})
+
     async def make_claim(self, *kinds: str, match: str = "", tolerates: str = "") -> str:
         """Make a DeviceClass for each kind of devices and a claim for one device of each, all alike
         in an attribute.

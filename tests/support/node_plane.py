@@ -27,6 +27,7 @@ from topobus.formats.messages.messages import (
     UnprepareRequest,
 )
 from topobus.formats.messages.sandbox_messages import Attached, AttachReply, AttachRequest, DetachReply, DetachRequest
+from topobus.gateway.boot import boot_id
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import DRIVER, pool_of_class
@@ -103,12 +104,14 @@ async def show(
     generation: int = 1,
     counter_sets: tuple[CounterSet, ...] = (),
     reading_drivers: tuple[str, ...] = (),
+    boot: str | None = None,
 ) -> int:
-    """Publish an inventory; gives its revision."""
+    """Publish an inventory, of the present boot where none is given; gives its revision."""
     value = Inventory(
         node=NODE,
         device_class=device_class,
         generation=generation,
+        boot_id=boot_id() if boot is None else boot,
         devices=tuple(devices),
         counter_sets=counter_sets,
         reading_drivers=reading_drivers,
@@ -183,6 +186,7 @@ class NodePlane:
         *devices: Device,
         counter_sets: tuple[CounterSet, ...] = (),
         reading_drivers: tuple[str, ...] = (),
+        boot: str | None = None,
     ) -> None:
         """Publish an inventory, and wait until topology has heard of it."""
         self._generation += 1
@@ -193,6 +197,7 @@ class NodePlane:
             generation=self._generation,
             counter_sets=counter_sets,
             reading_drivers=reading_drivers,
+            boot=boot,
         )
         await self.topology.wait_until_heard(INVENTORY, revision)
 

@@ -82,8 +82,10 @@ class SmallCluster:
             "allocatable": {name: str(other_capacity.allocatable) for name, other_capacity in capacity.items()},
             "capacity": {name: str(other_capacity.capacity) for name, other_capacity in capacity.items()},
         }
-        if node.get("status") != status:
-            self._server.put({**node, "status": status})
+        present = node.get("status") or {}
+        if present != {**present, **status}:
+            # Conditions of others stay.
+            self._server.put({**node, "status": {**present, **status}})
 
     async def _serve(self, pod: Value) -> None:
         uid = pod["metadata"]["uid"]

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, field
 from topobus.engine.health.silence import SilenceSettings
 from topobus.gateway.claims.rules.device_metadata import MetadataVersion
 from topobus.gateway.claims.rules.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
+from topobus.gateway.cluster.rules.class_conditions import read_taint
 from topobus.gateway.cluster.rules.vendor_attributes import with_vendor_names
 from topobus.gateway.containers.rules.edit_limits import EditRights, is_plain_path
 from topobus.gateway.device_plugins.rules.multus import with_attributes
@@ -161,8 +162,18 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     DRAPartitionableDevices of the API server (on by default since 1.36) there are none. Off by
     default because counters make kube-scheduler 1.36 slow in large clusters
     (docs/how-to/shapes.md)."""
+    expected_devices: dict[str, Annotated[int, Meta(ge=0)]] = field(default_factory=dict)
+    """The least number of devices by class with which the Node's condition `topobus.dev/gpu-ready`
+    is True: `{"gpu": 8, "nic": 0}`. With 0 it is enough that the class's service has looked. A
+    class that is not named is ready with one device, and has no condition without any:
+    docs/how-to/keep-pods-away.md."""
+    startup_taint: str = ""
+    """The taint with which kubelet registers the Node (--register-with-taints):
+    `topobus.dev/starting:NoSchedule`. The gateway takes it off when the classes of
+    `expected_devices` become ready, and never sets it. Needs the right to patch nodes. Empty:
+    none."""
     resync_s: Seconds = 300.0
-    """How often slices are compared without news, in seconds."""
+    """How often slices and the Node are compared without news, in seconds."""
 
 
 class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -399,6 +410,7 @@ def _faults(settings: GatewaySettings, *, has_cpus: bool) -> _Faults:
         ("exposure", settings.exposure, "a class or a pool of one, such as gpu or gpu-h100"),
         ("ids", settings.ids, "a class or a pool of one, such as gpu or gpu-h100"),
         ("edits", settings.edits, "a class such as gpu or widget-acme"),
+        ("cluster.expected_devices", settings.cluster.expected_devices, "a class such as gpu"),
     ):
         for name in names:
             if not is_dns_label(name):
@@ -409,11 +421,35 @@ def _faults(settings: GatewaySettings, *, has_cpus: bool) -> _Faults:
             f"got {settings.ids['cpu']!r} for class cpu: CPUs have neither a PCI address nor a UUID",
             "take cpu out of the setting ids",
         )
+    yield from _node_faults(settings.cluster)
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         yield (
             "cluster",
             f"mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
             "set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
+        )
+
+
+def _node_faults(settings: ClusterSettings) -> _Faults:
+    """Name a start-up taint that could never go."""
+    if not settings.startup_taint:
+        return
+    variable = "TOPOBUS_GATEWAY__CLUSTER__STARTUP_TAINT"
+    try:
+        read_taint(settings.startup_taint)
+    except ValueError as err:
+        yield (
+            "cluster.startup_taint",
+            str(err),
+            f"set {variable} to kubelet's --register-with-taints, or leave it empty",
+        )
+    if settings.mode == "off" or not settings.expected_devices:
+        yield (
+            "cluster.startup_taint",
+            f"got {settings.startup_taint!r}, which would never go: "
+            + ("cluster.mode is off" if settings.mode == "off" else "cluster.expected_devices is empty"),
+            "name the classes to wait for in TOPOBUS_GATEWAY__CLUSTER__EXPECTED_DEVICES and set "
+            f"TOPOBUS_GATEWAY__CLUSTER__MODE, or leave {variable} empty",
         )
 
 

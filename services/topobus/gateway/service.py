@@ -20,6 +20,7 @@ from topobus.formats.messages.catalogue import PODS, PREPARE
 from topobus.formats.messages.messages import KubeletRegistrations
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
+from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
@@ -36,6 +37,7 @@ from topobus.gateway.claims.ledger_release import LedgerRelease
 from topobus.gateway.claims.rules.socket_paths import driver_sockets
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
+from topobus.gateway.cluster.node_readiness import NodeReadiness
 from topobus.gateway.cluster.objects import Cluster, claims_of
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.report_record import ReportRecord
@@ -160,6 +162,8 @@ class _Gateway:
         """None: another gateway holds the lock, so this one must not read the file yet."""
         self._work: _Work | None = None
         self._is_awaited = False
+        self._registered = Broadcast()
+        """Announced when something else is registered with kubelet than before."""
         watchdog_s = settings.deadlines.watchdog_s
         self._plugin_watch = FolderWatch(Path(settings.kubelet.device_plugin_dir), watchdog_s)
         self._registry_watch = FolderWatch(Path(settings.kubelet.plugins_registry_dir), watchdog_s)
@@ -388,6 +392,18 @@ class _Gateway:
         )
         work.pods.dropped_slice_fields = publisher.dropped
         group.create_task(publisher.run())
+        conditions = NodeReadiness(
+            self._cluster,
+            self._state,
+            awaited=lambda device_class: self._awaited(device_class, publisher),
+            registered=self._registered,
+            published=publisher.published,
+            settings=self._settings.cluster,
+            clock=self._runtime.clock,
+            boot_id=self._checkpoint.boot_id,
+            readiness=self._readiness,
+        )
+        group.create_task(conditions.run())
         group.create_task(releaser.run())
         group.create_task(work.reports.run())
         claims, deadlines = claims_of(self._cluster), self._settings.deadlines
@@ -448,11 +464,27 @@ class _Gateway:
             drivers={DRIVER: self._driver.status} if self._driver is not None else {},
         )
 
+    def _awaited(self, device_class: str, publisher: SlicePublisher) -> tuple[str, ...] | None:
+        """Return what pods need to have a class's devices and is not there yet. None: pods cannot have them."""
+        registrations = self._registrations()
+        resources = {offer.resource for offer in self._state.offers() if offer.device_class == device_class}
+        plugins = {name: status for name, status in registrations.plugins.items() if name in resources}
+        if not plugins and not self._offers_dra(device_class):
+            return None
+        missing = [] if registrations.has_kubelet else ["kubelet"]
+        if self._offers_dra(device_class):
+            missing += [] if publisher.is_published(device_class) else ["its slices"]
+            plugins |= {DRIVER: registrations.drivers.get(DRIVER, "not served yet")}
+        return (*missing, *(f"{name} ({status})" for name, status in plugins.items() if status != "registered"))
+
     async def _report_registration(self) -> None:
         """Update the readiness part `registration` while there is a kubelet."""
         said: tuple[bool, str] | None = None
+        registrations: KubeletRegistrations | None = None
         while True:
-            registrations = self._registrations()
+            before, registrations = registrations, self._registrations()
+            if registrations != before:
+                self._registered.announce()
             here = registrations.has_kubelet
             missing = [
                 f"{resource}: {status}" for resource, status in registrations.plugins.items() if status != "registered"

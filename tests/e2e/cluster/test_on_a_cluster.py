@@ -68,6 +68,10 @@ async def is_up(cluster: Cluster, *, in_claims: int = 0) -> int:
     )
 
 
+def _is_true(condition: dict[str, Any]) -> bool:
+    return condition.get("status") == "True"
+
+
 async def test_scheduler_sees_devices_with_standard_attributes_when_the_node_is_up(cluster: Cluster) -> None:
     """Slices of our node are there, and each device says its PCI address, root and NUMA node, by
     which a scheduler aligns.
@@ -229,6 +233,19 @@ class Watch:
             self.offered.add(await self._cluster.allocatable(RESOURCE))
             self.devices.add(len(await self._cluster.devices(CLASS)))
             await asyncio.sleep(0.1)
+
+
+async def test_node_stays_ready_for_devices_when_the_gateway_is_killed(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The condition of the class is True since the same moment, whoever writes it."""
+    kind = f"topobus.dev/{CLASS}-ready"
+    ready = await until(f"{kind} of {cluster.node}", lambda: cluster.node_condition(kind), _is_true)
+    await installation.kill_gateway()
+    await is_up(cluster)
+
+    assert await cluster.node_condition(kind) == ready
+    assert f"{len(await cluster.devices(CLASS))} device" in ready["message"]
 
 
 async def test_no_device_vanishes_when_the_gateway_is_updated_with_surge(

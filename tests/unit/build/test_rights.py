@@ -63,6 +63,7 @@ _WITHOUT_FEATURES = (
     "kubernetes-open",
     "kubernetes-own-class",
     "kubernetes-replicated-hub",
+    "kubernetes-startup-taint",
     "kubernetes-try-out",
 )
 

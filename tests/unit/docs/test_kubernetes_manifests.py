@@ -295,6 +295,23 @@ def test_exclusive_cpus_variant_gives_the_gateway_cpus_and_the_runtimes_socket()
     assert [volume["hostPath"]["path"] for volume in gateway["volumes"] if volume["name"] == "runtime"] == [folder]
 
 
+def test_startup_taint_variant_adds_two_settings_and_one_right() -> None:
+    """The taint that the policy lets go is the one of the setting, and the classes are named."""
+    plain, manifests = built("kubernetes"), built("kubernetes-startup-taint")
+    given = named(manifests, "ConfigMap", "topobus-node")["data"]
+    settings = load_settings(GatewaySettings, "gateway", file=None, environ={**given, "TOPOBUS_ALL__NODE": "n"})
+    rules = named(plain, "ClusterRole", "topobus-gateway")["rules"]
+    policy = named(manifests, "ValidatingAdmissionPolicy", "topobus-gateway-node")["spec"]
+
+    check_gateway(settings)
+    assert settings.cluster.startup_taint == "topobus.dev/starting:NoSchedule"
+    assert "taint.key == 'topobus.dev/starting'" in policy["validations"][2]["expression"]
+    assert named(manifests, "ClusterRole", "topobus-gateway")["rules"] == [
+        *rules,
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]},
+    ]
+
+
 def test_node_labels_variant_gives_the_gateway_one_folder_and_no_right_at_the_api_server() -> None:
     """Node Feature Discovery has the right to label nodes.
 

@@ -39,6 +39,7 @@ _OVERLAYS = (
     "kubernetes-nic-hand-over",
     "kubernetes-nic-virtual-functions",
     "kubernetes-node-labels",
+    "kubernetes-startup-taint",
     "kubernetes-device-reset",
     "kubernetes-passthrough",
     "kubernetes-own-class",

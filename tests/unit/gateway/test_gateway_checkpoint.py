@@ -5,6 +5,7 @@ alone.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from topobus.devicekit.containers.cdi_files import write
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
-from topobus.gateway.config import ForeignSettings, GatewaySettings, KubeletSettings, check
+from topobus.gateway.config import ClusterSettings, ForeignSettings, GatewaySettings, KubeletSettings, check
 from topobus.values.errors import ConfigError
 
 
@@ -158,6 +159,11 @@ def _with_foreign(folder: str) -> GatewaySettings:
     )
 
 
+def _with_taint(taint: str, *expected: str, mode: Literal["off", "in-cluster"] = "in-cluster") -> GatewaySettings:
+    devices = dict.fromkeys(expected, 8)
+    return GatewaySettings(cluster=ClusterSettings(mode=mode, startup_taint=taint, expected_devices=devices))
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
@@ -174,6 +180,14 @@ def _with_foreign(folder: str) -> GatewaySettings:
             _with_foreign("/k/x/../device-plugins/"), "foreign.dir", id="kubelets-own-folder-written-otherwise"
         ),
         pytest.param(_with_foreign("/k/pod-resources"), "foreign.dir", id="kubelets-folder-of-pod-resources"),
+        pytest.param(
+            _with_taint("starting:Never", "gpu"), "cluster.startup_taint: got 'starting:Never'", id="no-taint"
+        ),
+        pytest.param(_with_taint("starting:NoSchedule"), "expected_devices is empty", id="taint-for-ever"),
+        pytest.param(
+            _with_taint("starting:NoSchedule", "gpu", mode="off"), "cluster.mode is off", id="taint-without-cluster"
+        ),
+        pytest.param(_with_taint("", "GPU 1"), "cluster.expected_devices: got 'GPU 1'", id="expected-no-label"),
     ],
 )
 def test_settings_are_refused_early_when_they_would_fail_at_kubelet(settings: GatewaySettings, part: str) -> None:

@@ -19,6 +19,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.rules.device_status import replaced_statuses
 from topobus.gateway.cluster.objects import (
     CLAIMS,
+    NODES,
     NOT_KEPT,
     ClusterChange,
     ClusterChangeKind,
@@ -41,6 +42,7 @@ __all__ = ["KubernetesCluster"]
 _PAGE = 250
 # Also the answer of a disruption budget that refuses an eviction.
 _TOO_MANY_REQUESTS = 429
+_NODE_MANAGER = "topobus-gateway"
 
 
 class KubernetesCluster:
@@ -217,6 +219,25 @@ class KubernetesCluster:
         return await self._client.put_bytes(
             f"{path}/status", PROTOBUF, content, params={"fieldManager": group_of_class(device_class)}
         )
+
+    async def apply_node_conditions(
+        self, name: str, *, uid: str, conditions: Sequence[Mapping[str, Any]]
+    ) -> ApiObject | Rejected:
+        """Apply the conditions under our name: those applied before that are not in the list are
+        removed, and those of others stay.
+        """
+        status = {"conditions": list(conditions)} if conditions else {}
+        # A uid in the applied object is a precondition.
+        body = {"apiVersion": "v1", "kind": NODES.name, "metadata": {"name": name, "uid": uid}, "status": status}
+        params = {"fieldManager": _NODE_MANAGER, "force": "true"}
+        path = object_path("v1", NODES.plural, name=name, part="status")
+        answer = await self._api.ask("PATCH", path, params=params, body=body, is_applied=True)
+        return answer if isinstance(answer, Rejected) else _object(NODES, "v1", answer)
+
+    async def patch_node(self, name: str, operations: Sequence[Mapping[str, Any]]) -> ApiObject | Rejected:
+        """Change a Node by a JSON patch. A failed test is a refusal."""
+        answer = await self._api.ask("PATCH", object_path("v1", NODES.plural, name=name), body=list(operations))
+        return answer if isinstance(answer, Rejected) else _object(NODES, "v1", answer)
 
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Create a v1 Event."""

@@ -17,6 +17,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Kind
+from topobus.values.errors import PeerUnavailable
 
 __all__ = [
     "CLAIMS",
@@ -31,6 +32,7 @@ __all__ = [
     "Kind",
     "Rejected",
     "claims_of",
+    "read_node",
 ]
 
 
@@ -104,6 +106,19 @@ class Cluster(Protocol):
         """
         ...
 
+    async def apply_node_conditions(
+        self, name: str, *, uid: str, conditions: Sequence[Mapping[str, Any]]
+    ) -> ApiObject | Rejected:
+        """Replace our conditions of a Node, if it is still this one. Those of others stay.
+
+        Returns the Node as it is stored.
+        """
+        ...
+
+    async def patch_node(self, name: str, operations: Sequence[Mapping[str, Any]]) -> ApiObject | Rejected:
+        """Change a Node by a JSON patch. Returns the Node as it is stored."""
+        ...
+
     async def create_event(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
         """Create a v1 Event. None: it is done."""
         ...
@@ -124,3 +139,17 @@ class Cluster(Protocol):
 def claims_of(cluster: Cluster) -> ReadClaim:
     """Return the function that reads claims from an API server."""
     return lambda namespace, name: cluster.get(CLAIMS, name, namespace)
+
+
+async def read_node(cluster: Cluster, name: str) -> ApiObject:
+    """Read a Node.
+
+    Errors: raises PeerUnavailable, also where there is none of this name.
+    """
+    node = await cluster.get(NODES, name)
+    if node is None:
+        raise PeerUnavailable(
+            f"there is no node {name} in the cluster",
+            next_step="set TOPOBUS_ALL__NODE to the node's name in the cluster",
+        )
+    return node

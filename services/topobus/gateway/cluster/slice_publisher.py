@@ -23,11 +23,11 @@ from topobus.formats.kubernetes.slices import shared_counters, slice_device, sli
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.cluster.objects import (
-    NODES,
     SLICES,
     Cluster,
     ClusterChangeKind,
     Rejected,
+    read_node,
 )
 from topobus.gateway.cluster.rules.slices import (
     LIST_FIELDS,
@@ -92,6 +92,8 @@ class SlicePublisher:
         self._readiness = readiness
         self._metrics = SliceMetrics(registry)
         self._wake = Broadcast()
+        self.published = Broadcast()
+        """Announced when slices were compared with the inventories."""
         self._present: dict[str, ApiObject] | None = None
         self._is_asked = False
         self._generations: dict[str, int] = {}
@@ -110,10 +112,17 @@ class SlicePublisher:
         self._settled: dict[str, tuple[object, ...]] = {}
         """By pool: all inputs of the decision when there was nothing to write the last time."""
         self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
+        self._shown_inventories: dict[str, Inventory] = {}
+        """By class: the inventory that the API server's slices show."""
 
     def dropped(self) -> tuple[str, ...]:
         """List the fields that the API server is known not to keep."""
         return tuple(sorted(self._dropped))
+
+    def is_published(self, device_class: str) -> bool:
+        """Return whether the API server's slices show the newest inventory of a class."""
+        inventory = self._state.inventories().get(device_class)
+        return inventory is not None and self._shown_inventories.get(device_class) is inventory
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -126,12 +135,14 @@ class SlicePublisher:
         async for change in self._cluster.watch(SLICES, fields=f"spec.nodeName={self._state.node}"):
             if change.kind is ClusterChangeKind.SNAPSHOT:
                 self._present = {_name(api_object): api_object for api_object in change.objects}
+                self._shown_inventories.clear()
                 # After a pause it may be another server, with another Node object as well.
                 self._node_uid = ""
                 self._dropped.clear()
                 self._is_asked = False
             elif change.kind is ClusterChangeKind.DELETE:
                 self._take(change.object, is_gone=True)
+                self._shown_inventories.clear()
                 # The garbage collector may have deleted it because the Node was replaced. With the
                 # old Node as its owner it would be deleted again each time.
                 self._node_uid = ""
@@ -147,6 +158,7 @@ class SlicePublisher:
             if self._present is not None:
                 is_done = await self._sync()
                 self._report_readiness()
+                self.published.announce()
             failures = 0 if is_done else failures + 1
             pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=_BACKOFF_LIMIT_S)
             if await first_of(tickets, self._settings.resync_s if is_done else pause_s):
@@ -179,6 +191,12 @@ class SlicePublisher:
             except PeerUnavailable as err:
                 trouble = str(err)
             is_done = is_done and not trouble
+            if not trouble:
+                self._shown_inventories |= {
+                    name: inventory
+                    for name, inventory in inventories.items()
+                    if pool_of_class(node, name) == pool and self._offers(name)
+                }
             if (
                 trouble
                 and trouble not in (_OVERTAKEN, _UNCOUNTED, _WITHOUT_LISTS)
@@ -406,13 +424,8 @@ class SlicePublisher:
 
     async def _uid_of_node(self) -> str:
         if not self._node_uid:
-            api_object = await self._cluster.get(NODES, self._state.node)
-            if api_object is None:
-                raise PeerUnavailable(
-                    f"there is no node {self._state.node} in the cluster",
-                    next_step="set TOPOBUS_ALL__NODE to the node's name in the cluster",
-                )
-            self._node_uid = str(api_object.metadata.get("uid", ""))
+            node = await read_node(self._cluster, self._state.node)
+            self._node_uid = str(node.metadata.get("uid", ""))
         return self._node_uid
 
     def _all(self) -> tuple[ApiObject, ...]:

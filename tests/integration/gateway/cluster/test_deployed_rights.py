@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import yaml
 from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
+from support.kustomize import built
 from support.node_plane import NODE, device
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
@@ -29,14 +29,15 @@ from topobus.values.sandbox import Sandbox
 pytestmark = pytest.mark.integration
 
 USER = "system:serviceaccount:topobus:topobus-gateway"
-_MANIFEST = Path(__file__).resolve().parents[4] / "deploy" / "kubernetes" / "gateway.yaml"
 _ROLES = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 
 
-def roles() -> list[dict[str, Any]]:
-    """The role objects as they are deployed."""
+def roles(overlay: str) -> list[dict[str, Any]]:
+    """The role objects of the gateway as an overlay deploys them."""
     return [
-        manifest for manifest in yaml.safe_load_all(_MANIFEST.read_text(encoding="utf-8")) if manifest["kind"] in _ROLES
+        manifest
+        for manifest in built(overlay)
+        if manifest["kind"] in _ROLES and manifest["metadata"]["name"] == "topobus-gateway"
     ]
 
 
@@ -44,7 +45,7 @@ def roles() -> list[dict[str, Any]]:
 def server_with_roles() -> ApiServerSimulator:
     """A server that knows our roles, a node, and a claim."""
     server = ApiServerSimulator(token="admin", bookmark_s=0.5)
-    for role in roles():
+    for role in roles("kubernetes"):
         server.put(role)
     server.put({"kind": "Node", "metadata": {"name": NODE}})
     return server
@@ -157,3 +158,16 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(
     }
     assert {str(right) for right in server.rights_unused(USER)} == byte_for_byte
     assert {request.user for request in server.requests} == {USER}
+
+
+async def test_start_up_taint_needs_one_right_more(rig: Rig, server_with_roles: ApiServerSimulator) -> None:
+    """The plain role may not patch nodes, and that of the overlay may: the taint goes then."""
+    server = server_with_roles
+    server.put({"kind": "Node", "metadata": {"name": NODE}, "spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}})
+    cluster = structs.replace(rig.settings.cluster, startup_taint="a:NoSchedule", expected_devices={"gpu": 1})
+    await rig.plane.show("gpu", device("gpu-0", 0))
+    async with rig.kubelet, rig.gateway(cluster=cluster):
+        await rig.readiness.until(lambda report: "a:NoSchedule stays" in report.get("node-conditions", ""))
+        for role in roles("kubernetes-startup-taint"):
+            server.put(role)
+        await server.until(lambda: not server.objects("Node")[0]["spec"]["taints"], what="no taint")
