@@ -1,7 +1,6 @@
 """Console script `topobus-device`."""
 
 import sys
-from functools import partial
 
 from topobus.process.packages import needing_extra
 from topobus.process.probe import answer_probe
@@ -38,6 +37,8 @@ def main() -> None:
     sys.argv[1:] = arguments
     answer_probe(device_class)
     with needing_extra("device"):
+        from functools import partial
+
         from topobus.device.config import DeviceSettings
         from topobus.devicekit.host.host import check_devices, serve_devices
         from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
