@@ -37,7 +37,7 @@ def topo(
     machine: Annotated[
         str | None,
         Parameter(
-            name=("--root", "--machine"),
+            name=("--machine", "--root"),
             help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus; or a "
             "profile (dgx, gb200 …), an archive of a tree, or JSON saved by `simulate --save`.",
         ),
