@@ -91,7 +91,7 @@ def test_what_people_wrote_is_replaced_and_what_decides_stays() -> None:
         "app": "secret-app",
         "generation": "12",
         "topology.kubernetes.io/zone": "zone-1",
-        "kubernetes.io/hostname": "secret-node",
+        "kubernetes.io/hostname": "secret-host",
     }
     spec = {
         "nodeName": "secret-node",
@@ -125,7 +125,7 @@ def test_what_people_wrote_is_replaced_and_what_decides_stays() -> None:
     assert not [text for text in _texts(msgspec.to_builtins(replaced)) if "secret" in text]
     kept = pod["metadata"]["labels"]
     assert names[kept["app"]] == "secret-app"
-    assert names[kept["kubernetes.io/hostname"]] == "secret-node"
+    assert names[kept["kubernetes.io/hostname"]] == "secret-host"
     assert (kept["generation"], kept["topology.kubernetes.io/zone"]) == ("12", "zone-1")
     assert pod["spec"]["tolerations"][0]["value"] == node["spec"]["taints"][0]["value"]
     assert want["spec"]["devices"]["requests"] == made["spec"]["devices"]["requests"]

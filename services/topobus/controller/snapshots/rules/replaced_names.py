@@ -51,8 +51,10 @@ _PARTS = frozenset(
 # Their keys are names of resources, counters and attributes, and nothing in them is replaced.
 _KEPT = frozenset({"allocatable", "attributes", "capacity", "counters", "hard", "limits", "overhead", "used"})
 _LABELS = frozenset({"labels", "matchLabels", "nodeSelector"})
-# The domains of labels that say what a node is: its name, zone, kind of machine.
+# The domains of labels that say what a node is: its zone, kind of machine.
 _OF_NODES = ("kubernetes.io", "topology.kubernetes.io", "node.kubernetes.io", "beta.kubernetes.io")
+# Among those, but a name of its own: it may differ from the Node's.
+_HOST_NAME = "kubernetes.io/hostname"
 _LEFT_OUT = "left out, for it may have names"
 
 
@@ -156,7 +158,7 @@ def _walked(
 
 
 def _is_of_nodes(label: str) -> bool:
-    return label.partition("/")[0] in _OF_NODES or label in READ_ANNOTATIONS
+    return (label.partition("/")[0] in _OF_NODES and label != _HOST_NAME) or label in READ_ANNOTATIONS
 
 
 def _is_number(text: str) -> bool:
