@@ -13,10 +13,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from msgspec import Struct
 from watchfiles import awatch
 
@@ -45,6 +46,7 @@ from topobus.simulation.kubelet.wire import (
 
 __all__ = ["DriverHealth", "Drivers"]
 
+_Answer = TypeVar("_Answer", dra.NodePrepareResourcesResponse, dra.NodeUnprepareResourcesResponse)
 # Pod workers ask a moment after the registration; in the recording it is 28 ms.
 _OWED_AFTER_S = 0.03
 _RETRY_FIRST_S = 0.1
@@ -498,32 +500,26 @@ class _Driver:
     async def prepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodePrepareResourceResponse] | str:
         """Call NodePrepareResources. A text is Go's error."""
         request = dra.NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
-        self._log.add("NodePrepareResources", self.name, to_plain(request), self._timings.dra_s)
-        call = self.channel.unary_unary(
-            f"/{self._package}.DRAPlugin/NodePrepareResources",
-            request_serializer=dra.NodePrepareResourcesRequest.SerializeToString,
-            response_deserializer=dra.NodePrepareResourcesResponse.FromString,
-        )
-        try:
-            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
-        except grpc.aio.AioRpcError as err:
-            return f"NodePrepareResources failed: {go_error(err)}"
-        return dict(answer.claims)
+        answer = await self._ask("NodePrepareResources", request, dra.NodePrepareResourcesResponse)
+        return answer if isinstance(answer, str) else dict(answer.claims)
 
     async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodeUnprepareResourceResponse] | str:
         """Call NodeUnprepareResources. A text is Go's error."""
         request = dra.NodeUnprepareResourcesRequest(claims=[_claim(claim) for claim in claims])
-        self._log.add("NodeUnprepareResources", self.name, to_plain(request), self._timings.dra_s)
+        answer = await self._ask("NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
+        return answer if isinstance(answer, str) else dict(answer.claims)
+
+    async def _ask(self, method: str, request: Message, answer: type[_Answer]) -> _Answer | str:
+        self._log.add(method, self.name, to_plain(request), self._timings.dra_s)
         call = self.channel.unary_unary(
-            f"/{self._package}.DRAPlugin/NodeUnprepareResources",
-            request_serializer=dra.NodeUnprepareResourcesRequest.SerializeToString,
-            response_deserializer=dra.NodeUnprepareResourcesResponse.FromString,
+            f"/{self._package}.DRAPlugin/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
         )
         try:
-            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
+            return await outcome_of(call(request, timeout=self._timings.dra_s))
         except grpc.aio.AioRpcError as err:
-            return f"NodeUnprepareResources failed: {go_error(err)}"
-        return dict(answer.claims)
+            return f"{method} failed: {go_error(err)}"
 
     async def follow_connection(self, on_change: Callable[[_Driver], None]) -> None:
         """Call back, without end, when the connection is lost and when it is up again."""
