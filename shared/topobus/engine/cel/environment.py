@@ -6,13 +6,13 @@ a device expression has no use for them.
 
 from __future__ import annotations
 
-from topobus.engine.cel.formats import FORMATS
-from topobus.engine.cel.kubernetes import KUBERNETES
-from topobus.engine.cel.lists import LISTS
-from topobus.engine.cel.network import NETWORK
+from topobus.engine.cel.functions.formats import FORMATS
+from topobus.engine.cel.functions.kubernetes import KUBERNETES
+from topobus.engine.cel.functions.lists import LISTS
+from topobus.engine.cel.functions.network import NETWORK
+from topobus.engine.cel.functions.standard import STANDARD
+from topobus.engine.cel.functions.texts import TEXTS
 from topobus.engine.cel.registry import Functions
-from topobus.engine.cel.standard import STANDARD
-from topobus.engine.cel.texts import TEXTS
 
 __all__ = ["ENVIRONMENT", "LIBRARIES"]
 

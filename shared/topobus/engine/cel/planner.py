@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from topobus.engine.cel.access import field_of, has_field, items_of, optional_item, taken_out
 from topobus.engine.cel.checker import TYPE_NAMES
+from topobus.engine.cel.cost.runtime_cost import cost_of_call
 from topobus.engine.cel.errors import EvaluationError
 from topobus.engine.cel.frame import Frame
 from topobus.engine.cel.macros import ACCUMULATOR, UNUSED
 from topobus.engine.cel.registry import Functions
-from topobus.engine.cel.runtime_cost import cost_of_call
 from topobus.engine.cel.steps import (
     UNSET,
     Step,

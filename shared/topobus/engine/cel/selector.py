@@ -14,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from topobus.engine.cel.checker import check
+from topobus.engine.cel.cost.estimate import estimate
 from topobus.engine.cel.depth import DEEP, room
 from topobus.engine.cel.environment import ENVIRONMENT
 from topobus.engine.cel.errors import CompileError, CostExceeded, EvaluationError
-from topobus.engine.cel.estimate import estimate
 from topobus.engine.cel.frame import Frame
 from topobus.engine.cel.parser import parse
 from topobus.engine.cel.planner import plan

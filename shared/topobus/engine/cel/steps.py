@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topobus.engine.cel.access import as_index, optional_item
+from topobus.engine.cel.cost.runtime_cost import charge_before, cost_of_call, weigh
 from topobus.engine.cel.errors import EvaluationError
 from topobus.engine.cel.frame import Frame
 from topobus.engine.cel.registry import Functions
-from topobus.engine.cel.runtime_cost import charge_before, cost_of_call, weigh
 from topobus.engine.cel.values import (
     OptionalValue,
     Uint,

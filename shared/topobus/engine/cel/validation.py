@@ -9,11 +9,11 @@ k8s.io/apiserver/pkg/cel/environment switches on, 1.36.
 
 from __future__ import annotations
 
-from topobus.engine.cel import patterns
 from topobus.engine.cel import types as t
 from topobus.engine.cel.errors import EvaluationError
+from topobus.engine.cel.functions import patterns
+from topobus.engine.cel.functions.text_formats import Clause, FormatError, split_format
 from topobus.engine.cel.registry import Functions
-from topobus.engine.cel.text_formats import Clause, FormatError, split_format
 from topobus.engine.cel.tokens import fail_at
 from topobus.engine.cel.tree import (
     Call,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topobus.engine.cel import patterns
 from topobus.engine.cel.errors import EvaluationError
+from topobus.engine.cel.functions import patterns
 from topobus.engine.cel.registry import Library, overload
 from topobus.engine.cel.semantic_version import SemanticVersion
 from topobus.engine.cel.values import compare, is_same, whole

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable
 from decimal import Decimal
 
-from topobus.engine.cel import patterns
 from topobus.engine.cel.errors import EvaluationError
+from topobus.engine.cel.functions import patterns
+from topobus.engine.cel.functions.times import TIMES, write_duration, write_timestamp
 from topobus.engine.cel.registry import Library, overload
-from topobus.engine.cel.times import TIMES, write_duration, write_timestamp
 from topobus.engine.cel.values import (
     Address,
     Duration,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from string import ascii_lowercase, ascii_uppercase
 
 from topobus.engine.cel.errors import EvaluationError
+from topobus.engine.cel.functions.text_formats import format_text
 from topobus.engine.cel.registry import Library, overload
-from topobus.engine.cel.text_formats import format_text
 
 __all__ = ["TEXTS"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from topobus.engine.cel.sizes import (
+from topobus.engine.cel.cost.sizes import (
     LIST_COST,
     NOTHING,
     ONE,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime
 
-from topobus.engine.cel.network import problem_of_url
+from topobus.engine.cel.functions.network import problem_of_url
 from topobus.engine.cel.registry import Library, overload
 from topobus.engine.cel.values import OptionalValue, register_kind, some
 

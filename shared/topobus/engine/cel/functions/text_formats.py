@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from topobus.engine.cel.errors import EvaluationError
-from topobus.engine.cel.standard import write
+from topobus.engine.cel.functions.standard import write
 from topobus.engine.cel.values import (
     Duration,
     Timestamp,

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topobus.engine.cel import types as t
-from topobus.engine.cel.function_costs import Operand, cost_of_function, size_after_function
-from topobus.engine.cel.macros import UNUSED
-from topobus.engine.cel.sizes import (
+from topobus.engine.cel.cost.function_costs import Operand, cost_of_function, size_after_function
+from topobus.engine.cel.cost.sizes import (
     LIST_COST,
     MAP_COST,
     NOTHING,
@@ -22,6 +21,7 @@ from topobus.engine.cel.sizes import (
     UNKNOWN,
     Size,
 )
+from topobus.engine.cel.macros import UNUSED
 from topobus.engine.cel.tree import (
     Call,
     Constant,

@@ -12,8 +12,8 @@ from functools import cmp_to_key
 from itertools import pairwise
 
 from topobus.engine.cel.errors import EvaluationError
+from topobus.engine.cel.functions.times import total_of_durations
 from topobus.engine.cel.registry import Library, overload
-from topobus.engine.cel.times import total_of_durations
 from topobus.engine.cel.values import (
     Duration,
     Uint,
