@@ -1,5 +1,5 @@
 """What an operator requests for one device: maintenance, exclusion, their end, forgiveness, a
-reset.
+reset, a new start of its kernel driver, a test.
 
 Maintenance does not change a device's health: no new owner gets the device, and its present owners
 keep it. It is the operator's decision and no evidence, so it is not part of the device's health.
@@ -27,6 +27,15 @@ class DeviceVerb(StrEnum):
     """Its sticky faults heal from now on as others do."""
     RESET = "reset"
     """Its driver resets it, while it has no owner."""
+    REBIND = "rebind"
+    """The kernel's driver releases its PCI function and takes it again, while it has no owner."""
+    BURN_IN = "burn-in"
+    """It must pass a test, while it is withheld and has no owner."""
+
+    @property
+    def needs_no_owner(self) -> bool:
+        """Say whether the device must have no owner while it is done."""
+        return self in (DeviceVerb.RESET, DeviceVerb.REBIND, DeviceVerb.BURN_IN)
 
     @property
     def is_lasting(self) -> bool:

@@ -75,7 +75,7 @@ def test_time_stays_when_the_same_is_said_again_and_changes_when_it_drains() -> 
     assert again.devices["gpu-0"].why == "fan ordered"
 
 
-@pytest.mark.parametrize("verb", [DeviceVerb.FORGIVE, DeviceVerb.RESET])
+@pytest.mark.parametrize("verb", [DeviceVerb.FORGIVE, *(verb for verb in DeviceVerb if verb.needs_no_owner)])
 def test_word_stands_when_a_fault_is_forgiven_or_the_device_reset(verb: DeviceVerb) -> None:
     """Only `return` gives a device back."""
     stands = changed_by(EMPTY, request(DeviceVerb.MAINTAIN))

@@ -22,3 +22,8 @@ def test_operation_says_its_drain_and_reason_only_when_it_has_them(
     )
 
     assert operation.text == expected
+
+
+def test_device_must_be_free_for_what_acts_on_the_hardware() -> None:
+    """Decisions that only say who may have it leave its owners alone."""
+    assert [verb.value for verb in DeviceVerb if verb.needs_no_owner] == ["reset", "rebind", "burn-in"]

@@ -72,8 +72,12 @@ class DeviceOperator:
             result = refuse("device-unknown", f"device {operation.device} is not there now", device=operation.device)
         elif operation.verb is DeviceVerb.FORGIVE:
             result = await self._forgive(request, device)
-        else:
+        elif operation.verb is DeviceVerb.RESET:
             result = await self._reset(request, device)
+        else:
+            code = "rebind-unsupported" if operation.verb is DeviceVerb.REBIND else "burn-in-unsupported"
+            text = f"this service has no {operation.verb} of {device.name}"
+            result = refuse(code, text, device=device.name)
         get_logger().info(
             "device.operated" if isinstance(result, Operated) else "operation.refused",
             device_class=self._class,

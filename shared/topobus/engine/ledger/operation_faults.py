@@ -1,8 +1,8 @@
 """What prevents an operator's operation on a device, as far as the node's ledger and inventories
 show.
 
-Pure. The device service checks again before it resets a device, because only it knows for certain
-what it has prepared.
+Pure. The device service checks again before it resets, rebinds or tests a device, because only it
+knows for certain what it has prepared.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def fault_of_operation(operation: DeviceOperation, inventory: Inventory | None, 
         return refuse(
             "unknown-device", f"there is no {device_class} named {name!r} on node {ledger.node}{hint}", device=name
         )
-    return _held(device, inventory, ledger) if operation.verb is DeviceVerb.RESET else None
+    return _held(operation.verb, device, inventory, ledger) if operation.verb.needs_no_owner else None
 
 
-def _held(device: Device, inventory: Inventory, ledger: Ledger) -> Refusal | None:
+def _held(verb: DeviceVerb, device: Device, inventory: Inventory, ledger: Ledger) -> Refusal | None:
     owners = owners_of_devices(ledger, inventory.device_class)
     names = [other.name for other in reset_together(device, inventory.devices)]
     users = {owner.key: f"{owner} holds {name}" for name in names for owner in owners.get(name, ())}
     if not users:
         return None
-    text = f"{device.name} cannot be reset while it is held: {'; '.join(users.values())}"
+    text = f"no {verb} of {device.name} while it is held: {'; '.join(users.values())}"
     return refuse("device-held", text, device=device.name, owners=tuple(users))

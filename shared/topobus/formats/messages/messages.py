@@ -109,7 +109,8 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     id: str
     verb: str
     """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict`, `quarantine`, or what an
-    operator does with a device: `maintain`, `exclude`, `return`, `forgive`, `reset`."""
+    operator does with a device: `maintain`, `exclude`, `return`, `forgive`, `reset`, `rebind`,
+    `burn-in`."""
     node: str
     op_id: str
     time: str
