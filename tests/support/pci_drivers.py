@@ -48,6 +48,7 @@ class PciDrivers:
         self._root = kernel.root
         self._functions: dict[str, _Function] = {}
         self._loaded: set[str] = set()
+        self._refusing: set[str] = set()
         self._numbers = 0
         self.log: list[str] = []
         """What drivers did, in order: `vfio-pci takes 0000:0a:00.0`."""
@@ -63,6 +64,14 @@ class PciDrivers:
         folder.mkdir(exist_ok=True)
         self._kernel.obey(f"{_BUS}/drivers/{name}/bind", partial(self._asked, name, self._bind), is_write_only=True)
         self._kernel.obey(f"{_BUS}/drivers/{name}/unbind", partial(self._asked, name, self._unbind), is_write_only=True)
+
+    def refuse(self, name: str) -> None:
+        """Let a driver bind nothing: its probe fails."""
+        self._refusing.add(name)
+
+    def accept(self, name: str) -> None:
+        """Let it bind again."""
+        self._refusing.discard(name)
 
     def add_function(self, address: str, own_driver: str, *, group: int | None, shown: Iterable[str] = ()) -> None:
         """Add a function that its own driver holds.
@@ -114,7 +123,8 @@ class PciDrivers:
 
     def _bind(self, driver: str, function: _Function) -> None:
         is_match = driver == function.override if function.override else driver == function.own_driver
-        if is_match and not self.driver_of(function.address) and (self._root / _BUS / "drivers" / driver).is_dir():
+        is_able = driver not in self._refusing and (self._root / _BUS / "drivers" / driver).is_dir()
+        if is_match and is_able and not self.driver_of(function.address):
             self._take(driver, function)
 
     def _unbind(self, driver: str, function: _Function) -> None:

@@ -18,7 +18,8 @@ __all__ = ["DEVICE_RESET", "HARDWARE_RIGHTS", "PASSTHROUGH", "Right", "RightKind
 PASSTHROUGH = "passthrough"
 """Claims may have PCI functions switched to VFIO, for virtual machines (setting `passthrough`)."""
 DEVICE_RESET = "device-reset"
-"""An operator may have a device reset (`topobus device reset`)."""
+"""An operator may have a device reset or bound to its kernel driver again (`topobus device reset`,
+`rebind`)."""
 
 
 class RightKind(StrEnum):
@@ -93,20 +94,19 @@ def kit_rights(device_class: str) -> tuple[Right, ...]:
                 feature=feature,
                 is_writable=True,
             ),
+            Right(
+                kind=RightKind.MOUNT,
+                what="/sys/bus/pci/drivers",
+                why="bind and unbind of the kernel's drivers are written there",
+                feature=feature,
+                is_writable=True,
+            ),
+            Right(
+                kind=RightKind.CAPABILITY,
+                what="SYS_PTRACE",
+                why="the processes that have a device open are found by the open files of all processes; none is "
+                "traced",
+                feature=feature,
+            ),
         ]
-    return (
-        *rights,
-        Right(
-            kind=RightKind.MOUNT,
-            what="/sys/bus/pci/drivers",
-            why="bind and unbind of the kernel's drivers are written there",
-            feature=PASSTHROUGH,
-            is_writable=True,
-        ),
-        Right(
-            kind=RightKind.CAPABILITY,
-            what="SYS_PTRACE",
-            why="the processes that have a device open are found by the open files of all processes; none is traced",
-            feature=PASSTHROUGH,
-        ),
-    )
+    return tuple(rights)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from support.asking import ask_patiently
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
 from support.looks import other_threads
 from topobus.bus.bus import Bus
+from topobus.devicekit.maintenance import device_operator
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MAINTENANCE, PERFORM, PREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest
@@ -24,6 +26,7 @@ from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device, Inventory
+from topobus.values.errors import PeerUnavailable
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
@@ -42,10 +45,13 @@ class _ResettingToy(ToyDriver):
     def __init__(self) -> None:
         super().__init__("toy", count=2)
         self.resets: list[str] = []
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def reset(self, tree: Tree, device: Device) -> Refusal | None:
         """Reset."""
         self.resets.append(device.name)
+        self.may_end.wait(LIMIT_S)
         return None
 
 
@@ -233,7 +239,7 @@ async def test_reset_is_refused_with_the_holder_when_the_device_is_held(bench: D
     assert driver.resets == ["gpu-toy-1"]
 
 
-async def test_reset_is_refused_when_nobody_can_do_it(bench: DeviceBench) -> None:
+async def test_reset_and_rebind_are_refused_when_nobody_can_do_it(bench: DeviceBench) -> None:
     """A device without a PCI function whose driver has no verb for it.
 
     An unknown one is told apart.
@@ -242,9 +248,37 @@ async def test_reset_is_refused_when_nobody_can_do_it(bench: DeviceBench) -> Non
     async with _topology(bench) as bus, bench.service(ToyDriver(count=1)):
         await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         unsupported = await _perform(bus, DeviceVerb.RESET, "op-1")
-        unknown = await _perform(bus, DeviceVerb.MAINTAIN, "op-2", device="gpu-toy-7")
+        unbound = await _perform(bus, DeviceVerb.REBIND, "op-2")
+        unknown = await _perform(bus, DeviceVerb.MAINTAIN, "op-3", device="gpu-toy-7")
 
-    assert (_code(unsupported), _code(unknown)) == ("reset-unsupported", "device-unknown")
+    assert [_code(result) for result in (unsupported, unbound, unknown)] == [
+        "reset-unsupported",
+        "rebind-unsupported",
+        "device-unknown",
+    ]
+
+
+async def test_reset_continues_and_has_its_answer_later_when_it_takes_long(
+    bench: DeviceBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it is not known, another operation finds the device busy, and asked again with the
+    same id it is not done twice.
+    """
+    driver = _ResettingToy()
+    driver.may_end.clear()
+    monkeypatch.setattr(device_operator, "_ANSWER_S", 0.2)
+    await bench.publish_machine()
+    async with _topology(bench) as bus, bench.service(driver, timeout_s=LIMIT_S):
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
+        with pytest.raises(PeerUnavailable, match="reset of gpu-toy-0 is under way"):
+            await _perform(bus, DeviceVerb.RESET, "op-1")
+        other = await _perform(bus, DeviceVerb.REBIND, "op-2")
+        driver.may_end.set()
+        result = await _perform(bus, DeviceVerb.RESET, "op-1")
+
+    assert _code(other) == "device-busy"
+    assert isinstance(result, Operated)
+    assert driver.resets == ["gpu-toy-0"]
 
 
 async def test_other_makers_devices_are_offered_throughout_when_a_driver_is_exchanged(bench: DeviceBench) -> None:

@@ -17,8 +17,9 @@ from support.looks import next_look
 from support.passthrough_bench import ALLOWED, ASKED, OTHER, OWNER
 from support.pci_drivers import PciDrivers
 from topobus.bus.bus import Bus
-from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
+from topobus.formats.messages.catalogue import LEDGER, PERFORM, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.operation_messages import Operated, PerformRequest
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.process.config import NatsSettings
@@ -26,6 +27,8 @@ from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.device import Inventory
 from topobus.values.health import HealthState
+from topobus.values.ledger import Ledger
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner
 
@@ -131,3 +134,35 @@ async def test_gpu_of_a_machine_stays_listed_as_it_was_and_nobody_is_told_that_i
     assert isinstance(given, Prepared)
     assert "/dev/nvidia0" in [device_node.path for device_node in given.edits[node.name].device_nodes]
     assert {event.health.state for event in events} <= {HealthState.HEALTHY}
+
+
+async def test_gpu_is_bound_to_its_driver_again_and_nobody_is_told_that_it_is_sick(node: _Node) -> None:
+    """Not while a machine has it; then the kernel's driver leaves it and takes it, once for one id."""
+    async with (
+        Bus.session(NatsSettings(url=node.bench.url), name="topology") as topology,
+        node.bench.service(NvidiaDriver(), passthrough=ALLOWED),
+    ):
+        before = await node.bench.inventory(lambda inventory: len(inventory.devices) == 2)
+        await node.bench.bus.put(LEDGER, Ledger(node=NODE), node=NODE)
+        await node.prepare(OWNER, is_machine=True)
+        held = await _rebind(topology, node.name, "op-1")
+        await node.unprepare(OWNER)
+        node.drivers.log.clear()
+        done = await _rebind(topology, node.name, "op-2")
+        again = await _rebind(topology, node.name, "op-2")
+        after = await node.look()
+        events = await node.bench.events(node.name)
+
+    assert isinstance(held, Refusal)
+    assert held.reasons[0].code == "device-held"
+    assert isinstance(done, Operated)
+    assert again == done
+    assert node.drivers.log == [f"nvidia leaves {node.first}", f"nvidia takes {node.first}"]
+    assert after.device(node.name) == before.device(node.name)
+    assert {event.health.state for event in events} <= {HealthState.HEALTHY}
+
+
+async def _rebind(topology: Bus, name: str, op_id: str) -> Operated | Refusal:
+    operation = DeviceOperation(device_class="gpu", device=name, verb=DeviceVerb.REBIND, who="ada")
+    request = PerformRequest(op_id=op_id, operation=operation, time="2026-01-02T03:04:05.000000Z")
+    return (await topology.ask(PERFORM, request, timeout_s=60, node=NODE, device_class="gpu")).result

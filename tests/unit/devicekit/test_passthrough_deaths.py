@@ -4,17 +4,17 @@ the journal's writes and the kernel's alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.kernel_writes import KernelWrites
+from support.mortal_switch import mortal
 from support.passthrough_bench import ALLOWED, ASKED, FOURTH, OTHER, OWNER, THIRD, PassthroughBench, nodes_of
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.devicekit.passthrough.passthrough import PassthroughDriver
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.formats.messages.messages import Prepared
@@ -29,26 +29,6 @@ def bench(tmp_path: Path) -> Iterator[PassthroughBench]:
     (tmp_path / "machine").mkdir()
     with KernelWrites(tmp_path / "machine") as kernel:
         yield PassthroughBench(kernel.root, kernel)
-
-
-def mortal(verb: Callable[[Journal], object]) -> Callable[[Journal], object]:
-    """Let the process die before and after the kernel's writes, too.
-
-    It is a copy of this one, so nothing is patched here.
-    """
-
-    def run(journal: Journal) -> object:
-        write, step = FunctionSwitch._write, journal._step  # type: ignore[attr-defined]
-
-        def deadly(switch: FunctionSwitch, file: str, text: str) -> None:
-            step()
-            write(switch, file, text)
-            step()
-
-        FunctionSwitch._write = deadly  # type: ignore[method-assign]
-        return verb(journal)
-
-    return run
 
 
 def take(bench: PassthroughBench, journal: Journal) -> None:

@@ -1,5 +1,5 @@
 """`topobus device`: operations on single devices: withhold them, offer them again, clear their
-faults, reset them, and list the withheld ones.
+faults, reset them, bind them to their kernel drivers again, and list the withheld ones.
 """
 
 from __future__ import annotations
@@ -135,6 +135,12 @@ def forgive(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, opt
 def reset(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
     """Reset devices that no owner holds: by their driver, else the PCI function by the kernel."""
     return _operate(DeviceVerb.RESET, names, why, work, options)
+
+
+@device_app.command(name="rebind")
+def rebind(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+    """Have the kernel's driver release devices that no owner holds, and take them again."""
+    return _operate(DeviceVerb.REBIND, names, why, work, options)
 
 
 @device_app.command(name="list")

@@ -66,6 +66,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "topobus device maintain --class fpga --node n1 --why firmware --drain",
         ),
     ),
+    "device rebind": (("Start a NIC's kernel driver on it again", "topobus device rebind nic-0000-3b-00-0"),),
     "device reset": (("Reset a GPU that no pod or claim holds", "topobus device reset gpu-0000-18-00-0"),),
     "device return": (("Offer it again", "topobus device return gpu-0000-18-00-0"),),
     "diff": (

@@ -179,6 +179,7 @@ class _DeviceHost:
             self._publisher,
             DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class),
             self._look_again,
+            clock=runtime.clock,
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
@@ -229,6 +230,7 @@ class _DeviceHost:
         await self._bus.answer(HINT, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hands.run())
+            group.create_task(self._operator.run())
             group.create_task(self._machine.follow(on_change=self._views.interrupt, on_reset=self._publisher.republish))
             for name in self._drivers:
                 group.create_task(self._poll_driver(name))

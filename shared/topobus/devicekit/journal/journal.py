@@ -52,7 +52,9 @@ def journal_folder(folder: str, device_class: str, tree: Tree) -> Path:
 
 
 class PassedThrough(NamedTuple):
-    """Which devices are switched to VFIO, or may be."""
+    """Which devices' functions are without their own kernel driver, or may be: switched to VFIO, or in
+    a rebind.
+    """
 
     turn: int
     """Grows with each that goes or comes back: two looks with the same number have nothing between
@@ -94,7 +96,7 @@ class Journal:
         return {name: entry.device for name, entry in self._entries.items() if entry.is_away}
 
     def passed(self) -> PassedThrough:
-        """Return the devices that are in passthrough, as they were before."""
+        """Return the devices that are in passthrough or in a rebind, as they were before."""
         return self._passed
 
     def load(self) -> None:
@@ -193,13 +195,16 @@ class Journal:
         state, owner = (entry.clean, entry.to_clean) if entry is not None else (RecordState(), None)
         return DeviceRecord(msgspec.structs.replace(state, owner=owner), partial(self._keep_clean, device))
 
-    def reset_record(self, device: Device) -> DeviceRecord:
-        """Return the record into which a reset writes. It has no owner."""
+    def operation_record(self, device: Device) -> DeviceRecord:
+        """Return the record into which an operator's reset, rebind or burn-in writes. It has no
+        owner.
+        """
         entry = self.entries.get(device.name)
-        return DeviceRecord(entry.reset if entry is not None else RecordState(), partial(self._keep_reset, device))
+        state = entry.operation if entry is not None else RecordState()
+        return DeviceRecord(state, partial(self._keep_operation, device))
 
-    def _keep_reset(self, device: Device, state: RecordState) -> None:
-        self.change(device, lambda entry: msgspec.structs.replace(entry, reset=state))
+    def _keep_operation(self, device: Device, state: RecordState) -> None:
+        self.change(device, lambda entry: msgspec.structs.replace(entry, operation=state))
 
     def _keep_prepare(self, device: Device, owner: Owner, state: RecordState) -> None:
         # A completed entry that gets a further step is half done until it is completed again.
@@ -237,7 +242,7 @@ class Journal:
 
     def _keep_entries(self, entries: Mapping[str, DeviceEntry]) -> None:
         self._entries = entries
-        devices = {name: entry.device for name, entry in entries.items() if entry.is_passed_through}
+        devices = {name: entry.device for name, entry in entries.items() if entry.is_passed_through or entry.is_unbound}
         if devices.keys() != self._passed.devices.keys():
             self._passed = PassedThrough(self._passed.turn + 1, devices)
 

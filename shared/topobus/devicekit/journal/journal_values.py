@@ -17,11 +17,13 @@ from topobus.values.device import Device
 from topobus.values.request import Owner
 from topobus.values.sandbox import AttachedInterface
 
-__all__ = ["PASSTHROUGH", "DeviceEntry", "OwnerEntry"]
+__all__ = ["PASSTHROUGH", "REBIND", "DeviceEntry", "OwnerEntry"]
 
 PASSTHROUGH = "passthrough"
 """The host's own step in a `prepare` record: the function goes to VFIO, and the step has
 its earlier driver. No driver has a step of this name."""
+REBIND = "rebind"
+"""The step of an operator's rebind, with the function's kernel driver: gone when that has it again."""
 
 
 class OwnerEntry(Struct, frozen=True, kw_only=True):
@@ -71,8 +73,8 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     to_clean: Owner | None = None
     """The owner that left the device last; set until it is clean."""
     clean: RecordState = RecordState()
-    reset: RecordState = RecordState()
-    """With a step while an operator's reset is under way; the device has no owner then."""
+    operation: RecordState = RecordState()
+    """With a step while what an operator wants is done to the device; it has no owner then."""
 
     def of(self, owner: Owner) -> OwnerEntry | None:
         """Find an owner's entry."""
@@ -100,6 +102,11 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
         return any(entry.is_passed_through for entry in self.owners)
 
     @property
+    def is_unbound(self) -> bool:
+        """Say whether its function is without its kernel driver, or may be, after a rebind."""
+        return any(step.name == REBIND for step in self.operation.steps)
+
+    @property
     def is_due_for_cleaning(self) -> bool:
         """Say whether the last owner has gone and it is not clean yet."""
         return self.to_clean is not None and not self.owners
@@ -107,4 +114,4 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Say whether there is nothing to keep."""
-        return not self.owners and self.to_clean is None and not self.clean.steps and not self.reset.steps
+        return not self.owners and self.to_clean is None and not self.clean.steps and not self.operation.steps

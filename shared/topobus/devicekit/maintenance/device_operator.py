@@ -1,30 +1,33 @@
 """Performs what an operator wants of one device: withhold it, offer it again, forgive its faults,
-reset it.
+reset it, bind it to its kernel driver again.
 
 Only topology asks, after it has written the decision. Each operation has an id, and the same id
 gets the same answer once it is done. A refusal changes nothing and is not kept. A lasting decision
-is stored, and visible in the inventory, before it is answered.
+is stored, and visible in the inventory, before it is answered. What needs a device without an owner
+continues when it takes longer than an answer may, and the same request gets its result.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from topobus.devicekit.host.device_holders import DeviceHolders
-from topobus.devicekit.host.isolation import DriverFailed, DriverHung
+from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.publishing import DevicePublisher
 from topobus.devicekit.maintenance import maintenance
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded, driver_reason
-from topobus.devicekit.verbs.device_reset import reset_device
+from topobus.devicekit.verbs.operator_verbs import rebind_device, reset_device
 from topobus.engine.ledger.device_users import reset_together
 from topobus.formats.messages.operation_messages import Operated, PerformReply, PerformRequest
 from topobus.formats.messages.sandbox_messages import Accepted
+from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.device import Device
-from topobus.values.errors import PeerUnavailable
+from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.health import DeviceHealth, HealthState
 from topobus.values.maintenance import DeviceVerb
 from topobus.values.outcome import Refusal, refuse
@@ -32,6 +35,26 @@ from topobus.values.outcome import Refusal, refuse
 __all__ = ["DeviceOperator"]
 
 _UNSEEN = DeviceHealth(state=HealthState.UNKNOWN)
+# Seconds until an asker learns that the work is under way. Topology waits 12 s; a turn and a reset
+# take 10 s at most.
+_ANSWER_S = 11.0
+# How often to check whether a late driver has come back.
+_LOOK_S = 1.0
+
+
+@dataclass(kw_only=True, eq=False)
+class _Work:
+    """What is done to a device that has no owner."""
+
+    request: PerformRequest
+    device: Device
+    result: asyncio.Future[Operated | Refusal]
+    isolated: IsolatedDriver | None = None
+    """The driver that acts, or has acted."""
+
+    def is_of(self, request: PerformRequest) -> bool:
+        """Say whether a request asks for this."""
+        return (self.request.op_id, self.request.operation) == (request.op_id, request.operation)
 
 
 class DeviceOperator:
@@ -45,6 +68,8 @@ class DeviceOperator:
         publisher: DevicePublisher,
         holders: DeviceHolders,
         look_again: Callable[[str], None],
+        *,
+        clock: Clock,
     ) -> None:
         """Keep the collaborators. `look_again` makes a driver, by name, look for its devices at
         once.
@@ -55,9 +80,18 @@ class DeviceOperator:
         self._publisher = publisher
         self._holders = holders
         self._look_again = look_again
+        self._clock = clock
+        self._works: dict[str, _Work] = {}
+        self._new: asyncio.Queue[_Work] = asyncio.Queue()
         # The stored decisions are one value of all devices, so a change reads it under the same
         # lock.
         self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Act on devices that have no owner, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._work(await self._new.get()))
 
     async def perform(self, request: PerformRequest) -> PerformReply:
         """Perform an operation, or refuse it with the reason."""
@@ -72,12 +106,11 @@ class DeviceOperator:
             result = refuse("device-unknown", f"device {operation.device} is not there now", device=operation.device)
         elif operation.verb is DeviceVerb.FORGIVE:
             result = await self._forgive(request, device)
-        elif operation.verb is DeviceVerb.RESET:
-            result = await self._reset(request, device)
+        elif operation.verb is DeviceVerb.BURN_IN:
+            text = f"this service has no burn-in of {device.name}"
+            result = refuse("burn-in-unsupported", text, device=device.name)
         else:
-            code = "rebind-unsupported" if operation.verb is DeviceVerb.REBIND else "burn-in-unsupported"
-            text = f"this service has no {operation.verb} of {device.name}"
-            result = refuse(code, text, device=device.name)
+            result = await self._alone(request, device)
         get_logger().info(
             "device.operated" if isinstance(result, Operated) else "operation.refused",
             device_class=self._class,
@@ -130,30 +163,70 @@ class DeviceOperator:
             request, Operated(health=after.health, maintenance=after.maintenance, is_changed=is_sticky)
         )
 
-    async def _reset(self, request: PerformRequest, device: Device) -> Operated | Refusal:
+    async def _alone(self, request: PerformRequest, device: Device) -> Operated | Refusal:
+        """Have done what needs the device without an owner, or wait for it.
+
+        Errors: raises PeerUnavailable while it is under way. The same request gets its result later.
+        """
+        earlier = self._done(request)
+        if earlier is not None:
+            return earlier
+        work = self._works.get(device.name)
+        if work is None or (work.result.done() and not work.is_of(request)):
+            work = self._works[device.name] = _Work(
+                request=request, device=device, result=asyncio.get_running_loop().create_future()
+            )
+            self._new.put_nowait(work)
+        elif not work.is_of(request):
+            text = f"{work.request.operation.verb} of {device.name} is under way"
+            return refuse("device-busy", text, device=device.name)
+        try:
+            async with self._clock.timeout(_ANSWER_S):
+                await asyncio.wait({work.result})
+        except TimeoutError as err:
+            raise PeerUnavailable(f"{request.operation.verb} of {device.name} is under way") from err
+        if self._works.get(device.name) is work:
+            # Kept longer, a refusal would also be the answer when its cause is gone.
+            del self._works[device.name]
+        return work.result.result()
+
+    async def _work(self, work: _Work) -> None:
+        request, device = work.request, work.device
         names = [other.name for other in reset_together(device, self._publisher.devices)]
         async with self._hands.turn(names) as obstacle:
-            # An earlier request with this id may have been performed before us.
-            refusal = self._done(request) or obstacle or await self._in_use(device, names)
-            if refusal is not None:
-                return refusal
-            isolated = self._hands.drivers.get(device.driver)
-            if isolated is None:
-                return driver_not_loaded(device)
-            reset = partial(
-                reset_device, self._hands.journal, isolated.driver, self._hands.tree, device, op_id=request.op_id
-            )
             try:
-                refused = await isolated.call("reset", reset)
-            except (DriverFailed, DriverHung) as err:
-                return Refusal(reasons=(driver_reason(isolated.name, err),))
-            if refused is not None:
-                return refused
-            result = await self._keep(request, Operated(health=device.health, maintenance=device.maintenance))
+                refusal = obstacle or await self._in_use(request.operation.verb, device, names)
+                refusal = refusal or await self._act(work)
+                work.result.set_result(
+                    refusal or await self._keep(request, Operated(health=device.health, maintenance=device.maintenance))
+                )
+            except TopobusError as err:
+                work.result.set_exception(err)
+                # Read here, since the asker may be gone.
+                work.result.exception()
+            # A driver that is late still acts on the device, so no other request gets its turn.
+            while work.isolated is not None and work.isolated.is_hung:
+                await self._clock.sleep(_LOOK_S)
         self._look_again(device.driver)
-        return result
 
-    async def _in_use(self, device: Device, names: Iterable[str]) -> Refusal | None:
+    async def _act(self, work: _Work) -> Refusal | None:
+        device, hands = work.device, self._hands
+        isolated = hands.drivers.get(device.driver)
+        if isolated is None:
+            return driver_not_loaded(device)
+        driver = isolated.driver
+        if work.request.operation.verb is DeviceVerb.RESET:
+            act = partial(reset_device, hands.journal, driver, hands.tree, device, op_id=work.request.op_id)
+        else:
+            isolated, switch = hands.switching(isolated)
+            act = partial(rebind_device, hands.journal, driver, switch, device)
+        work.isolated = isolated
+        try:
+            return await isolated.call(str(work.request.operation.verb), act)
+        except (DriverFailed, DriverHung) as err:
+            return Refusal(reasons=(driver_reason(isolated.name, err),))
+
+    async def _in_use(self, verb: DeviceVerb, device: Device, names: Iterable[str]) -> Refusal | None:
         """Refuse devices that have a holder, by the ledger or by the journal, or that are not
         clean.
         """
@@ -170,11 +243,11 @@ class DeviceOperator:
             for owner_entry in entry.owners if entry is not None else ():
                 users.setdefault(owner_entry.owner.key, f"{owner_entry.owner} has {name} prepared")
         if users:
-            text = f"{device.name} cannot be reset while it is held: {'; '.join(users.values())}"
+            text = f"no {verb} of {device.name} while it is held: {'; '.join(users.values())}"
             return refuse("device-held", text, device=device.name, owners=tuple(users))
         unclean = self._hands.cleaner.obstacle(names)
         if isinstance(unclean, Accepted):
-            return refuse("device-busy", f"{device.name} cannot be reset yet: {unclean.what}", device=device.name)
+            return refuse("device-busy", f"no {verb} of {device.name} yet: {unclean.what}", device=device.name)
         return unclean
 
     def _done(self, request: PerformRequest) -> Operated | Refusal | None:

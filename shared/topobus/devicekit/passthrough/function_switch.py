@@ -70,7 +70,7 @@ class FunctionSwitch:
         """
         self._write(f"{pci_folder(address)}/driver_override", kernel_driver)
         if self.present(address).name != kernel_driver:
-            self._unbind(address)
+            self.release(address)
             self._bind(address, kernel_driver)
 
     def restore(self, address: PciAddress, before: FunctionDriver) -> None:
@@ -87,9 +87,19 @@ class FunctionSwitch:
             self._write(f"{pci_folder(address)}/driver_override", before.override)
         if now.name == before.name:
             return
-        self._unbind(address)
+        self.release(address)
         if before.name:
             self._bind(address, before.name)
+
+    def release(self, address: PciAddress) -> None:
+        """Take a function from the driver that has it, if one has.
+
+        Errors: raises HardwareError as `give` does.
+        """
+        name = self.present(address).name
+        if name:
+            self._write(f"{_DRIVERS}/{name}/unbind", str(address))
+            self.until(lambda: self.present(address).name != name, f"kernel driver {name} having let {address} go")
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
         """Wait until a condition is true, as long as a driver may take.
@@ -102,12 +112,6 @@ class FunctionSwitch:
                 raise HardwareError(f"{what} is not so after {self._limit_s:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
-
-    def _unbind(self, address: PciAddress) -> None:
-        name = self.present(address).name
-        if name:
-            self._write(f"{_DRIVERS}/{name}/unbind", str(address))
-            self.until(lambda: self.present(address).name != name, f"kernel driver {name} having let {address} go")
 
     def _bind(self, address: PciAddress, kernel_driver: str) -> None:
         if not self.has_driver(kernel_driver):

@@ -21,7 +21,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.pci import PciAddress
 
-__all__ = ["OpenNodes", "function_nodes", "interface_uses", "openers"]
+__all__ = ["OpenNodes", "function_nodes", "function_uses", "interface_uses", "openers"]
 
 # A node's folder lies at most so far below its function: drm/card0,
 # infiniband_verbs/uverbs0, misc/vfio.
@@ -30,12 +30,20 @@ _FUNCTION = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class OpenNodes(Struct, frozen=True, kw_only=True):
-    """The processes that have device nodes open."""
+    """The processes that have device nodes open, and other uses of a function."""
 
     users: tuple[str, ...] = ()
     """`process 4711 (python3) has /dev/nvidia0 open`."""
     unseen: int = 0
     """Processes whose open files we may not see."""
+
+
+def function_uses(tree: Tree, address: PciAddress, own_nodes: Collection[str]) -> OpenNodes:
+    """Find what uses a function: processes with its nodes, or its driver's own ones, open, and its
+    interfaces.
+    """
+    busy = openers(tree, {*function_nodes(tree, address), *own_nodes})
+    return OpenNodes(users=(*interface_uses(tree, address), *busy.users), unseen=busy.unseen)
 
 
 def function_nodes(tree: Tree, address: PciAddress) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from topobus.devicekit.journal.journal_values import PASSTHROUGH
 from topobus.devicekit.partitioning.function_cuts import CUT_LIMIT_S
 from topobus.devicekit.passthrough import iommu_groups
 from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch
-from topobus.devicekit.passthrough.function_users import function_nodes, interface_uses, openers
+from topobus.devicekit.passthrough.function_users import function_uses, openers
 from topobus.devicekit.passthrough.passthrough_request import Passthrough, read_passthrough
 from topobus.devicekit.pci import function_role, is_vfio
 from topobus.devicekit.settings import PassthroughRule, PassthroughSettings
@@ -326,9 +326,8 @@ class PassthroughDriver(DeviceDriver):
         uses: list[str] = []
         unseen = 0
         for device in devices:
-            address = _address(device)
-            busy = openers(tree, {*function_nodes(tree, address), *self._driver.own_nodes(tree, device)})
-            uses += [f"{device.name}: {use}" for use in (*interface_uses(tree, address), *busy.users)]
+            busy = function_uses(tree, _address(device), self._driver.own_nodes(tree, device))
+            uses += [f"{device.name}: {use}" for use in busy.users]
             unseen = max(unseen, busy.unseen)
         return uses, unseen
 

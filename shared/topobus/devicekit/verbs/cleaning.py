@@ -96,13 +96,7 @@ class DeviceCleaner:
         ):
             return
         own = self._drivers.get(device.driver)
-        isolated = (
-            None
-            if own is None
-            else IsolatedDriver(
-                own.driver, timeout_s=self._settings.limit_s, clock=self._clock, note_call=own.note_call
-            )
-        )
+        isolated = own.beside(timeout_s=self._settings.limit_s) if own is not None else None
         self._jobs[name] = job = _Job(owner=entry.to_clean, isolated=isolated, is_visible=is_visible)
         self._new.put_nowait((name, job))
         if is_visible:

@@ -21,14 +21,15 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.journal.journal import Journal, JournalTaken
 from topobus.devicekit.journal.journal_values import OwnerEntry
+from topobus.devicekit.passthrough.function_switch import FunctionSwitch
 from topobus.devicekit.passthrough.passthrough import PassthroughDriver
 from topobus.devicekit.settings import CleaningSettings, PassthroughSettings
 from topobus.devicekit.verbs import journaled_verbs
 from topobus.devicekit.verbs.cleaning import DeviceCleaner
-from topobus.devicekit.verbs.device_reset import forget_interrupted
 from topobus.devicekit.verbs.leftovers import cleaning as being_cleaned
 from topobus.devicekit.verbs.leftovers import dirty, journal_unreadable
 from topobus.devicekit.verbs.long_work import LongJobs
+from topobus.devicekit.verbs.operator_verbs import bind_again, report_interrupted
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
@@ -156,6 +157,13 @@ class DeviceHands:
             note_call=isolated.note_call,
         )
 
+    def switching(self, isolated: IsolatedDriver) -> tuple[IsolatedDriver, FunctionSwitch]:
+        """Return a driver with a thread of its own, because a kernel driver may take long to begin,
+        and the switch of its functions.
+        """
+        switch_s = self._passthrough.switch_s
+        return isolated.beside(timeout_s=2 * switch_s), FunctionSwitch(self.tree, limit_s=switch_s)
+
     def refuse_passed_through(self, names: Iterable[str], owner: Owner, asked: Collection[str]) -> Refusal | None:
         """Refuse devices that another owner has in passthrough, and those among `asked` (for a
         virtual machine) that another owner has at all.
@@ -214,7 +222,7 @@ class DeviceHands:
                 if is_waited_for:
                     readiness.set("journal", is_ready=True)
             break
-        await asyncio.to_thread(forget_interrupted, self.journal)
+        await asyncio.to_thread(report_interrupted, self.journal)
         for name, why in sorted(self.journal.unreadable.items()):
             get_logger().error(
                 "journal.misread",
@@ -239,7 +247,7 @@ class DeviceHands:
         """Take the turn on these devices, with nothing half done on them, or yield why not."""
         async with AsyncExitStack() as stack:
             yield await self._enter(stack, sorted(set(names)))
-            self._note_leftovers()
+        self._note_leftovers()
 
     async def _enter(self, stack: AsyncExitStack, names: Sequence[str]) -> Refusal | None:
         for name in names:
@@ -267,8 +275,18 @@ class DeviceHands:
             if not self.jobs.is_under_way(name, owner.owner)
         ]
 
+    def _is_unbound(self, name: str) -> bool:
+        """Say whether a rebind must be finished. One that is under way has the turn."""
+        entry, lock = self.journal.entries.get(name), self._locks.get(name)
+        return entry is not None and entry.is_unbound and not (lock is not None and lock.locked())
+
+    def _is_half_done(self, name: str) -> bool:
+        return bool(self._half_done(name)) or self._is_unbound(name)
+
     def _has_left(self) -> bool:
-        return any(map(self._half_done, self.journal.entries)) or bool(self.journal.unreadable) or bool(self._unmended)
+        return (
+            any(map(self._is_half_done, self.journal.entries)) or bool(self.journal.unreadable) or bool(self._unmended)
+        )
 
     def _note_leftovers(self) -> None:
         if self._has_left():
@@ -283,7 +301,7 @@ class DeviceHands:
                 get_logger().info("journal.mended", device=name)
                 self._on_change()
             for name in sorted({*self.journal.entries, *self._unmended}):
-                if self._half_done(name) or name in self._unmended:
+                if self._is_half_done(name) or name in self._unmended:
                     async with self._locks.setdefault(name, asyncio.Lock()):
                         await self._mend(name)
             is_done = not self._has_left()
@@ -301,6 +319,7 @@ class DeviceHands:
         unmended = None
         for owner in self._half_done(name):
             unmended = unmended or await self._undo(name, owner)
+        unmended = unmended or await self._bind_again(name)
         if unmended is None:
             self._unmended.pop(name, None)
         else:
@@ -308,6 +327,23 @@ class DeviceHands:
         if unmended != before:
             self._on_change()
         return unmended
+
+    async def _bind_again(self, name: str) -> _Unmended | None:
+        entry = self.journal.entries.get(name)
+        if entry is None or not entry.is_unbound:
+            return None
+        device = entry.device
+        isolated = self.drivers.get(device.driver)
+        if isolated is None:
+            return _Unmended(f"driver {device.driver!r} is not loaded")
+        try:
+            beside, switch = self.switching(isolated)
+            await beside.call("bind", partial(bind_again, self.journal, isolated.driver, switch, device))
+        except (DriverFailed, DriverHung) as err:
+            return _Unmended(err.message, is_waiting=isinstance(err, DriverHung))
+        self.look_again(device.driver)
+        get_logger().info("device.bound", device=name)
+        return None
 
     async def _undo(self, name: str, entry: OwnerEntry) -> _Unmended | None:
         device = self.find(name)

@@ -39,7 +39,7 @@ def dirty(owner: Owner | None, why: str, evidence: Mapping[str, str] = MappingPr
         dimension=Dimension.DRIVER,
         state=HealthState.UNHEALTHY,
         reason="dirty",
-        message=f"{owner or 'somebody'} left it dirty, it is tried again: {why}",
+        message=f"{owner or 'an operation'} left it dirty, it is tried again: {why}",
         evidence={**evidence, "owner": owner.key if owner else ""},
         action=RecoveryAction.WAIT,
     )

@@ -370,14 +370,15 @@ OPERATE = Ask(
     # It has the ledger with the devices' holders, and it writes the decision.
     writer=("topology",),
     readers=("cli",),
-    description="Do what an operator wants with one device: keep it back, give it back, forgive its faults, reset it.",
+    description="Do what an operator wants with one device: keep it back, give it back, forgive its faults, reset it, bind it again, test it.",  # noqa: E501
 )
 PERFORM = Ask(
     name="perform",
     parts=("node", "device_class"),
     request=operation_messages.PerformRequest,
     reply=operation_messages.PerformReply,
-    # A reset has a driver's time limit, and waits for its turn on the device before.
+    # A reset has a driver's time limit, and waits for its turn on the device before. What takes longer continues, and
+    # the same request gets its result.
     timeout_s=12.0,
     # Devices of another vendor's device plugin are operated by that plugin.
     writer=DEVICE_SERVICES,

@@ -61,7 +61,7 @@ class PerformRequest(Struct, frozen=True, kw_only=True):
 class PerformReply(Struct, frozen=True, kw_only=True):
     """The answer, the same for the same op_id once it is done.
 
-    A refusal changes nothing and is not kept.
+    A refusal is not kept: the same operation may succeed later.
     """
 
     result: Operated | Refusal

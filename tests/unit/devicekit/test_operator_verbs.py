@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from topobus.devicekit.journal.journal import Journal
-from topobus.devicekit.verbs.device_reset import forget_interrupted, reset_device
+from topobus.devicekit.verbs.operator_verbs import report_interrupted, reset_device
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
@@ -104,11 +104,11 @@ def test_driver_resets_with_the_intent_on_the_disk_when_it_has_a_way(tmp_path: P
 def test_reset_is_forgotten_and_told_when_a_crash_cut_it_off(tmp_path: Path) -> None:
     """The next start names the device once; nothing is reset again."""
     first = Journal(tmp_path / "journal")
-    first.reset_record(GPU).intend("reset", {"op_id": "op-1"})
+    first.operation_record(GPU).intend("reset", {"op_id": "op-1"})
     first.close()
     second = Journal(tmp_path / "journal")
     second.load()
 
-    assert forget_interrupted(second) == ["gpu-0"]
-    assert forget_interrupted(second) == []
+    assert report_interrupted(second) == ["gpu-0"]
+    assert report_interrupted(second) == []
     assert list((tmp_path / "journal").glob("*.json")) == []
