@@ -16,7 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -33,6 +34,7 @@ __all__ = [
 LabelValues = str | tuple[str, ...]
 """All values that a label has, or a text that names what bounds them."""
 
+_Counts = TypeVar("_Counts", bound="Counter | Histogram")
 _NAME = re.compile(r"topobus_[a-z]+(_[a-z]+)*")
 _LABEL = re.compile(r"[a-z][a-z_]*")
 _UNBOUNDED = frozenset({"uid", "pod", "claim", "namespace", "name"})
@@ -77,6 +79,18 @@ class MetricDescriptor:
                     f"metric {self.name}: label {label!r} is not allowed: its values have no bound, or it is misspelt"
                 )
 
+    def _begun(self, counts: _Counts) -> _Counts:
+        """Begin each line at 0 where all values of all labels are listed.
+
+        Prometheus' increase() and rate() do not see a count that is above 0 when its line is new,
+        so an alert would miss the first failure.
+        """
+        values = [values for values in self.labels.values() if isinstance(values, tuple)]
+        if values and len(values) == len(self.labels):
+            for line in product(*values):
+                counts.labels(*line)
+        return counts
+
     def family(self) -> Metric:
         """Make it without a line, for a collector that writes its lines at each scrape."""
         from prometheus_client.metrics_core import Metric
@@ -99,7 +113,7 @@ class CounterDescriptor(MetricDescriptor):
             return cast("Counter", _UNCOUNTED)
         from prometheus_client import Counter
 
-        return Counter(self.name, self.meaning, tuple(self.labels), registry=registry)
+        return self._begun(Counter(self.name, self.meaning, tuple(self.labels), registry=registry))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,4 +151,6 @@ class HistogramDescriptor(MetricDescriptor):
             return cast("Histogram", _UNCOUNTED)
         from prometheus_client import Histogram
 
-        return Histogram(self.name, self.meaning, tuple(self.labels), registry=registry, buckets=self.buckets)
+        return self._begun(
+            Histogram(self.name, self.meaning, tuple(self.labels), registry=registry, buckets=self.buckets)
+        )

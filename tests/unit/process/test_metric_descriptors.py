@@ -9,7 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from topobus.devicekit.host.metrics import DeviceSeries
-from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, MetricDescriptor
+from topobus.process.metric_descriptors import (
+    CounterDescriptor,
+    GaugeDescriptor,
+    HistogramDescriptor,
+    MetricDescriptor,
+)
 from topobus.process.metrics import BusMetrics
 from topobus.values.device import Device
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
@@ -54,6 +59,34 @@ def test_metrics_are_made_from_descriptors_alone() -> None:
     ]
 
     assert made == []
+
+
+def test_lines_of_a_counter_begin_at_zero_when_all_values_of_its_labels_are_listed() -> None:
+    """Prometheus sees the first failure as an increase; a label without a list has no line yet."""
+    registry = CollectorRegistry()
+    CounterDescriptor(
+        name="topobus_test_writes_total", meaning="Writes.", labels={"outcome": ("written", "failed")}
+    ).register(registry)
+    HistogramDescriptor(
+        name="topobus_test_write_seconds", meaning="Writes.", labels={"outcome": ("written", "failed")}, buckets=(1.0,)
+    ).register(registry)
+    CounterDescriptor(
+        name="topobus_test_asks_total", meaning="Asks.", labels={"noun": "a noun", "outcome": ("answered",)}
+    ).register(registry)
+
+    lines = {
+        (sample.name, sample.labels["outcome"]): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name.endswith(("_total", "_count"))
+    }
+
+    assert lines == {
+        ("topobus_test_writes_total", "written"): 0,
+        ("topobus_test_writes_total", "failed"): 0,
+        ("topobus_test_write_seconds_count", "written"): 0,
+        ("topobus_test_write_seconds_count", "failed"): 0,
+    }
 
 
 def test_device_metrics_follow_the_inventory_when_a_device_gets_sick_and_well() -> None:
