@@ -16,7 +16,7 @@ from topobus.gateway.claims.claim_key import ClaimFailed
 from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 from topobus.values.errors import PeerUnavailable
 
-__all__ = ["CallMetrics", "ClaimMetrics", "CpusetMetrics"]
+__all__ = ["DISAGREEMENTS", "CallMetrics", "ClaimMetrics", "CpusetMetrics"]
 
 # In seconds: from a call that only reads memory to kubelet's longest deadline.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
@@ -71,6 +71,11 @@ CPUSET_DIFFERENCES = CounterDescriptor(
     meaning="Containers that the kernel had on other CPUs than was promised; `shared`: on CPUs that a claim has for "
     "itself.",
     labels={"kind": ("shared", "own")},
+)
+
+DISAGREEMENTS = GaugeDescriptor(
+    name="topobus_gateway_disagreements",
+    meaning="Devices and CPUs that kubelet and the ledger give to different owners now, seen at two looks in a row.",
 )
 
 

@@ -50,7 +50,7 @@ from topobus.gateway.device_plugins.foreign_plugins import ForeignPlugins
 from topobus.gateway.device_plugins.plugin_set import DevicePlugins
 from topobus.gateway.device_plugins.registration import KUBELET_SOCKET, socket_pattern
 from topobus.gateway.device_plugins.sockets import FolderWatch, identity, remove_stale
-from topobus.gateway.metrics import CallMetrics, ClaimMetrics, CpusetMetrics
+from topobus.gateway.metrics import DISAGREEMENTS, CallMetrics, ClaimMetrics, CpusetMetrics
 from topobus.gateway.node_lock import NodeLock, open_node_lock
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
@@ -155,6 +155,7 @@ class _Gateway:
         self._metrics = CallMetrics(runtime.registry)
         self._claim_metrics = ClaimMetrics(runtime.registry)
         self._cpuset_metrics = CpusetMetrics(runtime.registry)
+        self._disagreements = DISAGREEMENTS.register(runtime.registry)
         self._cluster = cluster
         self._lock = lock
         self._forwarder = ClaimForwarder(settings.kubelet, lock, settings.deadlines.claim_s)
@@ -364,7 +365,9 @@ class _Gateway:
             group.create_task(work.preparer.undo_left())
             users = UserNaming(work.pods, self._state, self._asks, self._settings.deadlines.reconcile_s)
             group.create_task(users.run())
-            reconciler = Reconciler(work.pods, self._state, self._asks, self._settings.deadlines, users)
+            reconciler = Reconciler(
+                work.pods, self._state, self._asks, self._settings.deadlines, users, self._disagreements
+            )
             group.create_task(reconciler.run(self._runtime.beats.loop("pods")))
             await self._runtime.bus.answer(PODS, work.pods.answer, node=self._runtime.node)
             if self._foreign is not None:

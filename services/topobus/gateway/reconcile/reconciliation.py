@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
+from prometheus_client import Gauge
+
 from topobus.formats.messages.messages import Adopted, AdoptRequest, Disagreement
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.broadcast import first_of
@@ -56,10 +58,18 @@ class Reconciler:
     """Compares PodResources with the ledger, period after period."""
 
     def __init__(
-        self, usage: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming
+        self,
+        usage: PodLook,
+        state: NodeState,
+        asks: NodeAsks,
+        deadlines: DeadlineSettings,
+        users: UserNaming,
+        count: Gauge,
     ) -> None:
+        """`count` has the number of disagreements."""
         self._usage = usage
         self._users = users
+        self._count = count
         self._socket = usage.socket
         self._doubted: frozenset[Disagreement] = frozenset()
         self._disagreed: frozenset[Disagreement] = frozenset()
@@ -285,6 +295,7 @@ class Reconciler:
         """
         self._disagreed = disagreements & (self._doubted | self._disagreed)
         self._doubted = disagreements
+        self._count.set(len(self._disagreed))
         await self._asks.disagreements.publish(self._disagreed, disagreements)
 
     async def _release(self, allocation: Allocation, mark: _Mark) -> None:

@@ -138,7 +138,7 @@ async def test_gateway_adopts_what_kubelet_holds_when_the_ledger_lacks_it(rig: R
 
 async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(rig: Rig) -> None:
     """A device that kubelet gave to a pod and the ledger to a claim: a warning and the answer name
-    both.
+    both, and the metric counts it.
 
     Nothing is taken from anybody.
     """
@@ -157,6 +157,7 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
                     looks = len([event for event in rig.kubelet.events if event.event == "PodResources.List"])
                     await rig.kubelet.wait_for_event("PodResources.List", count=looks + 1)
                     reply = await rig.pods()
+            counted = rig.registry.get_sample_value("topobus_gateway_disagreements")
 
     said = [log for log in logs if log["event"] == "holding.disagreed"]
     assert [
@@ -165,6 +166,7 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
     assert [(event["device"], event["kubelet"], event["ledger"]) for event in said] == [
         (disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements
     ]
+    assert counted == 1
     assert holders(rig)[str(THIEF)] == {"gpu": ("gpu-0",)}
 
 
