@@ -4,11 +4,17 @@ no more however many go.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from topobus.bus.bus import Bus
 from topobus.controller.commit.allocator import Allocator
 from topobus.controller.commit.node_ledgers import NodeLedgers
 from topobus.controller.config import ControllerSettings
@@ -16,8 +22,9 @@ from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.standalone.release_orphans import OrphanedAllocations
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.cel.selector import CelCompiler
-from topobus.engine.claims.stored import Stored
-from topobus.formats.messages.catalogue import LEDGER, RELEASE
+from topobus.engine.claims.stored import ObjectKey, Stored
+from topobus.formats.kubernetes.objects import object_parts, placed_uid
+from topobus.formats.messages.catalogue import LEDGER, OBJECT, RELEASE
 from topobus.formats.messages.messages import ApiObject, ReleaseReply, ReleaseRequest
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
@@ -28,21 +35,30 @@ from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind
 
 
-def claim(name: str) -> ApiObject:
+def claim(name: str, uid: str = "") -> ApiObject:
     """A claim as it is stored."""
     return ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
-        metadata={"namespace": "default", "name": name, "uid": f"u-{name}"},
+        metadata={"namespace": "default", "name": name, "uid": uid or f"u-{name}"},
     )
 
 
-async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored_and_deleted() -> None:
-    """A store without a trace of an owner proves nothing, so its devices stay and it is told, once.
+_LOST = Owner(kind=OwnerKind.CLAIM, name="lost", uid="u-lost")
 
-    When its object was here again and was deleted, they are let go.
-    """
-    owner = Owner(kind=OwnerKind.CLAIM, name="lost", uid="u-lost")
+
+@dataclass(frozen=True, kw_only=True)
+class _Home:
+    """A controller whose store has no trace of the claim that a node's ledger has."""
+
+    bus: Bus
+    state: StandaloneState
+    orphans: OrphanedAllocations
+    released: list[Owner]
+
+
+@asynccontextmanager
+async def _home(owner: Owner = _LOST) -> AsyncIterator[_Home]:
     ledger = Ledger(
         node="n1",
         sequence=1,
@@ -69,17 +85,52 @@ async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored
         ledgers = NodeLedgers(bus, state, settings.ask_timeout_s)
         orphans = OrphanedAllocations(settings, runtime, state, allocator, metrics, ledgers, queue)
         state.put_ledger(ledger)
+        yield _Home(bus=bus, state=state, orphans=orphans, released=released)
+
+
+async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored_and_deleted() -> None:
+    """A store without a trace of an owner proves nothing, so its devices stay and it is told, once.
+
+    When its object was here again and was deleted, they are let go.
+    """
+    async with _home() as home:
         with capture_logs() as lines:
-            await orphans.reconcile_all()
-            await orphans.reconcile_all()
-        released_before = list(released)
-        orphans.note(Stored(1, claim("lost")))
-        await orphans.reconcile_all()
+            await home.orphans.reconcile_all()
+            await home.orphans.reconcile_all()
+        released_before = list(home.released)
+        home.orphans.note(Stored(1, claim("lost")))
+        await home.orphans.reconcile_all()
 
     warnings = [line for line in lines if line["event"] == "holders.without-object"]
     assert [(line["of"], line["owners"]) for line in warnings] == [("n1", ["claim default/lost"])]
     assert released_before == []
-    assert released == [owner]
+    assert home.released == [_LOST]
+
+
+@pytest.mark.parametrize(
+    ("kind", "uid", "is_released"),
+    [
+        pytest.param(OwnerKind.CLAIM, "u-lost", True, id="another claim has its name"),
+        pytest.param(OwnerKind.CLAIM, "u-again", False, id="the claim is there again"),
+        pytest.param(OwnerKind.POD, placed_uid("default", "lost"), False, id="a pod of topobus place"),
+    ],
+)
+async def test_holder_of_a_lost_object_is_released_when_its_name_belongs_to_another_one(
+    kind: OwnerKind, uid: str, is_released: bool
+) -> None:
+    """Whoever applies a claim from a backup has a new one, and gets the devices of the old one back."""
+    owner = Owner(kind=kind, name="lost", uid=uid)
+    async with _home(owner) as home:
+        await home.orphans.reconcile_all()
+        released_before = list(home.released)
+        again = claim("lost", uid="u-again")
+        again = structs.replace(again, kind="Pod" if kind is OwnerKind.POD else again.kind)
+        key = ObjectKey(**object_parts(again))
+        home.state.put_object(key, Stored(await home.bus.put(OBJECT, again, **key._asdict()), again))
+        await home.orphans.reconcile_all()
+
+    assert released_before == []
+    assert home.released == ([owner] if is_released else [])
 
 
 async def test_orphans_forget_objects_that_no_ledger_names() -> None:

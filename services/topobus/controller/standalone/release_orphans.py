@@ -68,7 +68,7 @@ class OrphanedAllocations:
         """Grows with each event that may make an orphan of any holding: then each ledger is
         searched again."""
         self._gone: set[str] = set()
-        self._foreign: set[str] = set()
+        self._foreign: dict[str, Owner] = {}
         self._found: dict[str, dict[str, Owner]] = {}
         self._reported: dict[str, str] = {}
         self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
@@ -82,9 +82,8 @@ class OrphanedAllocations:
             self._gone.add(gone.uid)
             # It was stored here: an object that the store lost has been restored since, and
             # deleted.
-            self._foreign.discard(
-                Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=gone.uid).key
-            )
+            owner = Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=gone.uid)
+            self._foreign.pop(owner.key, None)
             self._evidence += 1
 
     def clear_conclusions(self) -> None:
@@ -97,6 +96,7 @@ class OrphanedAllocations:
 
     async def reconcile_all(self) -> None:
         """Search the ledgers that changed, and release orphans."""
+        self._doubt_replaced()
         for node, ledger in sorted(self._state.ledgers.items()):
             version = (ledger.epoch, ledger.sequence, self._evidence)
             if self._queue.is_ready(node, version):  # most are not: the work is created only for those that are
@@ -123,8 +123,22 @@ class OrphanedAllocations:
         """Find the orphans of one ledger."""
         foreign_before = set(self._foreign)
         self._found[node] = await self._orphans_in(ledger)
-        self._report_foreign(node, ledger, self._foreign - foreign_before)
+        self._report_foreign(node, ledger, self._foreign.keys() - foreign_before)
         return done
+
+    def _doubt_replaced(self) -> None:
+        """Search again for holders whose name belongs to an object now: one that the store lost was
+        applied again. A pod of `topobus place` is no object, whatever has its name.
+        """
+        replaced = [
+            key
+            for key, owner in self._foreign.items()
+            if ObjectKey(_KINDS[owner.kind], owner.namespace, owner.name) in self._state.objects
+            and owner.uid != placed_uid(owner.namespace, owner.name)
+        ]
+        for key in replaced:
+            del self._foreign[key]
+        self._evidence += bool(replaced)
 
     def _report_foreign(self, node: str, ledger: Ledger, keys: Collection[str]) -> None:
         """Warn of newly found holders that have no object here. If an older copy of the store was
@@ -159,7 +173,8 @@ class OrphanedAllocations:
                 for allocation in ledger.allocations.values()
             ]
             self._gone &= {owner.uid for owner in named}
-            self._foreign &= {owner.key for owner in named}
+            keys = {owner.key for owner in named}
+            self._foreign = {key: owner for key, owner in self._foreign.items() if key in keys}
 
     def _show(self) -> None:
         """Set the reason for which each quarantined device is not allocated."""
@@ -205,7 +220,7 @@ class OrphanedAllocations:
         if any(metadata_of(each_entry.value).uid == owner.uid for each_entry in past):
             self._gone.add(owner.uid)
             return True
-        self._foreign.add(owner.key)
+        self._foreign[owner.key] = owner
         return False
 
     async def _release(self, node: str, owner: Owner) -> Result:
