@@ -21,12 +21,13 @@ from support.fake_nvml import GIB, FakeGpu, fake_nvml, needs_gcc
 from support.kfd_machines import KfdMachine
 from support.mig_node import mig_node
 from support.sysfs_trees import write
+from support.why_objects import asks, card, nvidia_gpus, partitions, slice_of
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Node, Slice
 from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.formats.kubernetes.pool_slices import pool_slices
-from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec
+from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.gateway.config import GatewaySettings
@@ -136,9 +137,9 @@ def slices_of(devices: Sequence[Device]) -> tuple[Slice, ...]:
     return tuple(Slice(f"{index:03x}", spec) for index, spec in specs.items())
 
 
-def classes() -> dict[str, DeviceClassSpec]:
-    """The example classes by their names."""
-    documents = yaml.safe_load_all((ROOT / "examples/claims/vendor-classes.yaml").read_text())
+def classes(file: str = "vendor-classes.yaml") -> dict[str, DeviceClassSpec]:
+    """The example classes of a file by their names."""
+    documents = yaml.safe_load_all((ROOT / "examples/claims" / file).read_text())
     return {
         document["metadata"]["name"]: read_as(document["spec"], DeviceClassSpec, where="class")
         for document in documents
@@ -159,6 +160,42 @@ def test_sample_gets_the_devices_that_it_promises_when_profiles_are_on(case: dic
 
     results = outcome.results[0].devices.results if isinstance(outcome, Allocated) else ()
     assert [granted.device for granted in results] == case["gets"], outcome
+
+
+@needs_gcc
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES if "nvidia" in case["machine"]])
+def test_sample_gets_the_same_devices_by_the_classes_of_a_migration(case: dict[str, Any], tmp_path: Path) -> None:
+    """While nodes have one of two drivers, our nodes serve NVIDIA's claims as they do afterwards."""
+    slices = slices_of(MACHINES[case["machine"]](tmp_path))
+    spec = {"devices": {"requests": case["requests"], "constraints": case.get("constraints", [])}}
+    wanted = ClaimToAllocate("default/sample", read_as(spec, ClaimSpec, where="claim"))
+    both = classes("migration-classes.yaml")
+
+    outcome = allocate(AllocationInput(node=Node(NODE), claims=(wanted,), classes=both, slices=slices), CelCompiler())
+
+    results = outcome.results[0].devices.results if isinstance(outcome, Allocated) else ()
+    assert [granted.device for granted in results] == case["gets"], outcome
+
+
+def test_vendors_own_devices_are_served_by_the_classes_of_a_migration() -> None:
+    """A node that has NVIDIA's driver: its GPU and its MIG instance, each by its class."""
+    published = (
+        slice_of("gpu.nvidia.com", NODE, [*nvidia_gpus(1), *partitions("1g.10gb")], slices=2),
+        slice_of("gpu.nvidia.com", NODE, counters=[card()], slices=2),
+    )
+    slices = tuple(
+        Slice(f"{index}", read_as(each["spec"], SliceSpec, where="slice")) for index, each in enumerate(published)
+    )
+    requests = [asks("gpu.nvidia.com"), asks("mig.nvidia.com")]
+    wanted = ClaimToAllocate("default/sample", read_as({"devices": {"requests": requests}}, ClaimSpec, where="claim"))
+
+    outcome = allocate(
+        AllocationInput(node=Node(NODE), claims=(wanted,), classes=classes("migration-classes.yaml"), slices=slices),
+        CelCompiler(),
+    )
+
+    assert isinstance(outcome, Allocated), outcome
+    assert [granted.device for granted in outcome.results[0].devices.results] == ["gpu-0", "gpu-0-mig-1g-10gb-0"]
 
 
 @needs_gcc
