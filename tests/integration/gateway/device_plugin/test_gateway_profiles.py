@@ -283,6 +283,59 @@ async def test_vendors_plugin_keeps_the_resource_when_it_registers_after_us(rig:
     assert listed == 1
 
 
+async def test_node_goes_over_to_us_and_back_while_a_pod_keeps_its_gpu(rig: Rig, gpus: Gpus) -> None:
+    """NVIDIA's plugin, then the gateway, then the plugin again: each serves the resource alone, by the
+    same ids, and a pod that runs all the while has its GPU to itself.
+    """
+    runs, during, after = (pod_of(name) for name in ("runs", "during", "after"))
+    listed = [listed_device(gpu.uuid) for gpu in gpus.devices]
+    rig.plane.prepare_by = gpus.prepare
+
+    def vendors() -> TrivialPlugin:
+        return TrivialPlugin(rig.kubelet.device_plugin_dir, GPU, listed, socket="nvidia-gpu.sock")
+
+    async with vendors() as plugin:
+        assert await plugin.register() == ""
+        await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        (kept,) = (await admit(rig, runs)).container("main").devices[GPU]
+    await rig.plane.show("gpu", *gpus.devices)
+    async with rig.gateway():
+        await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        await until(lambda: held(rig) == {named(gpus, kept)})
+        (ours,) = (await admit(rig, during)).container("main").devices[GPU]
+        refused = await rig.kubelet.admit(pod_of("too-many"))
+        await rig.kubelet.remove(during)
+        await until(lambda: held(rig) == {named(gpus, kept)})
+    async with vendors() as plugin:
+        assert await plugin.register() == ""
+        await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        (theirs,) = (await admit(rig, after)).container("main").devices[GPU]
+
+    assert {kept, ours} == {gpu.uuid for gpu in gpus.devices}
+    assert theirs == ours
+    assert not isinstance(refused, Admission)
+
+
+def pod_of(name: str) -> Pod:
+    """A pod with one GPU by NVIDIA's resource."""
+    return Pod(name=name, uid=f"uid-{name}", containers=(Container(name="main", resources={GPU: 1}),))
+
+
+def held(rig: Rig) -> set[str]:
+    """The devices that somebody holds in the ledger."""
+    return {
+        name
+        for allocation in rig.plane.ledger.allocations.values()
+        for holding in allocation.holdings
+        for name in holding.devices.get("gpu", ())
+    }
+
+
+def named(gpus: Gpus, uuid: str) -> str:
+    """The name of the GPU with this UUID."""
+    return next(gpu.name for gpu in gpus.devices if gpu.uuid == uuid)
+
+
 async def test_gateway_registers_again_when_only_a_dead_plugins_socket_is_left(rig: Rig, gpus: Gpus) -> None:
     """The file of a plugin that was killed is nobody."""
     with socket.socket(socket.AF_UNIX) as dead:
