@@ -17,6 +17,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
 from topobus.devicekit.settings import (
+    BurnInSettings,
     CleaningSettings,
     DeviceServiceSettings,
     DriverSettings,
@@ -85,6 +86,7 @@ class DeviceBench:
         cleaning: CleaningSettings | None = None,
         sharing: tuple[SharedPool, ...] = (),
         passthrough: PassthroughSettings | None = None,
+        burn_in: BurnInSettings | None = None,
     ) -> AsyncIterator[None]:
         """Run the gpu service with these drivers on a connection of its own."""
         settings = DeviceServiceSettings(
@@ -97,6 +99,7 @@ class DeviceBench:
             cleaning=cleaning or CleaningSettings(),
             sharing=sharing,
             passthrough=passthrough or PassthroughSettings(),
+            burn_in=burn_in or BurnInSettings(),
         )
         # Each run of the service counts from zero.
         self.metrics = CollectorRegistry()

@@ -55,6 +55,7 @@ _VERBS = {
     "adjusts": ("adjust",),
     "cleans": ("clean",),
     "resets": ("reset",),
+    "burns_in": ("burn_in",),
     "measures": ("measure",),
     "hints": ("hints",),
 }
@@ -103,6 +104,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """It cleans a device between two owners: `clean`."""
     resets: bool = False
     """It resets devices in a way of its own: `reset`."""
+    burns_in: bool = False
+    """It tests devices: `burn_in`."""
     measures: bool = False
     """It reads what people graph: `measure`."""
     hints: bool = False
@@ -265,6 +268,14 @@ class DeviceDriver(ABC):
         """Reset a device that has no holder, when an operator asks for it. None when it is done.
 
         Without this method the kernel resets the PCI function, where it can.
+        """
+        raise NotImplementedError
+
+    def burn_in(self, tree: Tree, device: Device) -> Refusal | None:
+        """Test a device that is withheld and has no holder, when an operator asks for it. None when
+        it passes.
+
+        It may take `burn_in.timeout_s`, and leaves the device as it was.
         """
         raise NotImplementedError
 

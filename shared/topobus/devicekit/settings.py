@@ -19,6 +19,7 @@ from topobus.sysfs.tree import HardwareSettings
 from topobus.values.pools import Condition, Pool
 
 __all__ = [
+    "BurnInSettings",
     "CleaningSettings",
     "DeviceServiceSettings",
     "DriverSettings",
@@ -68,6 +69,19 @@ class CleaningSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     retry_s: Annotated[float, Meta(gt=0)] = 1.0
     """Seconds until the second try; each further one waits twice as long, 64 times this at most. 1
     s: most of what is left ends with the last process."""
+
+
+class BurnInSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a device is tested before an operator returns it (`topobus device burn-in`)."""
+
+    command: tuple[str, ...] = ()
+    """Program and arguments, run without a shell and with the service's rights; it passes a device by
+    ending with 0. It gets `DEVICE_NAME`, `DEVICE_CLASS`, `DEVICE_PCI` and `DEVICE_NODES` (paths,
+    separated by spaces) as variables, and PATH, nothing else. Empty: the driver's own test alone,
+    where it has one. A setting, for whoever may write to NATS must not choose what runs here."""
+    timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Seconds that the driver's test, and the program, may take each. 600 s: a GPU's memory is
+    written and read several times meanwhile."""
 
 
 class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,6 +182,8 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """Where it is written down what was done to devices."""
     cleaning: CleaningSettings = CleaningSettings()
     """How a device is cleaned before its next owner."""
+    burn_in: BurnInSettings = BurnInSettings()
+    """How a device is tested before an operator returns it."""
     partitions: PartitionSettings = PartitionSettings()
     """What becomes of a card whose parts are devices of their own."""
     passthrough: PassthroughSettings = PassthroughSettings()

@@ -14,7 +14,7 @@ import pytest
 
 from support.asking import ask_patiently
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
-from support.looks import other_threads
+from support.looks import next_look, other_threads
 from topobus.bus.bus import Bus
 from topobus.devicekit.maintenance import device_operator
 from topobus.engine.health.health_machine import HealthSettings
@@ -279,6 +279,26 @@ async def test_reset_continues_and_has_its_answer_later_when_it_takes_long(
     assert _code(other) == "device-busy"
     assert isinstance(result, Operated)
     assert driver.resets == ["gpu-toy-0"]
+
+
+async def test_device_stays_busy_until_a_late_reset_has_ended(bench: DeviceBench) -> None:
+    """The asker learns that the driver hangs; no other operation gets at the device before the driver
+    has come back.
+    """
+    driver = _ResettingToy()
+    driver.may_end.clear()
+    await bench.publish_machine()
+    async with _topology(bench) as bus, bench.service(driver, timeout_s=0.3):
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
+        late = await _perform(bus, DeviceVerb.RESET, "op-1")
+        other = await _perform(bus, DeviceVerb.REBIND, "op-2")
+        driver.may_end.set()
+        async with asyncio.timeout(LIMIT_S):
+            while isinstance(await _perform(bus, DeviceVerb.RESET, "op-3"), Refusal):
+                await next_look()
+
+    assert [_code(late), _code(other)] == ["driver-hung", "device-busy"]
+    assert driver.resets == ["gpu-toy-0", "gpu-toy-0"]
 
 
 async def test_other_makers_devices_are_offered_throughout_when_a_driver_is_exchanged(bench: DeviceBench) -> None:

@@ -101,10 +101,11 @@ def test_driver_resets_with_the_intent_on_the_disk_when_it_has_a_way(tmp_path: P
     assert journal.entries == {}
 
 
-def test_reset_is_forgotten_and_told_when_a_crash_cut_it_off(tmp_path: Path) -> None:
-    """The next start names the device once; nothing is reset again."""
+@pytest.mark.parametrize("verb", ["reset", "burn-in"])
+def test_operation_is_forgotten_and_told_when_a_crash_cut_it_off(tmp_path: Path, verb: str) -> None:
+    """The next start names the device once; nothing is done again."""
     first = Journal(tmp_path / "journal")
-    first.operation_record(GPU).intend("reset", {"op_id": "op-1"})
+    first.operation_record(GPU).intend(verb, {"op_id": "op-1"})
     first.close()
     second = Journal(tmp_path / "journal")
     second.load()

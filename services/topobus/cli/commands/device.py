@@ -1,5 +1,5 @@
 """`topobus device`: operations on single devices: withhold them, offer them again, clear their
-faults, reset them, bind them to their kernel drivers again, and list the withheld ones.
+faults, reset them, bind them to their kernel drivers again, test them, and list the withheld ones.
 """
 
 from __future__ import annotations
@@ -141,6 +141,14 @@ def reset(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, optio
 def rebind(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
     """Have the kernel's driver release devices that no owner holds, and take them again."""
     return _operate(DeviceVerb.REBIND, names, why, work, options)
+
+
+@device_app.command(name="burn-in")
+def burn_in(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+    """Test withheld devices that no owner holds: by their driver, and by the program of the setting
+    `burn_in.command`.
+    """
+    return _operate(DeviceVerb.BURN_IN, names, why, work, options)
 
 
 @device_app.command(name="list")

@@ -53,6 +53,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("Why a claim waits, and what would fit", "topobus describe claim pair"),
         ("A pod of another namespace", "topobus describe pod trainer -n research"),
     ),
+    "device burn-in": (("Test a GPU before it is returned", "topobus device burn-in gpu-0000-18-00-0"),),
     "device exclude": (
         ("Exclude this GPU from all lists", "topobus device exclude gpu-0000-18-00-0 --why 'ECC errors, ticket 812'"),
     ),

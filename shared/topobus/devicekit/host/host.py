@@ -179,6 +179,7 @@ class _DeviceHost:
             self._publisher,
             DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class),
             self._look_again,
+            burn_in=settings.burn_in,
             clock=runtime.clock,
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again

@@ -1,5 +1,5 @@
 """Performs what an operator wants of one device: withhold it, offer it again, forgive its faults,
-reset it, bind it to its kernel driver again.
+reset it, bind it to its kernel driver again, test it.
 
 Only topology asks, after it has written the decision. Each operation has an id, and the same id
 gets the same answer once it is done. A refusal changes nothing and is not kept. A lasting decision
@@ -13,12 +13,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.publishing import DevicePublisher
 from topobus.devicekit.maintenance import maintenance
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
+from topobus.devicekit.settings import BurnInSettings
+from topobus.devicekit.verbs.burn_in import begin_burn_in, end_burn_in, run_burn_in
 from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded, driver_reason
 from topobus.devicekit.verbs.operator_verbs import rebind_device, reset_device
 from topobus.engine.ledger.device_users import reset_together
@@ -33,6 +36,8 @@ from topobus.values.maintenance import DeviceVerb
 from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["DeviceOperator"]
+
+T = TypeVar("T")
 
 _UNSEEN = DeviceHealth(state=HealthState.UNKNOWN)
 # Seconds until an asker learns that the work is under way. Topology waits 12 s; a turn and a reset
@@ -52,6 +57,11 @@ class _Work:
     isolated: IsolatedDriver | None = None
     """The driver that acts, or has acted."""
 
+    @property
+    def is_test(self) -> bool:
+        """Say whether it is a burn-in that is under way."""
+        return self.request.operation.verb is DeviceVerb.BURN_IN and not self.result.done()
+
     def is_of(self, request: PerformRequest) -> bool:
         """Say whether a request asks for this."""
         return (self.request.op_id, self.request.operation) == (request.op_id, request.operation)
@@ -69,6 +79,7 @@ class DeviceOperator:
         holders: DeviceHolders,
         look_again: Callable[[str], None],
         *,
+        burn_in: BurnInSettings,
         clock: Clock,
     ) -> None:
         """Keep the collaborators. `look_again` makes a driver, by name, look for its devices at
@@ -80,6 +91,7 @@ class DeviceOperator:
         self._publisher = publisher
         self._holders = holders
         self._look_again = look_again
+        self._settings = burn_in
         self._clock = clock
         self._works: dict[str, _Work] = {}
         self._new: asyncio.Queue[_Work] = asyncio.Queue()
@@ -106,9 +118,6 @@ class DeviceOperator:
             result = refuse("device-unknown", f"device {operation.device} is not there now", device=operation.device)
         elif operation.verb is DeviceVerb.FORGIVE:
             result = await self._forgive(request, device)
-        elif operation.verb is DeviceVerb.BURN_IN:
-            text = f"this service has no burn-in of {device.name}"
-            result = refuse("burn-in-unsupported", text, device=device.name)
         else:
             result = await self._alone(request, device)
         get_logger().info(
@@ -126,6 +135,10 @@ class DeviceOperator:
     async def _keep_back(self, request: PerformRequest, device: Device | None) -> Operated | Refusal:
         async with self._writing:
             earlier = self._done(request)
+            work = self._works.get(request.operation.device)
+            if earlier is None and request.operation.verb is DeviceVerb.RETURN and work is not None and work.is_test:
+                text = f"burn-in of {request.operation.device} is under way"
+                earlier = refuse("device-busy", text, device=request.operation.device)
             if earlier is not None:
                 return earlier
             before = self._store.value
@@ -171,6 +184,9 @@ class DeviceOperator:
         earlier = self._done(request)
         if earlier is not None:
             return earlier
+        if request.operation.verb is DeviceVerb.BURN_IN and device.name not in self._store.value.devices:
+            text = f"{device.name} is offered: `topobus device maintain` it first, so that it gets no owner meanwhile"
+            return refuse("not-maintained", text, device=device.name)
         work = self._works.get(device.name)
         if work is None or (work.result.done() and not work.is_of(request)):
             work = self._works[device.name] = _Work(
@@ -207,24 +223,44 @@ class DeviceOperator:
             # A driver that is late still acts on the device, so no other request gets its turn.
             while work.isolated is not None and work.isolated.is_hung:
                 await self._clock.sleep(_LOOK_S)
-        self._look_again(device.driver)
+        if work.isolated is not None:
+            self._look_again(device.driver)
 
     async def _act(self, work: _Work) -> Refusal | None:
-        device, hands = work.device, self._hands
+        device, hands, verb = work.device, self._hands, work.request.operation.verb
         isolated = hands.drivers.get(device.driver)
         if isolated is None:
             return driver_not_loaded(device)
         driver = isolated.driver
-        if work.request.operation.verb is DeviceVerb.RESET:
-            act = partial(reset_device, hands.journal, driver, hands.tree, device, op_id=work.request.op_id)
-        else:
-            isolated, switch = hands.switching(isolated)
-            act = partial(rebind_device, hands.journal, driver, switch, device)
-        work.isolated = isolated
-        try:
-            return await isolated.call(str(work.request.operation.verb), act)
-        except (DriverFailed, DriverHung) as err:
-            return Refusal(reasons=(driver_reason(isolated.name, err),))
+        if verb is DeviceVerb.BURN_IN:
+            return await self._burn_in(work, isolated)
+        if verb is DeviceVerb.REBIND:
+            beside, switch = hands.switching(isolated)
+            return await _call(work, beside, partial(rebind_device, hands.journal, driver, switch, device))
+        reset = partial(reset_device, hands.journal, driver, hands.tree, device, op_id=work.request.op_id)
+        return await _call(work, isolated, reset)
+
+    async def _burn_in(self, work: _Work, isolated: IsolatedDriver) -> Refusal | None:
+        """Test a device by its driver and by the operator's program: it must pass both.
+
+        The journal has it meanwhile, also when the service ends before.
+        """
+        device, driver, command = work.device, isolated.driver, self._settings.command
+        if not driver.capabilities.burns_in and not command:
+            text = f"driver {driver.name} cannot test {device.name}, and the setting burn_in.command is empty"
+            return refuse("burn-in-unsupported", text, device=device.name, driver=driver.name)
+        journal, tree = self._hands.journal, self._hands.tree
+        nodes = await _call(work, isolated, partial(begin_burn_in, journal, driver, tree, device, work.request.op_id))
+        if isinstance(nodes, Refusal):
+            return nodes
+        refusal = None
+        if driver.capabilities.burns_in:
+            beside = isolated.beside(timeout_s=self._settings.timeout_s)
+            refusal = await _call(work, beside, partial(driver.burn_in, tree, device))
+        if refusal is None and command:
+            refusal = await run_burn_in(self._settings, device, nodes, clock=self._clock)
+        await asyncio.to_thread(end_burn_in, journal, device)
+        return refusal
 
     async def _in_use(self, verb: DeviceVerb, device: Device, names: Iterable[str]) -> Refusal | None:
         """Refuse devices that have a holder, by the ledger or by the journal, or that are not
@@ -264,6 +300,14 @@ class DeviceOperator:
         async with self._writing:
             await self._store.put(maintenance.with_operation(self._store.value, request, result))
         return result
+
+
+async def _call(work: _Work, isolated: IsolatedDriver, act: Callable[[], T]) -> T | Refusal:
+    work.isolated = isolated
+    try:
+        return await isolated.call(str(work.request.operation.verb), act)
+    except (DriverFailed, DriverHung) as err:
+        return Refusal(reasons=(driver_reason(isolated.name, err),))
 
 
 def _is_sticky(device: Device) -> bool:

@@ -88,7 +88,7 @@ def changed_by(before: ClassMaintenance, request: PerformRequest) -> ClassMainte
 
     A decision that repeats the present one keeps its time, and a different one replaces it.
 
-    Shapes: `forgive` and `reset` change nothing.
+    Shapes: only `maintain`, `exclude` and `return` change anything.
     """
     operation, devices = request.operation, dict(before.devices)
     was = devices.get(operation.device)
