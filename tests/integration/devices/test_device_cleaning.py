@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
-from support.looks import other_threads
+from support.looks import other_threads, until
 from topobus.bus.bus import Bus
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.journal.journal import Journal
@@ -100,7 +100,7 @@ async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(
 async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(
     bus: Bus, nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    """The health event names who left it and why; its neighbour stays Healthy.
+    """The health event names who left it and why, the metric counts it; its neighbour stays Healthy.
 
     Tried again it succeeds, and the device recovers.
     """
@@ -113,6 +113,8 @@ async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(
         await _use(gateway)
         event = await bench.event(lambda event: event.health.state is HealthState.UNHEALTHY)
         sick = await bench.inventory(has_state(HealthState.UNHEALTHY, "gpu-toy-0"))
+        labels = {"class": "gpu", "state": "unhealthy", "reason": "dirty"}
+        await until(lambda: bench.metrics.get_sample_value("topobus_device_inventory_devices", labels) == 1)
         driver.dirt = ""
         await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
 

@@ -55,14 +55,19 @@ class _Home:
     state: StandaloneState
     orphans: OrphanedAllocations
     released: list[Owner]
+    registry: CollectorRegistry
 
 
 @asynccontextmanager
-async def _home(owner: Owner = _LOST) -> AsyncIterator[_Home]:
+async def _home(owner: Owner = _LOST, *, is_prepared: bool = False) -> AsyncIterator[_Home]:
     ledger = Ledger(
         node="n1",
         sequence=1,
-        allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-0",)}),))},
+        allocations={
+            owner.key: Allocation(
+                owner=owner, holdings=(Holding(devices={"gpu": ("gpu-0",)}),), is_prepared=is_prepared
+            )
+        },
     )
     released: list[Owner] = []
 
@@ -85,7 +90,7 @@ async def _home(owner: Owner = _LOST) -> AsyncIterator[_Home]:
         ledgers = NodeLedgers(bus, state, settings.ask_timeout_s)
         orphans = OrphanedAllocations(settings, runtime, state, allocator, metrics, ledgers, queue)
         state.put_ledger(ledger)
-        yield _Home(bus=bus, state=state, orphans=orphans, released=released)
+        yield _Home(bus=bus, state=state, orphans=orphans, released=released, registry=registry)
 
 
 async def test_claim_is_released_when_it_was_lost_with_the_store_and_is_restored_and_deleted() -> None:
@@ -131,6 +136,17 @@ async def test_holder_of_a_lost_object_is_released_when_its_name_belongs_to_anot
 
     assert released_before == []
     assert home.released == ([owner] if is_released else [])
+
+
+async def test_owner_is_counted_while_its_node_keeps_the_devices_of_a_deleted_claim() -> None:
+    """A container may be using them: the node is not asked, and the metric counts the claim."""
+    async with _home(is_prepared=True) as home:
+        home.orphans.note(Stored(1, claim("lost")))
+        await home.orphans.reconcile_all()
+        counted = home.registry.get_sample_value("topobus_controller_owners_quarantined")
+
+    assert counted == 1
+    assert home.released == []
 
 
 async def test_orphans_forget_objects_that_no_ledger_names() -> None:

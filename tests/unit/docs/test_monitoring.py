@@ -19,6 +19,7 @@ from topobus.process.metric_descriptors import MetricDescriptor
 
 _ROOT = Path(__file__).resolve().parents[3]
 _MONITORING = _ROOT / "deploy" / "monitoring"
+_LEVELS = _ROOT / "docs" / "how-to" / "service-levels.md"
 # What the scrape jobs add to each sample, and a histogram's bound.
 _TARGET_LABELS = {"namespace", "node", "pod", "container", "instance", "job", "le"}
 _SELECTOR = re.compile(r"\b(topobus_[a-z_]+)(?:\{([^}]*)\})?")
@@ -31,10 +32,18 @@ def _declared() -> dict[str, MetricDescriptor]:
     return {series: metric for metric in descriptors_of(modules) for series in series_of(metric)}
 
 
-def _alerts() -> list[dict[str, Any]]:
+def _rules() -> list[dict[str, Any]]:
     return [
         rule for group in yaml.safe_load((_MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
     ]
+
+
+def _alerts() -> list[dict[str, Any]]:
+    return [rule for rule in _rules() if "alert" in rule]
+
+
+def _recorded() -> list[dict[str, Any]]:
+    return [rule for rule in _rules() if "record" in rule]
 
 
 def _panels() -> list[dict[str, Any]]:
@@ -48,6 +57,7 @@ def _panels() -> list[dict[str, Any]]:
 def _expressions() -> dict[str, str]:
     return {
         **{rule["alert"]: rule["expr"] for rule in _alerts()},
+        **{f"{rule['record']} {rule['labels']['level']}": rule["expr"] for rule in _recorded()},
         **{panel["title"]: target["expr"] for panel in _panels() for target in panel["targets"]},
     }
 
@@ -83,6 +93,15 @@ def test_expression_names_what_services_have(title: str, expression: str) -> Non
 
 
 @pytest.mark.parametrize(
+    "query",
+    re.findall(r"^```promql\n(.*?)^```", _LEVELS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL),
+)
+def test_query_of_a_service_level_names_what_services_have(query: str) -> None:
+    """Each query of the page can be asked as it stands."""
+    assert list(_faults(query)) == []
+
+
+@pytest.mark.parametrize(
     ("expression", "fault"),
     [
         ("topobus_gateway_slices_total > 0", "no metric topobus_gateway_slices_total"),
@@ -98,13 +117,12 @@ def test_check_finds_an_expression_of_something_else(expression: str, fault: str
 
 @pytest.mark.parametrize("rule", _alerts(), ids=lambda rule: str(rule["alert"]))
 def test_alert_says_what_to_do(rule: dict[str, Any]) -> None:
-    """Each alert has a severity, a summary, a description and a page that exists."""
+    """Each alert has a severity, a summary and a description; its runbook: test_runbooks.py."""
     notes = rule["annotations"]
 
     assert rule["labels"]["severity"] in {"info", "warning", "critical"}
     assert notes["summary"]
     assert notes["description"]
-    assert (_ROOT / notes["runbook"]).is_file()
 
 
 def test_every_alert_is_tried_on_a_recorded_sample() -> None:

@@ -172,7 +172,7 @@ async def test_claims_go_on_when_nats_is_away_for_a_moment(own_rig: Rig, own_nat
 
 
 async def test_gateway_fails_the_claim_and_goes_on_when_the_cdi_folder_cannot_be_written(rig: Rig) -> None:
-    """A full or broken disk is the claim's error, with the path.
+    """A full or broken disk is the claim's error, with the path, and counted.
 
     Readiness tells it before the first claim; mended, the same claim is prepared.
     """
@@ -180,11 +180,13 @@ async def test_gateway_fails_the_claim_and_goes_on_when_the_cdi_folder_cannot_be
     async with rig.kubelet, rig.gateway():
         await rig.readiness.until(lambda report: f"cannot write {rig.cdi_dir}" in report.get("cdi", ""))
         broken = await prepare(rig)
+        counted = rig.registry.get_sample_value("topobus_gateway_cdi_write_seconds_count", {"outcome": "failed"})
         rig.cdi_dir.unlink()
         mended = await prepare(rig)
         report = rig.readiness.report()
 
     assert "cannot write" in broken.error
+    assert counted == 1
     assert str(rig.cdi_dir) in broken.error
     assert mended.error == ""
     assert report["cdi"] == "ready"
