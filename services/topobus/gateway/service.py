@@ -116,6 +116,7 @@ class _Work:
     """The parts that run only in the gateway that holds the node lock."""
 
     preparer: ClaimPreparer
+    forgotten: ForgottenClaims
     releaser: LedgerRelease | None
     pods: PodLook
     record: AllocationRecord
@@ -238,6 +239,7 @@ class _Gateway:
         # What must survive a reboot is beside the checkpoint.
         checkpoint = await asyncio.to_thread(lambda: Checkpoint.load(path, boot_id=boot_id()))
         record = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
+        self._state.containers.is_of_earlier_boot = record.is_of_earlier_boot
         read_claim = stored_claims(self._runtime.bus, settings.nats)
         releaser: LedgerRelease | None = None
         reports: ClusterReports | None = None
@@ -279,7 +281,9 @@ class _Gateway:
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._forwarder.open(preparer)
-        self._work = _Work(preparer, releaser, self._pod_look(checkpoint, runtime_door), record, runtime_door, reports)
+        look = self._pod_look(checkpoint, runtime_door)
+        forgotten = ForgottenClaims(preparer, checkpoint, read_claim, look, settings.deadlines, self._runtime.node)
+        self._work = _Work(preparer, forgotten, releaser, look, record, runtime_door, reports)
         return self._work
 
     def _claim_files(self, metadata: ClaimMetadata, pinning: CpuPinning | None) -> ClaimFiles:
@@ -363,6 +367,7 @@ class _Gateway:
                 group.create_task(work.runtime_door.run())
             group.create_task(work.preparer.undo_unknown())
             group.create_task(work.preparer.undo_left())
+            group.create_task(work.forgotten.run())
             users = UserNaming(work.pods, self._state, self._asks, self._settings.deadlines.reconcile_s)
             group.create_task(users.run())
             reconciler = Reconciler(
@@ -409,9 +414,6 @@ class _Gateway:
         group.create_task(conditions.run())
         group.create_task(releaser.run())
         group.create_task(work.reports.run())
-        claims, deadlines = claims_of(self._cluster), self._settings.deadlines
-        forgotten = ForgottenClaims(work.preparer, self._checkpoint, claims, work.pods, deadlines, self._runtime.node)
-        group.create_task(forgotten.run())
         attempts, settings = work.preparer.attempts, self._settings.cluster
         clock, reports = self._runtime.clock, work.reports
         group.create_task(

@@ -1,8 +1,9 @@
 """Periodically unprepares claims that kubelet has forgotten.
 
 A claim is undone only when both the API server and kubelet's PodResources report twice in a row
-that no pod uses it. The first check waits until kubelet has run for a while, since a kubelet that
-has just started lists no pods. When either does not answer, nothing is undone.
+that no pod uses it: it is not allocated here, or is deleted and reserved for none, and kubelet
+lists no container with it. The first check waits until kubelet has run for a while, since a kubelet
+that has just started lists no pods. When either does not answer, nothing is undone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.gateway.claims.claims import ClaimPreparer
-from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
+from topobus.gateway.claims.rules.claim_allocation import is_wanted_here
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.device_plugins.sockets import identity
 from topobus.gateway.reconcile.pod_usage import PodLook
@@ -69,14 +70,14 @@ class ForgottenClaims:
         for entry in {entry.uid: entry for entry in self._checkpoint.entries()}.values():
             # Only claims that kubelet does not list are read from the API server. On an ordinary
             # node there are none.
-            if not entry.is_running or is_listed(listing.uses, entry.namespace, entry.name):
+            if entry.is_left or is_listed(listing.uses, entry.namespace, entry.name):
                 continue
             try:
                 claim = await self._read_claim(entry.namespace, entry.name)
             except TopobusError as err:
                 get_logger().warning("claim.forgotten-unknown", claim_uid=entry.uid, error=str(err))
                 return frozenset()
-            if is_allocated_here(claim, entry.uid, self._node):
+            if is_wanted_here(claim, entry.uid, self._node):
                 continue
             key = f"{entry.key}/{entry.attempt}"
             forgotten.add(key)
@@ -85,7 +86,7 @@ class ForgottenClaims:
                     "claim.forgotten",
                     claim_uid=entry.uid,
                     claim=str(entry.claim),
-                    why="not allocated here, and no container has it",
+                    why="deleted or not allocated here, and no container has it",
                 )
                 await self._preparer.unprepare(entry.claim)
         return frozenset(forgotten)

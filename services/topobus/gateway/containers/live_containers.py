@@ -74,6 +74,8 @@ class LiveContainers:
         self.tree = LIVE
         """Where the machine's processes are read, as far as they are visible."""
         self.changed = Broadcast()
+        self.is_of_earlier_boot: Callable[[str], bool] = lambda _: False
+        """Whether what a device plugin's owner has was last in a container of an earlier boot."""
         self.is_told = False
         """Whether the runtime has reported the existing containers once."""
         self._why_absent: Callable[[bool], str] = lambda _: ""
@@ -210,9 +212,11 @@ def why_lingering(allocation: Allocation, containers: LiveContainers) -> str:
     reports of the pod.
 
     Empty when there is no evidence. Without the pod's name, which kubelet lists a moment after the
-    allocation, there is nothing to compare.
+    allocation, there is nothing to compare. After a reboot a kubelet with an old checkpoint gives
+    the pod other devices, so its container is no evidence for those of the boot before.
     """
-    if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN or allocation.user is None:
+    owner = allocation.owner
+    if owner.kind is not OwnerKind.DEVICE_PLUGIN or allocation.user is None or containers.is_of_earlier_boot(owner.key):
         return ""
     running = containers.of_pod(allocation.user.namespace, allocation.user.name)
     if running:

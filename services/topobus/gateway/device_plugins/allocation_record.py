@@ -96,6 +96,12 @@ class AllocationRecord:
         entry = self._entries.get(owner_key)
         return owner_key in self._fresh or (entry is not None and entry.boot_id == self._boot_id)
 
+    def is_of_earlier_boot(self, owner_key: str) -> bool:
+        """Return whether a container had it before the boot, and none has since: none starts without
+        being verified.
+        """
+        return owner_key in self._entries and not self.is_of_this_boot(owner_key)
+
     async def confirm(self, owner_key: str, edits: ContainerEdits) -> None:
         """Store what a container starts with, and forget what is no longer held.
 

@@ -6,21 +6,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import device
 from topobus.gateway import boot
+from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers, why_lingering
 from topobus.gateway.device_plugins.allocation_record import AllocationRecord
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, Container, Pod
 from topobus.values.errors import ConfigError
+from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -147,6 +150,32 @@ async def test_container_start_waits_for_the_service_after_a_reboot(
 
     assert (same_boot, good, again) == ("", "", "")
     assert "code = Unavailable" in unknown
+
+
+async def test_container_of_the_pods_name_holds_nothing_that_was_given_in_the_boot_before(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After a reboot a kubelet with an old checkpoint gives the pod another device: its container is
+    no reason to hold the first.
+    """
+    live = LiveContainer(id="a" * 64, name="main", namespace="default", pod="p", pod_uid="p-1")
+    why = []
+    for is_rebooted in (False, True):
+        with rebooted(monkeypatch, tmp_path) if is_rebooted else nullcontext():
+            async with rig.gateway():
+                if is_rebooted:
+                    await wait_for_new_plugin(rig)
+                else:
+                    await admit(rig)
+            record = AllocationRecord.open(store_path(rig), lambda _: True)
+        (allocation,) = rig.plane.ledger.allocations.values()
+        named = structs.replace(allocation, pods=(Owner(kind=OwnerKind.POD, name="p", uid=""),))
+        containers = LiveContainers()
+        containers.is_of_earlier_boot = record.is_of_earlier_boot
+        containers.made(live)
+        why.append(why_lingering(named, containers))
+
+    assert why == ["container main of pod default/p has it and has not ended, though kubelet has forgotten the pod", ""]
 
 
 async def test_what_was_given_is_forgotten_when_nobody_holds_it_any_more(rig: Rig) -> None:

@@ -72,6 +72,37 @@ async def test_forgotten_claim_is_undone_when_the_api_server_has_deallocated_it_
         await rig.plane.asks.wait_for("released")
 
 
+async def test_forgotten_claim_is_undone_when_it_is_deleted_and_reserved_for_no_pod(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """A node lost power, its kubelet's state is older than the claim, and the pod is gone."""
+    async with rig.gateway():
+        await prepared_claim(rig, server)
+        (claim,) = server.objects("ResourceClaim")
+        claim["metadata"]["finalizers"] = ["example.com/keep"]
+        server.put(claim)
+        server.remove("ResourceClaim", "c")
+        await rig.plane.asks.wait_for("unprepare")
+
+
+async def test_forgotten_claim_is_undone_when_its_preparation_was_only_begun(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """Power was lost in the middle of it, and kubelet does not ask again."""
+    rig.plane.asks.hung.add("prepare")
+    rig.settings = structs.replace(
+        rig.settings, deadlines=structs.replace(rig.settings.deadlines, prepare_s=0.1, claim_retry_s=0)
+    )
+    async with rig.gateway():
+        with pytest.raises(AssertionError):
+            await prepared_claim(rig, server)
+        begun = claims_on_disk(rig)
+        server.remove("ResourceClaim", "c")
+        await rig.plane.asks.wait_for("released")
+
+    assert begun == 1
+
+
 async def test_forgotten_claim_stays_when_the_api_server_does_not_answer(rig: Rig, server: ApiServerSimulator) -> None:
     """Silence is no evidence: look after look the claim stays prepared."""
     async with rig.gateway():

@@ -38,6 +38,7 @@ __all__ = [
     "ClaimAllocation",
     "allocation_of",
     "is_allocated_here",
+    "is_wanted_here",
     "names_by_class",
     "shares_by_class",
 ]
@@ -230,6 +231,17 @@ def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool
         return any(node_of_pool(result.pool) == node for result in _allocated(claim).results)
     except ContractError:
         return True
+
+
+def is_wanted_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:
+    """Return whether some pod may still use the claim's devices on this node.
+
+    A claim that is deleted gets no further pod, so without a reservation it has none.
+    """
+    if not is_allocated_here(claim, uid, node):
+        return False
+    assert claim is not None
+    return not claim.metadata.get("deletionTimestamp") or bool(claim.status.get("reservedFor"))
 
 
 def names_by_class(devices: Iterable[AllocatedDevice]) -> dict[str, tuple[str, ...]]:
