@@ -16,6 +16,7 @@ from lab.chaos.bulk import BulkOptions, run_bulk
 from lab.chaos.faults import CLOCK_FAULTS, HUB_FAULTS, NODE_FAULTS, Fault, possible_faults
 from lab.chaos.node import SERVICES, Shape
 from lab.chaos.node_run import NodeOptions, run_node
+from lab.chaos.reboots import RebootOptions, run_reboots
 from lab.chaos.wall_clocks import find_libfaketime
 from topobus.process.config import LogSettings
 from topobus.process.logging import setup_logging
@@ -46,9 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="tbc"))
     is_well = False
     try:
-        is_well = (not arguments.steps or _run_node(arguments, seed, folder)) and (
-            not arguments.operations or _run_bulk(arguments, seed, folder)
-        )
+        if arguments.reboots:
+            is_well = _run_reboots(arguments, seed, folder)
+        else:
+            is_well = (not arguments.steps or _run_node(arguments, seed, folder)) and (
+                not arguments.operations or _run_bulk(arguments, seed, folder)
+            )
     finally:
         if is_well:
             shutil.rmtree(folder, ignore_errors=True)
@@ -80,6 +84,20 @@ def _run_node(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
         f"{result.steps} steps in {result.seconds:.0f} s: {result.granted} grants, {result.revisions} "
         "revisions of the ledger in "
         f"{result.epochs} epochs, well {result.well_after_s:.1f} s after the last fault"
+    )
+    for violation in result.violations:
+        _print_line(f"VIOLATION: {violation}")
+    return not result.violations
+
+
+def _run_reboots(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
+    options = RebootOptions(seed=seed, reboots=arguments.reboots, nats_server=arguments.nats_server, report=_print_line)
+    result = asyncio.run(run_reboots(options, folder))
+    _print_counts((("pods ended", result.ended),))
+    _print_line(
+        f"{result.reboots} reboots in {result.seconds:.0f} s: {result.ran_again} times a pod ran again, "
+        f"{result.deleted_while_off} were deleted while the node was off, kubelet's checkpoint was wrong about "
+        f"{result.checkpoint_age}; the slowest was well after {result.slowest_s:.1f} s"
     )
     for violation in result.violations:
         _print_line(f"VIOLATION: {violation}")
@@ -125,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, help="of the schedule; a run that names it again has the same operations and faults"
     )
     parser.add_argument("--steps", type=int, default=40, help="faults that a whole node goes through; 0: no such run")
+    parser.add_argument(
+        "--reboots",
+        type=int,
+        default=0,
+        help="a node with twenty pods is rebooted so often, in place of the other runs",
+    )
     parser.add_argument(
         "--only",
         type=Fault,

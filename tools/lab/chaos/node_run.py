@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.chaos.faults import Fault, Planned, plan_faults, possible_faults
-from lab.chaos.ledger_objects import held_by_owner
 from lab.chaos.node import DEVICES, NODE, ChaosNode, Shape, chaos_node
-from lab.chaos.observer import NodeObserver, cdi_devices
+from lab.chaos.observer import NodeObserver
 from lab.chaos.pod_lives import CLASSES, Lives, Stuck, draw_lives
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import OBJECT
@@ -26,7 +25,7 @@ from topobus.process.config import NatsSettings
 from topobus.values.errors import PeerUnavailable
 from topobus.values.request import OwnerKind
 
-__all__ = ["NodeOptions", "NodeResult", "run_node"]
+__all__ = ["NodeOptions", "NodeResult", "leaves", "run_node"]
 
 WELL_S = 60.0
 """After the last fault everything is well again within this time."""
@@ -91,7 +90,7 @@ async def run_node(options: NodeOptions, folder: Path) -> NodeResult:
         try:
             await run.run(result)
         except* (Stuck, PeerUnavailable) as group:
-            result.violations += [str(err) for err in _leaves(group)]
+            result.violations += [str(err) for err in leaves(group)]
         result.violations = [*observer.violations, *result.violations]
         result.lives, result.faults, result.messages = lives.outcomes, node.done, node.proxy.met
         result.at_hub = node.hub.counts if node.hub is not None else Counter()
@@ -224,37 +223,19 @@ class _NodeRun:
     async def _problems(self) -> list[str]:
         """Return what is wrong."""
         problems = await self._node.problems()
-        grants = set(self._observer.grants)
         try:
-            ledger = await self._observer.read()
+            problems += await self._observer.differences()
             await self._sweep()
         except PeerUnavailable as err:
             return [*problems, str(err)]
-        held = held_by_owner(ledger)
-        plugin = frozenset(
-            name
-            for key, allocation in ledger.allocations.items()
-            if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN
-            for name in held[key].devices
+        problems += self._capacity_problems(
+            frozenset(
+                name
+                for grant in self._observer.grants
+                if grant.kind is not OwnerKind.DEVICE_PLUGIN
+                for name in grant.devices
+            )
         )
-        named = {
-            key: each.devices
-            for key, each in held.items()
-            if ledger.allocations[key].owner.kind is not OwnerKind.DEVICE_PLUGIN
-        }
-        wanted = {grant.key: grant.devices for grant in grants if grant.kind is not OwnerKind.DEVICE_PLUGIN}
-        if named != wanted:
-            problems.append(f"the ledger has {_listed(named)}, wanted {_listed(wanted)}")
-        wanted_plugin = frozenset(
-            name for grant in grants if grant.kind is OwnerKind.DEVICE_PLUGIN for name in grant.devices
-        )
-        if plugin != wanted_plugin:
-            problems.append(f"the ledger has {sorted(plugin)} as kubelet's, wanted {sorted(wanted_plugin)}")
-        files = await asyncio.to_thread(cdi_devices, self._node.cdi_dir)
-        claims = {grant.key.rpartition("/")[2]: grant.devices for grant in grants if grant.kind is OwnerKind.CLAIM}
-        if files != claims:
-            problems.append(f"CDI files give {_listed(files)}, wanted {_listed(claims)}")
-        problems += self._capacity_problems(frozenset(name for devices in wanted.values() for name in devices))
         if self._node.hub is not None:
             try:
                 problems += await self._node.hub.problems()
@@ -274,10 +255,11 @@ class _NodeRun:
         return problems
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors of a group and of the groups in it."""
     for err in group.exceptions:
         if isinstance(err, BaseExceptionGroup):
-            yield from _leaves(err)
+            yield from leaves(err)
         else:
             yield err
 
@@ -294,7 +276,3 @@ def _missing(node: ChaosNode) -> str:
         ("clock to move (libfaketime is not installed)", node.clocks.can_move),
     )
     return "".join(f"; no {what}" for what, is_there in missing if not is_there)
-
-
-def _listed(devices: dict[str, frozenset[str]]) -> str:
-    return ", ".join(f"{key}: {' '.join(sorted(names))}" for key, names in sorted(devices.items())) or "nothing"

@@ -160,6 +160,29 @@ class NodeObserver:
         ledger = await self.read()
         return not was_put_back and not self.is_store_put_back and key not in ledger.allocations
 
+    async def differences(self) -> list[str]:
+        """Compare the ledger and the CDI files with what clients have now."""
+        grants = set(self.grants)
+        ledger = await self.read()
+        held = held_by_owner(ledger)
+        by_plugin = {key for key in held if ledger.allocations[key].owner.kind is OwnerKind.DEVICE_PLUGIN}
+        named = {key: each.devices for key, each in held.items() if key not in by_plugin}
+        wanted = {grant.key: grant.devices for grant in grants if grant.kind is not OwnerKind.DEVICE_PLUGIN}
+        problems: list[str] = []
+        if named != wanted:
+            problems.append(f"the ledger has {_listed(named)}, wanted {_listed(wanted)}")
+        plugin = frozenset(name for key in by_plugin for name in held[key].devices)
+        wanted_plugin = frozenset(
+            name for grant in grants if grant.kind is OwnerKind.DEVICE_PLUGIN for name in grant.devices
+        )
+        if plugin != wanted_plugin:
+            problems.append(f"the ledger has {sorted(plugin)} as kubelet's, wanted {sorted(wanted_plugin)}")
+        files = await asyncio.to_thread(cdi_devices, self.cdi_dir)
+        claims = {grant.key.rpartition("/")[2]: grant.devices for grant in grants if grant.kind is OwnerKind.CLAIM}
+        if files != claims:
+            problems.append(f"CDI files give {_listed(files)}, wanted {_listed(claims)}")
+        return problems
+
     async def read(self) -> Holders:
         """Read the ledger past all faults, as soon as the server is alive.
 
@@ -250,3 +273,7 @@ def cdi_devices(folder: Path) -> dict[str, frozenset[str]]:
             if match := _NAMED.match(variable):
                 claims.setdefault(uid, set()).update(name for name in match[1].split(",") if name)
     return {uid: frozenset(devices) for uid, devices in claims.items()}
+
+
+def _listed(devices: dict[str, frozenset[str]]) -> str:
+    return ", ".join(f"{key}: {' '.join(sorted(names))}" for key, names in sorted(devices.items())) or "nothing"

@@ -30,7 +30,7 @@ from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Placement
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
-__all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "draw_lives"]
+__all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "class_object", "draw_lives"]
 
 T = TypeVar("T")
 
@@ -100,7 +100,8 @@ def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
         )
 
 
-def _class_object(device_class: str) -> ApiObject:
+def class_object(device_class: str) -> ApiObject:
+    """Make the DeviceClass of a class of devices."""
     selector = {"cel": {"expression": class_selector(device_class)}}
     metadata = {"name": group_of_class(device_class)}
     return ApiObject(
@@ -108,7 +109,7 @@ def _class_object(device_class: str) -> ApiObject:
     )
 
 
-CLASSES = tuple(_class_object(device_class) for device_class in _CLASSES)
+CLASSES = tuple(class_object(device_class) for device_class in _CLASSES)
 
 
 class Lives:
@@ -165,7 +166,7 @@ class Lives:
     async def release_place(self, owner: Owner, op_id: str) -> None:
         """Release what a placed pod holds."""
         release = ReleaseRequest(op_id=op_id, owner=owner)
-        await self._until(
+        await self.until(
             f"{owner.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node)
         )
 
@@ -204,7 +205,7 @@ class Lives:
             devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in plan.devices),
         )
         request = PlaceRequest(op_id=f"place-{plan.name}", pod=PodRequest(owner=owner, containers=(container,)))
-        reply = await self._until(
+        reply = await self.until(
             f"{plan.name}: place", lambda: self._bus.ask(PLACE, request, timeout_s=_ASK_S, node=self._node)
         )
         outcome = Life.REFUSED
@@ -311,7 +312,7 @@ class Lives:
         """Wait a while for the controller. Empty when the node is full."""
         for _ in range(40):
             await asyncio.sleep(_PAUSE_S)
-            entry = await self._until("claim: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
+            entry = await self.until("claim: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
             if entry is None:
                 # The store was restored to a time before the claim: its creator writes it again.
                 await self.apply(claim, f"uid-{claim.metadata['name']}")
@@ -339,14 +340,14 @@ class Lives:
                 stored = admit(wanted, uid=uid, now=_TIME)
                 await self._bus.compare_and_set(OBJECT, stored, 0, **object_parts(wanted))
 
-        await self._until(f"{wanted.kind} {wanted.metadata['name']}: write", write)
+        await self.until(f"{wanted.kind} {wanted.metadata['name']}: write", write)
 
     async def delete(self, wanted: ApiObject) -> None:
         """Delete an object, and wait until it is gone."""
         what = f"{wanted.metadata['name']}: delete"
         async with asyncio.timeout(_PATIENCE_S):
             while True:
-                if await self._until(what, lambda: self.ask_end(wanted)):
+                if await self.until(what, lambda: self.ask_end(wanted)):
                     return
                 await asyncio.sleep(_PAUSE_S)
 
@@ -363,7 +364,7 @@ class Lives:
             await self._bus.compare_and_set(OBJECT, marked, entry.revision, **parts)
         return False
 
-    async def _until(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+    async def until(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until its peer answers."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
