@@ -206,6 +206,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("From a file, without any server", "topobus why pod/train --snapshot cluster.json.gz"),
         ("Why is this claim not allocated, for a program", "topobus why claim/gpus -o json"),
     ),
+    "size": (
+        ("What 300 nodes like a DGX need", "topobus size --nodes 300 --machine dgx"),
+        ("With 20,000 claims an hour", "topobus size --nodes 300 --machine my-server --claims-per-hour 20000"),
+    ),
     "slices": (
         ("What a DGX will publish", "topobus slices --machine dgx"),
         ("Its GPUs for Karpenter", "topobus slices --machine dgx --class gpu --template"),

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("demo", "demo:demo", "The whole story in under a minute: start, place, refuse, kubelet, claim, fault."),
         ("up", "commands.up:up", "Start NATS and the eight services and keep them running; Ctrl-C stops everything."),
         ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
+        ("size", "commands.size:size", "Show what a fleet of so many nodes needs, from measured figures."),
         (
             "slices",
             "commands.slices:slices",

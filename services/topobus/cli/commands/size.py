@@ -1,0 +1,70 @@
+"""`topobus size`: what a fleet of so many nodes needs, from measured figures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.options import MachineSource
+from topobus.cli.render.output import Output
+from topobus.cli.rules.fleet_size import FleetSize, size_fleet
+from topobus.cli.simulation.node import open_machine
+from topobus.values.node_text import counted
+
+__all__ = ["size"]
+
+
+def size(
+    *,
+    nodes: Annotated[int, Parameter(help="How many nodes the fleet has.")],
+    machine: MachineSource,
+    claims_per_hour: Annotated[
+        float, Parameter(help="How many claims the controllers allocate in an hour, over all nodes.")
+    ] = 0.0,
+    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+) -> int:
+    """Show what a fleet of equal nodes needs: memory, processor, disk, messages, the shape of NATS,
+    with the page that has each measurement.
+    """
+    out = Output(is_json=output == "json")
+    if nodes < 1:
+        raise UsageError(f"--nodes is {nodes}", next_step="give at least 1")
+    if not 0 <= claims_per_hour < float("inf"):
+        raise UsageError(f"--claims-per-hour is {claims_per_hour}", next_step="give 0 or more")
+    with open_machine(machine) as opened:
+        devices = sum(len(inventory.devices) for inventory in opened.snapshot.inventories)
+        for warning in opened.warnings:
+            out.note(f"warning: {warning}")
+    answer = size_fleet(nodes, max(devices, 1), claims_per_hour)
+    if out.is_json:
+        out.document(answer)
+    out.show(_head(answer), _table(answer))
+    return ExitCode.OK
+
+
+def _head(answer: FleetSize) -> Text:
+    regions = f", {answer.regions} regions, each as below" if answer.regions > 1 else ""
+    return Text(
+        f"{counted(answer.nodes, 'node')} with {counted(answer.devices, 'device')}, {answer.claims_per_hour:g} claims "
+        f"an hour: shape {answer.shape}{regions}",
+        "title",
+    )
+
+
+def _table(answer: FleetSize) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    for title in ("of", "what"):
+        table.add_column(title)
+    table.add_column("needs", justify="right")
+    for title in ("", "from", ""):
+        table.add_column(title)
+    for need in answer.needs:
+        value = f"{need.value:,.0f}" if need.value >= 10 else f"{need.value:g}"
+        page = need.source.rpartition("/")[2].removesuffix(".md")
+        table.add_row(need.part, need.what, value, need.unit, page, "extrapolated" if need.is_extrapolated else "")
+    return table
