@@ -119,6 +119,8 @@ class FreeRow(Struct, frozen=True, kw_only=True):
     under_one_root: int
     capacity: dict[str, tuple[str, str]] = {}
     """Of devices that are shared: what is left and what there is, by name."""
+    spares: int = 0
+    """Withheld to replace a sick one."""
     drawing: str = ""
     """Of the devices of one node: a sign for each, in brackets those under one PCIe root, `|` between
     NUMA nodes. `□` is free, `■` held, `▨` tainted, `·` another."""
@@ -126,7 +128,12 @@ class FreeRow(Struct, frozen=True, kw_only=True):
     @property
     def others_text(self) -> str:
         """Say what the devices are that are not free."""
-        counts = ((self.held, "held"), (self.tainted, "tainted"), (self.other, "used up or withheld"))
+        counts = (
+            (self.held, "held"),
+            (self.spares, "spare"),
+            (self.tainted, "tainted"),
+            (self.other, "used up or withheld"),
+        )
         return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
 
     @property

@@ -138,11 +138,19 @@ class Device(Struct, frozen=True, kw_only=True):
     health: DeviceHealth = HEALTHY
     maintenance: Maintenance | None = None
     """The operator's decision that no new owner gets it; None: there is none."""
+    is_spare: bool = False
+    """Its service withholds it to replace an equal one that gets sick (`spares`). It is fit, and a
+    claim that was allocated it in the moment before is prepared."""
+
+    @property
+    def is_fit(self) -> bool:
+        """Say whether its health allows a new owner and no operator withholds it."""
+        return self.maintenance is None and self.health.is_allocatable
 
     @property
     def is_allocatable(self) -> bool:
-        """Say whether a new owner may get it: its health allows it and no operator withholds it."""
-        return self.maintenance is None and self.health.is_allocatable
+        """Say whether a new owner may get it: it is fit, and no spare."""
+        return self.is_fit and not self.is_spare
 
     @property
     def is_excluded(self) -> bool:
@@ -160,7 +168,7 @@ class Device(Struct, frozen=True, kw_only=True):
             state = "excluded" if self.is_excluded else "under maintenance"
             return f"{state} by {self.maintenance.who}: {self.maintenance.why}"
         if self.health.is_allocatable:
-            return ""
+            return "a spare" if self.is_spare else ""
         worst = self.health.worst
         return f"{self.health.state}" + (f": {worst.reason}" if worst is not None else "")
 

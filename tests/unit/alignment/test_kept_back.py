@@ -72,6 +72,7 @@ def test_place_names_the_operator_when_a_named_device_is_kept_back(by_share: boo
             "unknown",
             id="unknown",
         ),
+        pytest.param(Device(name="gpu-0", device_class="gpu", is_spare=True), "a spare", id="spare"),
         pytest.param(Device(name="gpu-0", device_class="gpu"), "", id="well"),
     ],
 )
@@ -256,3 +257,28 @@ def test_place_names_no_way_out_when_even_all_devices_are_too_few() -> None:
 
     assert isinstance(refused, Refusal)
     assert refused.to_free == ()
+
+
+def test_place_gives_a_spare_to_a_claim_that_names_it_alone() -> None:
+    """A pod that asks by number gets another, and is refused with the spare as the way out; a claim
+    that was allocated the spare in the moment before has it.
+    """
+    gpus = (_gpu(0, is_spare=True), _gpu(1))
+    view = structs.replace(dgx(), devices={"gpu": gpus})
+
+    placed = place(view, pod("p", container(gpu=1)))
+    refused = place(view, pod("p", container(gpu=2)))
+    claim = place(view, _named("gpu", "gpu-0"))
+
+    assert isinstance(placed, Placement)
+    assert placed.containers[0].devices == {"gpu": ("gpu-1",)}
+    assert isinstance(refused, Refusal)
+    assert refused.reasons[0].message.endswith("1 can be had (0 held, 0 not healthy, 1 spare): gpu-0 a spare")
+    assert [(reason.code, reason.message) for reason in refused.to_free] == [
+        (
+            "device-is-spare",
+            "gpu-0 is a spare; it would fit with it: set a smaller `spares.count` of the gpu service",
+        )
+    ]
+    assert isinstance(claim, Placement)
+    assert claim.containers[0].devices == {"gpu": ("gpu-0",)}

@@ -137,6 +137,20 @@ def test_check_node_warns_when_a_device_is_sick() -> None:
     assert "gpu-0" in finding.found
 
 
+def test_check_node_names_spares_and_is_content() -> None:
+    """The operator wanted them."""
+    spare = Device(name="gpu-0", device_class="gpu", is_spare=True)
+    inventories = [
+        replace(inventory, devices=(spare,)) if inventory.device_class == "gpu" else inventory
+        for inventory in INVENTORIES
+    ]
+
+    finding = only(list(check_node("n1", MACHINE, inventories, LEDGER, {})), "n1: inventory gpu")
+
+    assert finding.level is Level.OK
+    assert finding.found.endswith("1 device, spare: gpu-0")
+
+
 def test_check_node_fails_when_machine_and_ledger_are_missing() -> None:
     """Discovery and topology are named when what they write is missing."""
     findings = list(check_node("n1", None, INVENTORIES, None, {"topology": "no answer"}))

@@ -90,6 +90,16 @@ def test_rows_stand_by_what_is_wrong_when_nodes_differ() -> None:
     assert (full.used, full.total, full.free) == (2, 2, 0)
 
 
+def test_spare_is_not_free_and_no_trouble() -> None:
+    """With the other device held the node is full."""
+    fleet = Fleet()
+    _add(fleet, "n", is_spare=True)
+    _hold(fleet, "n", "gpu-1")
+
+    (row,) = fleet.rows
+    assert (row.rank, row.sick, row.uses[0].free) == (Rank.FULL, 0, 0)
+
+
 def test_rows_follow_changes_when_something_comes_or_goes() -> None:
     """What heals, is let go, is deleted or begins anew is so in the rows at once."""
     fleet = _fleet()

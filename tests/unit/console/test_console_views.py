@@ -61,6 +61,15 @@ def test_node_row_counts_a_device_once_when_it_is_held_and_sick() -> None:
     assert [(kind["total"], kind["held"], kind["free"], kind["sick"]) for kind in row["classes"]] == [(3, 2, 1, 1)]
 
 
+def test_spare_is_neither_free_nor_sick() -> None:
+    """It is counted as a spare, and no view of sick devices has it."""
+    spare = _gpu("gpu-1", is_spare=True)
+    row = _node_row(_inventory(_gpu("gpu-0"), spare), _held())
+
+    assert [(kind["free"], kind["sick"], kind["others"]) for kind in row["classes"]] == [(1, 0, "1 spare")]
+    assert sick_view(spare, "n1", _held()) is None
+
+
 def test_free_devices_are_told_by_class_with_those_that_lie_together() -> None:
     """A device that is not well is tainted, one of an operator withheld; over all nodes the best of
     them counts. The words are those of `topobus free`.

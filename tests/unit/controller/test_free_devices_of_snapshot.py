@@ -158,6 +158,26 @@ def test_rows_say_what_lies_together() -> None:
     assert row.drawing == "[□■][□■] | [□■][□]"
 
 
+def test_spare_is_told_from_a_device_with_another_taint() -> None:
+    """One that is sick as well is tainted."""
+    spare, sick = (
+        {"key": key, "value": "true", "effect": "NoSchedule"} for key in ("topobus.dev/spare", "topobus.dev/health")
+    )
+    devices = [
+        _device("n1", 0, taints=[spare]),
+        _device("n1", 1, taints=[sick]),
+        _device("n1", 2, taints=[sick, spare]),
+        _device("n1", 3),
+    ]
+    view = ClusterView(Snapshot(items=(gpu_class(), _node("n1"), *_slice("n1", devices))))
+
+    states = list(device_states(view, COMPILER))
+    (row,) = free_rows(states, ("node",))
+
+    assert [state.state for state in states] == ["spare", "tainted", "tainted", "free"]
+    assert (row.free, row.others_text) == (1, "1 spare, 2 tainted")
+
+
 def test_shared_device_says_what_is_left_of_it() -> None:
     """Two claims have 3 and 4 of 10 Gi; the device is free as long as something is left."""
     device = _device("n1", 0, allowMultipleAllocations=True, capacity={"memory": {"value": "10Gi"}})

@@ -53,6 +53,7 @@ DEVICES = st.builds(
     maintenance=st.sampled_from(
         [None, None, Maintenance(verb=DeviceVerb.EXCLUDE, who="me", why="fan", since="2026-01-01T00:00:00Z")]
     ),
+    is_spare=st.booleans(),
 )
 
 

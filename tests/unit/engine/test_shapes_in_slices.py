@@ -19,7 +19,7 @@ from topobus.engine.shapes.in_slices import (
 )
 from topobus.formats.kubernetes.pool_slices import pool_slices
 from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec, Taint
-from topobus.formats.kubernetes.slices import HEALTH_TAINT, SICK_TAINT, slice_device
+from topobus.formats.kubernetes.slices import HEALTH_TAINT, SICK_TAINT, SPARE_TAINT, slice_device
 from topobus.values.device import Device
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.maintenance import DeviceVerb, Maintenance
@@ -81,6 +81,7 @@ def published(shapes: SliceShapes, devices: list[Device]) -> tuple[SliceSpec, ..
         pytest.param({}, {"nic-000": OCCUPIED}, (OCCUPIED,), None, id="occupied"),
         pytest.param({"gpu-000": SICK}, {}, (SICK_NOW,), "xid", id="sick"),
         pytest.param({"gpu-000": WITHHELD}, {}, (WITHHELD_NOW,), None, id="maintenance"),
+        pytest.param({"gpu-000": {"is_spare": True}}, {}, (SPARE_TAINT,), None, id="spare"),
         pytest.param({}, {"gpu-000": SILENT}, (SILENT,), None, id="silence"),
         pytest.param(
             {"gpu-000": SICK, "gpu-001": WITHHELD},

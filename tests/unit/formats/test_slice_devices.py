@@ -47,6 +47,13 @@ def test_reason_stands_beside_the_taint_when_a_device_may_not_be_handed_out(stat
     assert ("healthReason" in device.attributes) is bool(reason)
 
 
+def test_spare_has_a_taint_of_its_own_and_stays_listed() -> None:
+    """No new claim gets it, and one that has it stays."""
+    (taint,) = slice_device(Device(name="d", device_class="gpu", is_spare=True)).taints
+
+    assert (taint.key, taint.value, taint.effect) == ("topobus.dev/spare", "true", "NoSchedule")
+
+
 def test_taint_has_no_time_when_nobody_knows_it() -> None:
     """A fault without a time leaves the time to the server."""
     (taint,) = slice_device(Device(name="d", device_class="gpu", health=DeviceHealth(state=HealthState.UNKNOWN))).taints

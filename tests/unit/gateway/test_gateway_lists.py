@@ -81,6 +81,15 @@ def test_list_calls_a_device_healthy_only_when_it_may_be_handed_out(state: Healt
     assert ("ecc" in entry.reason) is not is_healthy or state is HealthState.DEGRADED
 
 
+def test_list_calls_a_spare_healthy_only_when_kubelet_gave_it_already() -> None:
+    """Kubelet does not choose it, and reports no fault of a container that has it."""
+    devices = (structs.replace(gpu("gpu-0"), is_spare=True), structs.replace(gpu("gpu-1"), is_spare=True))
+
+    entries = plugin_list(inventory(*devices), {"gpu-1": PLUGIN})
+
+    assert [(entry.is_healthy, entry.reason) for entry in entries] == [(False, "it is a spare"), (True, "")]
+
+
 def test_list_sends_no_topology_when_the_machine_does_not_tell() -> None:
     """Unknown is no opinion, several nodes are all told, and order is by name."""
     entries = plugin_list(inventory(gpu("gpu-2"), gpu("gpu-1", NodeSet(0, 3)), gpu("gpu-0", NodeSet(0))), {})

@@ -305,7 +305,7 @@ def test_pool_taints_a_device_when_a_pod_holds_it_without_a_claim() -> None:
 
 def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
     """Silence closes what may be well, and hides no evidence: the sick device keeps its own,
-    stronger taint.
+    stronger taint. A spare stays one.
     """
     sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-02T03:04:05Z")
     recovering = DeviceHealth(state=HealthState.RECOVERING)
@@ -313,6 +313,7 @@ def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
         Device(name=name, device_class="gpu", health=health)
         for name, health in (("a", DeviceHealth()), ("b", sick), ("c", recovering))
     )
+    devices += (Device(name="d", device_class="gpu", is_spare=True),)
     silence = silence_taint("2026-01-02T03:04:09.5+00:00", "NoSchedule", ())
 
     shown = pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=devices), {}, silence)
@@ -324,6 +325,7 @@ def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
         "a": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z")],
         "b": [("unhealthy", "NoExecute", "2026-01-02T03:04:05Z")],
         "c": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z")],
+        "d": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z"), ("true", "NoSchedule", None)],
     }
 
 

@@ -29,7 +29,11 @@ _EMPTY = FreeRow(
     [
         pytest.param({}, "-", id="none"),
         pytest.param({"held": 3}, "3 held", id="one-kind"),
-        pytest.param({"held": 3, "tainted": 1, "other": 2}, "3 held, 1 tainted, 2 used up or withheld", id="all"),
+        pytest.param(
+            {"held": 3, "spares": 1, "tainted": 1, "other": 2},
+            "3 held, 1 spare, 1 tainted, 2 used up or withheld",
+            id="all",
+        ),
     ],
 )
 def test_devices_that_are_not_free_are_counted_by_why(counts: dict[str, int], text: str) -> None:

@@ -242,8 +242,10 @@ def _view_table(view: NodeView) -> Table:
     grid.add_row("NUMA nodes", str(view.numa_nodes))
     for device_class, devices in sorted(view.devices.items()):
         held = view.held_devices.get(device_class, {})
-        sick = sum(1 for device in devices if not device.is_allocatable)
-        grid.add_row(device_class, f"{counted(len(devices), 'device')}, {len(held)} held, {sick} not well")
+        sick = sum(not device.is_fit for device in devices)
+        spares = sum(device.is_spare for device in devices)
+        kept = f", {counted(spares, 'spare')}" if spares else ""
+        grid.add_row(device_class, f"{counted(len(devices), 'device')}, {len(held)} held, {sick} not well{kept}")
     held_cpus = sum(len(cpus) for cpus in view.held_cpus.values())
     grid.add_row(
         "cpus",

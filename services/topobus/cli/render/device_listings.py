@@ -165,7 +165,7 @@ def _device_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> 
     holder, sharers = holders.by_device.get(place), holders.sharers.get(place, ())
     worst = device.health.worst
     health = device.health.state.value + (f": {worst.reason}" if worst else "")
-    if device.maintenance is not None:
+    if device.maintenance is not None or device.is_spare:
         health += f", {device.why_not}"
     held_by: Cell = Text(holder.name, holder_style(holder)) if holder else Text("-", "faint")
     if device.sharing is not None and (sharers or holder is None):

@@ -742,6 +742,8 @@ def _inventory_finding(
         # No finding: a machine whose change affects no device of this class does not cause a new
         # inventory.
         text += f", unchanged since machine generation {inventory.machine_generation}"
+    spares = [device.name for device in inventory.devices if device.is_spare]
+    text += f", spare: {', '.join(spares)}" if spares else ""
     withheld = [device for device in inventory.devices if device.maintenance is not None]
     sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
     if sick:

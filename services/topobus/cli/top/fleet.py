@@ -51,6 +51,7 @@ class CountedDevice(Struct, frozen=True, kw_only=True):
     name: str
     health: DeviceHealth = HEALTHY
     maintenance: Maintenance | None = None
+    is_spare: bool = False
 
     @property
     def trouble(self) -> str:
@@ -307,7 +308,7 @@ class Fleet:
             self._share(
                 sys.intern(device.name)
                 for device in inventory.devices
-                if device.maintenance is not None or not device.health.is_allocatable
+                if device.maintenance is not None or device.is_spare or not device.health.is_allocatable
             ),
             tuple(device for device in inventory.devices if device.trouble),
         )

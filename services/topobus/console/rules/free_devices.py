@@ -38,6 +38,7 @@ def sum_rows(device_class: str, rows: Sequence[FreeRow]) -> FreeRow:
         held=sum(row.held for row in rows),
         tainted=sum(row.tainted for row in rows),
         other=sum(row.other for row in rows),
+        spares=sum(row.spares for row in rows),
         on_one_node=max((row.on_one_node for row in rows), default=0),
         on_one_numa_node=max((row.on_one_numa_node for row in rows), default=0),
         under_one_root=max((row.under_one_root for row in rows), default=0),
@@ -69,6 +70,7 @@ def _row(inventory: Inventory, held: set[str]) -> FreeRow:
         held=states["held"],
         tainted=states["tainted"],
         other=states["withheld"],
+        spares=states["spare"],
         on_one_node=states["free"],
         on_one_numa_node=_most(str(device.numa_nodes) for device in free if device.numa_nodes),
         under_one_root=_most(device.pcie_root for device in free if device.pcie_root),
@@ -80,6 +82,8 @@ def _state(device: Device, held: set[str]) -> str:
         return "held"
     if device.is_allocatable:
         return "free"
+    if device.is_fit:
+        return "spare"
     return "withheld" if device.maintenance is not None else "tainted"
 
 

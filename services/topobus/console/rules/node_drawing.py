@@ -149,7 +149,9 @@ def _leaf(leaf: Leaf, holders: DrawnHolders, users: Mapping[tuple[str, str], lis
 
 def _text(device: Device) -> str:
     worst = device.health.worst
-    return worst.reason if worst is not None else device.model or device.vendor
+    if worst is not None:
+        return worst.reason
+    return "spare" if device.is_spare else device.model or device.vendor
 
 
 def _device(
@@ -167,7 +169,7 @@ def _device(
         "colour": holder.colour if holder is not None else _NO_HOLDER,
         "mark": HEALTH_SIGNS[device.health.state].strip() or ("" if device.is_allocatable else "-"),
         "state": device.health.state.value,
-        "is_well": device.health.state is HealthState.HEALTHY and device.is_allocatable,
+        "is_well": device.health.state is HealthState.HEALTHY and device.is_fit,
         "reason": worst.reason if worst is not None else device.why_not,
         "message": worst.message if worst is not None else "",
         "conditions": conditions_view(device.health),

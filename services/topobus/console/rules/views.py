@@ -60,7 +60,7 @@ def node_row(
     classes = [
         {
             **free_view(rows[inventory.device_class]),
-            "sick": sum(not device.is_allocatable or device.health.worst is not None for device in inventory.devices),
+            "sick": sum(not device.is_fit or device.health.worst is not None for device in inventory.devices),
         }
         for inventory in sorted(inventories, key=lambda inventory: inventory.device_class)
     ]
@@ -74,7 +74,7 @@ def sick_view(device: Device, node: str, ledger: Holders | None, event: HealthEv
     nothing else is known of it, as the service has an entry of its own.
     """
     worst = device.health.worst
-    if (worst is None and device.is_allocatable) or (worst is not None and worst.reason == SERVICE_SILENT):
+    if (worst is None and device.is_fit) or (worst is not None and worst.reason == SERVICE_SILENT):
         return None
     pods = [*event.pods, *event.affected] if event is not None else []
     pods += _holders_of(ledger, device.device_class, device.name)

@@ -104,9 +104,7 @@ class SharedValues(DeviceViews):
     def slice_device(self, device: Device) -> SliceDevice:
         """Convert a device to its form in a slice. Healthy devices of one kind are one value."""
         kind = self._kinds_by_attributes.get(id(device.attributes))
-        is_plain = (
-            device.health.state is HealthState.HEALTHY and not device.health.conditions and device.maintenance is None
-        )
+        is_plain = device.health.state is HealthState.HEALTHY and not device.health.conditions and device.is_allocatable
         if kind is None or kind.device.attributes is not device.attributes or not is_plain:
             return slice_device(device)
         if kind.form is None:
@@ -206,7 +204,7 @@ def shape_key(inventory: Inventory) -> bytes:
 
 def _bare(device: Device) -> Device:
     """Leave out what is of no matter to shapes and differs between nodes and over time."""
-    return structs.replace(device, health=HEALTHY, uuid="", attributes={}, maintenance=None)
+    return structs.replace(device, health=HEALTHY, uuid="", attributes={}, maintenance=None, is_spare=False)
 
 
 def _first_alike(health: DeviceHealth, healths: dict[tuple[HealthState, str], DeviceHealth]) -> DeviceHealth:

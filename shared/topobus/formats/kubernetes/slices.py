@@ -39,6 +39,7 @@ __all__ = [
     "HEALTH_TAINT",
     "MAINTENANCE_TAINT",
     "SICK_TAINT",
+    "SPARE_TAINT",
     "STANDARD_DOMAIN",
     "consumption",
     "fault_of_shares",
@@ -58,6 +59,9 @@ MAINTENANCE_TAINT = "topobus.dev/maintenance"
 """On a device that an operator withholds; its value is `maintain` or `exclude`."""
 SICK_TAINT = Taint(key=HEALTH_TAINT, value=str(HealthState.UNHEALTHY), effect="NoExecute")
 """What a device has of which there is evidence that it is sick."""
+SPARE_TAINT = Taint(key="topobus.dev/spare", value="true", effect="NoSchedule")
+"""What a device has that its service withholds as a spare. A taint, because a device that came and
+went would renumber its slices and end the shapes that it is a part of."""
 # 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and
 # goes, so slices are always cut for the worse case: a fault then changes one slice and
 # not the cut of the whole pool.
@@ -307,7 +311,8 @@ def _taints(device: Device) -> tuple[Taint, ...]:
 
     For maintenance, the operator decides which of the two applies.
     """
-    return (*_taints_of_health(device), *_taints_of_maintenance(device))
+    spare = (SPARE_TAINT,) if device.is_spare else ()
+    return (*_taints_of_health(device), *_taints_of_maintenance(device), *spare)
 
 
 def _taints_of_maintenance(device: Device) -> tuple[Taint, ...]:

@@ -19,6 +19,7 @@ from topobus.engine.allocation.requests import PreparedRequest
 from topobus.engine.allocation.values import AllocationInput, ClaimToAllocate, DeviceId
 from topobus.engine.cel.seam import SelectorCompiler
 from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec
+from topobus.formats.kubernetes.slices import SPARE_TAINT
 from topobus.values.cluster_answers import FitCount, FreeRow
 from topobus.values.errors import ContractError
 from topobus.values.quantity import Quantity
@@ -56,8 +57,8 @@ class DeviceState(Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...]
     """DeviceClasses that select it."""
     state: str
-    """`free`, `held`, `tainted`, `used-up` (counters or capacity), or `withheld` for another
-    reason."""
+    """`free`, `held`, `spare`, `tainted`, `used-up` (counters or capacity), or `withheld` for
+    another reason."""
     why: str = ""
     capacity: dict[str, tuple[str, str]] = {}
     """Of a device that is shared: what is left and what there is, by name."""
@@ -189,6 +190,8 @@ def _state(
     consumed = given.usage.consumed.get(candidate.id, {})
     # By their names, of whatever domain.
     attributes = {name: value for of_domain in candidate.facts.attributes.values() for name, value in of_domain.items()}
+    taints = {taint.key for taint in candidate.device.taints}
+    is_spare = blocker is not None and blocker.code == "tainted" and taints == {SPARE_TAINT.key}
     words = {"in-use": "held", "tainted": "tainted", "counters": "used-up", "capacity": "used-up"}
     return DeviceState(
         node=node,
@@ -204,7 +207,7 @@ def _state(
             for name, spec in sorted(view.classes.items())
             if spec.selectors and _selects(spec, candidate, compiler)
         ),
-        state="free" if blocker is None else words.get(blocker.code, "withheld"),
+        state="free" if blocker is None else "spare" if is_spare else words.get(blocker.code, "withheld"),
         why="" if blocker is None else blocker.detail,
         capacity={
             name: (str(amount - consumed.get(name, Quantity(0))), str(amount))
@@ -236,6 +239,7 @@ def _row(group: dict[str, str], states: Sequence[DeviceState]) -> FreeRow:
         held=counts["held"],
         tainted=counts["tainted"],
         other=counts["used-up"] + counts["withheld"],
+        spares=counts["spare"],
         on_one_node=_most(state.node for state in free),
         on_one_numa_node=_most((state.node, state.numa) for state in free if state.numa),
         under_one_root=_most((state.node, state.root) for state in free if state.root),

@@ -30,7 +30,6 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.kubernetes.slices import (
     HEALTH_TAINT,
-    MAINTENANCE_TAINT,
     in_seconds,
     slice_device,
     slice_order,
@@ -154,9 +153,9 @@ def pool_devices(
 
     A device that a pod holds outside of DRA is tainted, and so are devices that do not fit beside
     it. While the device service is silent (`silence`), all devices are tainted. An unhealthy device
-    keeps its own taint even when its service is silent, and so does one under maintenance. A device
-    that an operator excludes is shown as long as it is held. What pods have of a shared device
-    (`sharers`) is subtracted from its capacity, as long as a share is left.
+    keeps its own taint even when its service is silent, and so do one under maintenance and a
+    spare. A device that an operator excludes is shown as long as it is held. What pods have of a
+    shared device (`sharers`) is subtracted from its capacity, as long as a share is left.
 
     Shapes: shown — what `slice_device` returns for the inventory's devices, for a caller that has
     it already: it is the expensive part, and holders change far more often.
@@ -177,7 +176,7 @@ def pool_devices(
             continue
         taints = device.taints
         if silence is not None and device.name not in sick:
-            taints = (silence, *(taint for taint in taints if taint.key == MAINTENANCE_TAINT))
+            taints = (silence, *(taint for taint in taints if taint.key != HEALTH_TAINT))
         shortage = blocked.get(device.name)
         holder = occupied.get(device.name) or (
             occupied[shortage.devices[0]] if shortage is not None and shortage.devices else None

@@ -157,7 +157,7 @@ def plugin_lists(
                 continue
             resource = resource_in_profile(device, "" if pool == device_class else pool, profiles) or by_pool
             list_entries = lists.setdefault(resource, {})
-            shown = _entry(device, is_withheld=device.name in withheld)
+            shown = _entry(device, is_held=device.name in holders, is_withheld=device.name in withheld)
             if device.sharing is None:
                 list_entries[device.name] = shown
                 if device.name in replicated:
@@ -303,10 +303,11 @@ def _resource(own: str, device_class: str, pool: str) -> str:
     return own if pool == device_class else f"{own.rpartition('/')[0]}/{pool}"
 
 
-def _entry(device: Device, *, is_withheld: bool) -> ListEntry:
+def _entry(device: Device, *, is_held: bool, is_withheld: bool) -> ListEntry:
     nodes = device.numa_nodes.ids if device.numa_nodes else None
     reason = ""
-    if not device.is_allocatable:
+    # A spare that was given in the moment before it became one is well.
+    if not (device.is_fit if is_held else device.is_allocatable):
         reason = f"it is {device.why_not}"
     elif is_withheld:
         reason = "it is shared, or excludes other devices: it is given by claims only"

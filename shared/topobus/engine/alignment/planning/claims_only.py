@@ -43,15 +43,20 @@ def claims_only(devices: Iterable[Device], counter_sets: Sequence[CounterSet]) -
 
 def by_count(view: NodeView, request: PodRequest) -> NodeView:
     """Return the view in which devices are counted and chosen. Devices that the request names stay
-    in it.
+    in it, and are no spares: a claim was allocated them before they became spares, or tolerates it.
     """
     hidden = _hidden(view)
-    if not any(hidden.values()):
+    if not any(hidden.values()) and not any(device.is_spare for devices in view.devices.values() for device in devices):
         return view
     named = _names(request, ("whole", "share", "look"))
+
+    def shown(device: Device) -> Device:
+        is_named = device.is_spare and device.name in named.get(device.device_class, ())
+        return structs.replace(device, is_spare=False) if is_named else device
+
     devices = {
         name: tuple(
-            device for device in devices if device.name not in hidden[name] or device.name in named.get(name, ())
+            shown(device) for device in devices if device.name not in hidden[name] or device.name in named.get(name, ())
         )
         for name, devices in view.devices.items()
     }

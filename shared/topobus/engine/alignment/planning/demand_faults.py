@@ -14,7 +14,7 @@ from topobus.engine.alignment.planning.demands import ContainerDemand, DeviceDem
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name
 from topobus.values.names import meant_name
-from topobus.values.node_text import first_of
+from topobus.values.node_text import counted, first_of
 from topobus.values.outcome import Reason
 from topobus.values.resource_names import CLASS_RESOURCE_PREFIX, RESOURCE_PREFIX, is_resource_name, similar_class
 from topobus.values.view import NodeView
@@ -187,8 +187,10 @@ def _too_few(
         device for name, device in sorted(of_class.items()) if name not in held_names and not device.is_allocatable
     ]
     withheld = sum(device.maintenance is not None for device in others)
-    sick = len(others) - withheld
+    spares = sum(device.is_fit for device in others)
+    sick = len(others) - withheld - spares
     also = f", {withheld} withheld by an operator" if withheld else ""
+    also += f", {counted(spares, 'spare')}" if spares else ""
     own = Counter(available.own.get(device_demand.device_class, {}).values())
     also += _own_part(own)
     shown = first_of([f"{device.name} {device.why_not}" for device in others])

@@ -345,7 +345,7 @@ def _to_recover(view: NodeView, request: PodRequest, fits: Callable[[NodeView], 
 
 def _recovery(device: Device) -> int:
     """Rank what brings a device back: time, then the operator, then a repair."""
-    if device.maintenance is not None:
+    if device.maintenance is not None or device.is_spare:
         return 1
     return 0 if device.health.state is HealthState.RECOVERING else 2
 
@@ -356,7 +356,7 @@ def _with_devices_well(view: NodeView, devices: Sequence[Device]) -> NodeView:
         view,
         devices={
             resource: tuple(
-                structs.replace(device, health=HEALTHY, maintenance=None)
+                structs.replace(device, health=HEALTHY, maintenance=None, is_spare=False)
                 if (device.device_class, device.name) in names
                 else device
                 for device in resource_devices
@@ -374,6 +374,12 @@ def _recovery_reason(device: Device) -> Reason:
     if device.maintenance is not None:
         message = f"{device.name} is {device.why_not}; it would fit with it: `topobus device return {device.name}`"
         return Reason(code="return", message=message, facts=facts)
+    if device.is_spare:
+        message = (
+            f"{device.name} is {device.why_not}; it would fit with it: set a smaller `spares.count` of the "
+            f"{device.device_class} service"
+        )
+        return Reason(code="device-is-spare", message=message, facts=facts)
     worst = device.health.worst
     if device.health.state is HealthState.RECOVERING and worst is not None:
         end = f", and is given out again at {worst.until} unless it gets sick before" if worst.until else ""
