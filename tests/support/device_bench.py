@@ -26,6 +26,7 @@ from topobus.devicekit.settings import (
     PassthroughSettings,
 )
 from topobus.devicekit.sharing.shared_devices import SharedPool
+from topobus.engine.alignment.devices.spare_choice import SpareSettings
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, MACHINE
 from topobus.formats.messages.messages import HealthEvent, HintsReply, HintsRequest
@@ -87,6 +88,7 @@ class DeviceBench:
         sharing: tuple[SharedPool, ...] = (),
         passthrough: PassthroughSettings | None = None,
         burn_in: BurnInSettings | None = None,
+        spares: int = 0,
     ) -> AsyncIterator[None]:
         """Run the gpu service with these drivers on a connection of its own."""
         settings = DeviceServiceSettings(
@@ -100,6 +102,7 @@ class DeviceBench:
             sharing=sharing,
             passthrough=passthrough or PassthroughSettings(),
             burn_in=burn_in or BurnInSettings(),
+            spares=SpareSettings(count=spares),
         )
         # Each run of the service counts from zero.
         self.metrics = CollectorRegistry()

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from topobus.devicekit.pci import is_vfio
 from topobus.devicekit.sharing.shared_devices import SharedPool
+from topobus.engine.alignment.devices.spare_choice import SpareSettings
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.process.config import ServiceSettings
 from topobus.sysfs.tree import HardwareSettings
@@ -195,3 +196,6 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """Devices that several containers have at once, by selectors, under resource names of their
     own, through kubelet's device plugins and by claims; they are tried before `pools`.
     docs/reference/pools.md has the rules."""
+    spares: SpareSettings = SpareSettings()
+    """Devices that are withheld to replace an equal one that gets sick;
+    docs/how-to/hot-spare.md."""

@@ -11,6 +11,7 @@ import pytest
 
 from support.controller_home import NODE, Home, claim, conditions, pod
 from topobus.bus.bus import Start
+from topobus.engine.alignment.devices.spare_choice import SpareSettings, with_spares
 from topobus.formats.kubernetes import admit
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
@@ -133,6 +134,50 @@ async def test_sick_device_evicts_its_claim(served: Home) -> None:
         "job", lambda job: job is not None and _devices(job) not in ([], [granted["device"]])
     )
     assert moved is not None
+
+
+async def test_replacement_of_an_evicted_pod_gets_the_spare(served: Home) -> None:
+    """All GPUs but one are spares. When that one gets sick its pod goes, the nearest spare is
+    released, and the pod that the owner makes then runs with it.
+    """
+    gpus = next(inventory for inventory in served.inventories if inventory.device_class == "gpu")
+    count = len(gpus.devices) - 1
+    before = _with_spares(gpus, gpus, count)
+    await _publish(served, before, generation=2)
+    await served.put(claim("job"))
+    (granted,) = await served.results("job")
+    await served.put(pod("trainer", "job"))
+    await served.until("pod", "trainer", lambda pod: conditions(pod, "PodScheduled").get("status") == "True")
+    sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-01T00:00:00Z")
+    broken = msgspec.structs.replace(
+        before,
+        devices=tuple(
+            msgspec.structs.replace(device, health=sick) if device.name == granted["device"] else device
+            for device in before.devices
+        ),
+    )
+    after = _with_spares(broken, before, count)
+
+    await _publish(served, after, generation=3)
+
+    gone = await served.until("pod", "trainer", lambda pod: pod is None)
+    await served.put(pod("trainer-2", "job"))
+    await served.until("pod", "trainer-2", lambda pod: conditions(pod, "PodScheduled").get("status") == "True")
+    moved = await served.until_claim("job", lambda job: _devices(job) not in ([], [granted["device"]]))
+    assert gone is None
+    assert [device.is_spare for device in before.devices] == [False, *[True] * count]
+    assert _devices(moved) == [device.name for device in after.devices if device.is_allocatable]
+
+
+def _with_spares(gpus: Inventory, before: Inventory, count: int) -> Inventory:
+    settings = SpareSettings(count=count)
+    devices = with_spares(gpus.devices, before.devices, held=(), settings=settings, sockets={})
+    return msgspec.structs.replace(gpus, devices=devices)
+
+
+async def _publish(home: Home, gpus: Inventory, *, generation: int) -> None:
+    inventory = msgspec.structs.replace(gpus, generation=generation)
+    await home.bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
 
 
 def _condition(api_object: ApiObject) -> dict[str, Any]:

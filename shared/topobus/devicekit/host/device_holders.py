@@ -2,10 +2,13 @@
 
 For health the ledger is read when it is needed: it is written for each pod and claim, while the
 health of a device, which the owners are notified of, seldom changes. Only a class whose drivers
-give readings follows it, because each line of `/metrics` names the holder of the moment.
+give readings follows it, because each line of `/metrics` names the holder of the moment, and one
+with spares, because a device that an owner has is none.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import ChangeKind
@@ -63,9 +66,11 @@ class DeviceHolders:
 class NewestLedger:
     """The node's ledger, followed. Readable from any thread."""
 
-    def __init__(self, bus: Bus, node: str) -> None:
+    def __init__(self, bus: Bus, node: str, on_change: Callable[[], None]) -> None:
+        """Follow the ledger of a node. `on_change` is called after each change."""
         self._bus = bus
         self._node = node
+        self._on_change = on_change
         self.value: Holders | None = None
         """None until there is one."""
 
@@ -74,3 +79,4 @@ class NewestLedger:
         async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
             if change.kind in (ChangeKind.PUT, ChangeKind.DELETE):
                 self.value = change.value
+                self._on_change()

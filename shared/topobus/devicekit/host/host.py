@@ -35,6 +35,7 @@ from topobus.devicekit.verbs.attach import Adjuster, Attacher
 from topobus.devicekit.verbs.device_hands import DeviceHands
 from topobus.devicekit.verbs.prepare import Preparer
 from topobus.engine.alignment.devices.device_hints import device_hints
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.resource_hints import ResourceHints
 from topobus.engine.health.health_machine import clear_sticky_faults
 from topobus.engine.health.inventory_merge import MergedInventory
@@ -47,7 +48,7 @@ from topobus.process.service import Runtime
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device, Inventory
-from topobus.values.errors import PeerUnavailable
+from topobus.values.errors import ConfigError, PeerUnavailable
 from topobus.values.hint import Hint
 from topobus.values.machine import Machine
 from topobus.values.pci import PciAddress
@@ -73,6 +74,12 @@ def check_devices(
     """
     check_pools(device_class, settings.pools)
     check_sharing_settings(device_class, settings.sharing, settings.pools)
+    if device_class == CPU_CLASS and settings.spares.count:
+        raise ConfigError(
+            "cpu: spares: got a count, wanted none: a CPU that gets sick is replaced by any other",
+            next_step="remove spares from the settings of the cpu service",
+            key="spares.count",
+        )
     return registry or load_drivers(device_class, settings.drivers)
 
 
@@ -184,7 +191,7 @@ class _DeviceHost:
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
-        self._ledger = NewestLedger(runtime.bus, runtime.node)
+        self._ledger = NewestLedger(runtime.bus, runtime.node, self._note_ledger)
         self._measures = any(driver.capabilities.measures for driver in registry.drivers)
         if self._measures:
             metrics.export_readings(self._readings)
@@ -238,7 +245,7 @@ class _DeviceHost:
             group.create_task(self._publisher.run())
             group.create_task(self._publisher.confirm())
             group.create_task(self._maintenance.run(self._settings.hardware.rescan_s))
-            if self._measures:
+            if self._measures or self._settings.spares.count:
                 group.create_task(self._ledger.follow())
 
     async def _load_inventory(self) -> None:
@@ -299,6 +306,10 @@ class _DeviceHost:
                     await poller.watch(machine, self._functions_of(name))
                     self._publisher.note_poll()
                 await self._machine.wait_changed(poller.generation, None if machine is None else poller.pause_s())
+
+    def _note_ledger(self) -> None:
+        if self._settings.spares.count:
+            self._publisher.note_ledger()
 
     def _look_again(self, driver: str) -> None:
         self._pollers[driver].look_again()

@@ -25,6 +25,9 @@ from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.sharing.shared_devices import odd_sharing, with_sharing
 from topobus.devicekit.verbs.device_hands import DeviceHands
 from topobus.devicekit.verbs.leftovers import with_leftovers
+from topobus.engine.alignment.devices.proximity import socket_of_nodes
+from topobus.engine.alignment.devices.spare_choice import odd_spares, with_spares
+from topobus.engine.alignment.planning.node_view import cores_of
 from topobus.engine.health.inventory_merge import DriverView, MergedInventory, advance_inventory
 from topobus.engine.health.pool_assignment import odd_pools, with_pools
 from topobus.process.clock import until_tick
@@ -160,6 +163,11 @@ class DevicePublisher:
         if not self.is_settled():
             self._has_news.set()
 
+    def note_ledger(self) -> None:
+        """Schedule a step after the ledger changed: a spare that an owner has is replaced."""
+        self._settled = None
+        self._has_news.set()
+
     def forgive(self, device: str) -> None:
         """Make the next step lift a device's sticky faults."""
         self._to_forgive.add(device)
@@ -252,10 +260,13 @@ class DevicePublisher:
             self.devices, self._to_forgive = forgiven(self.devices, self._to_forgive), set()
         now = self._runtime.clock.now()
         merged = await self._advance(machine, views, now, held=None)
-        if merged.devices != self._published or any(
-            device.health.state is not HealthState.HEALTHY for device in merged.devices
+        if (
+            merged.devices != self._published
+            or self._settings.spares.count
+            or any(device.health.state is not HealthState.HEALTHY for device in merged.devices)
         ):
-            # The holders of a device are notified of its health, and a held device is not removed.
+            # The holders of a device are notified of its health, and a held device is not removed
+            # and is no spare.
             await self._holders.read()
             merged = await self._advance(machine, views, now, held=self._holders.held)
         # Set before it is true, because the store may lose its history meanwhile.
@@ -309,8 +320,20 @@ class DevicePublisher:
         sharing = self._settings.sharing
         pools = (*sharing, *self._settings.pools)
         shared = with_sharing(with_pools(merged.devices, pools), sharing, self._views.moving)
-        devices = with_maintenance(shared, self._maintenance.value.devices)
-        warnings = (*merged.warnings, *odd_pools(devices, pools), *odd_sharing(devices, sharing, self._views.moving))
+        spares = self._settings.spares
+        devices = with_spares(
+            with_maintenance(shared, self._maintenance.value.devices),
+            self.devices,
+            held=held,
+            settings=spares,
+            sockets=socket_of_nodes(cores_of(machine)) if spares.count else {},
+        )
+        warnings = (
+            *merged.warnings,
+            *odd_pools(devices, pools),
+            *odd_sharing(devices, sharing, self._views.moving),
+            *odd_spares(devices, spares),
+        )
         return replace(merged, devices=devices, warnings=warnings)
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:
