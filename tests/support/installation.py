@@ -93,6 +93,12 @@ class Installation:
         """Let a device fail; the command gets its name and PCI address as DEVICE and PCI."""
         await command("BREAK_DEVICE", DEVICE=device, PCI=pci)
 
+    async def set_spares(self, device_class: str, count: int) -> None:
+        """Set `spares.count` of a device service; the command gets both as CLASS and COUNT, and
+        returns when the service runs with it.
+        """
+        await command("SET_SPARES", CLASS=device_class, COUNT=str(count))
+
     async def uninstall(self) -> None:
         """Take it off the node."""
         await command("UNINSTALL")
@@ -192,6 +198,8 @@ class Processes(Installation):
         self._nats = free_port()
         self._running: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
         self._machine: RecordedMachine | None = None
+        self._changed: dict[str, str] = {}
+        """Settings that a test has changed."""
 
     @property
     def folder(self) -> Path:
@@ -265,6 +273,13 @@ class Processes(Installation):
         """Take the device off its bus."""
         assert self._machine is not None
         await asyncio.to_thread(self._machine.remove_pci, pci)
+
+    async def set_spares(self, device_class: str, count: int) -> None:
+        """Start the service again with the setting."""
+        self._changed[f"TOPOBUS_{device_class.upper()}__SPARES__COUNT"] = str(count)
+        await self._stop(device_class)
+        self._start(device_class)
+        await self._until_ready(device_class)
 
     async def uninstall(self) -> None:
         """Take everything off the node.
@@ -347,6 +362,7 @@ class Processes(Installation):
         }
         settings.update(self._service_settings())
         settings.update(json.loads(setting("SETTINGS", "{}")))
+        settings.update(self._changed)
         self._spawn(name, [sys.executable, "-m", f"topobus.{name}.main"], settings, port)
 
     def _spawn(self, name: str, words: list[str], settings: dict[str, str] | None = None, port: int = 0) -> None:

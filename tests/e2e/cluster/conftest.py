@@ -18,7 +18,7 @@ capitals that nothing was checked.
 | TOPOBUS_CLUSTER_NATS_URL | where the installation's NATS is reached, for the console | that test is skipped; `processes` needs none |
 | TOPOBUS_CLUSTER_RESTART_KUBELET | shell command | that test is skipped |
 | TOPOBUS_CLUSTER_RESTART_RUNTIME | shell command that ends the container runtime and starts it again | that test is skipped |
-| TOPOBUS_CLUSTER_KILL_GATEWAY, _UPDATE_SURGE, _UPDATE, _BREAK_DEVICE, _UNINSTALL | shell commands, with installation `running` | that test is skipped |
+| TOPOBUS_CLUSTER_KILL_GATEWAY, _UPDATE_SURGE, _UPDATE, _BREAK_DEVICE, _SET_SPARES, _UNINSTALL | shell commands, with installation `running` | that test is skipped |
 """  # noqa: E501
 
 from __future__ import annotations

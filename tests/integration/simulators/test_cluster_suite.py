@@ -99,7 +99,7 @@ def test_suite_passes_when_it_runs_topobus_on_simulators(short_folder: Path) -> 
         )
 
     assert answer.returncode == 0, answer.stdout[-6000:]
-    assert "14 passed" in answer.stdout
+    assert "15 passed" in answer.stdout
     assert "skipped" not in answer.stdout
 
 
