@@ -21,6 +21,7 @@ from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.generic_resource import create_global_resource
 from lightkube.resources.core_v1 import Event, Node, PersistentVolume, PersistentVolumeClaim, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
+from lightkube.types import PatchType
 
 from support.looks import next_look
 from topobus.formats.kubernetes.built_in_classes import class_selector
@@ -151,6 +152,19 @@ class Cluster:
         node = (await self.client.get(Node, self.node)).to_dict()
         conditions = node.get("status", {}).get("conditions") or ()
         return next((condition for condition in conditions if condition["type"] == kind), {})
+
+    async def our_conditions(self) -> list[str]:
+        """The types of the node's conditions that are ours."""
+        node = (await self.client.get(Node, self.node)).to_dict()
+        kinds = [condition["type"] for condition in node.get("status", {}).get("conditions") or ()]
+        return sorted(kind for kind in kinds if kind.startswith(f"{DRIVER}/"))
+
+    async def take_off_conditions(self) -> None:
+        """Take them off, as the page about turning it off does."""
+        removals = [{"$patch": "delete", "type": kind} for kind in await self.our_conditions()]
+        await self.client.patch(
+            Node.Status, self.node, {"status": {"conditions": removals}}, patch_type=PatchType.STRATEGIC
+        )
 
     async def make_claim(self, *kinds: str, match: str = "", tolerates: str = "") -> str:
         """Make a DeviceClass for each kind of devices and a claim for one device of each, all alike

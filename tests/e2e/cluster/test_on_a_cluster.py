@@ -438,7 +438,8 @@ def _taint_keys(device: dict[str, Any]) -> set[str]:
 
 async def test_nothing_is_left_when_it_is_uninstalled(cluster: Cluster, installation: Installation) -> None:
     """Pods first, then Topobus: no socket, no CDI file, no slice stays, and the node offers nothing
-    of ours any more.
+    of ours any more. The Node's conditions stay until they are taken off by hand
+    (docs/how-to/turn-it-off.md), since without a gateway nothing else may write them.
     """
 
     async def sockets() -> list[str]:
@@ -454,3 +455,6 @@ async def test_nothing_is_left_when_it_is_uninstalled(cluster: Cluster, installa
     await until("slices are gone", lambda: cluster.slices(), lambda slices_left: not slices_left)
     await until("nothing is offered", lambda: cluster.allocatable(RESOURCE), lambda count: count == 0)
     assert our_cdi_files() == []
+    assert await cluster.our_conditions() != []
+    await cluster.take_off_conditions()
+    assert await cluster.our_conditions() == []

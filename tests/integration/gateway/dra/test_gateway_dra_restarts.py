@@ -47,6 +47,24 @@ async def test_gateway_writes_files_again_and_removes_orphans_when_started_after
     assert len(rig.plane.asks.requests("adopt")) == 1
 
 
+async def test_pod_ends_when_a_gateway_that_was_taken_off_is_there_again(rig: Rig) -> None:
+    """Without the driver kubelet cannot undo a claim, and its pod stays; the next gateway undoes it,
+    and nothing is left.
+    """
+    async with rig.kubelet:
+        async with rig.gateway():
+            await prepare(rig)
+        await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
+        without = await rig.kubelet.unprepare_claims([TRAINING])
+        async with rig.gateway():
+            await rig.kubelet.wait_for_driver(DRIVER)
+            again = await rig.kubelet.unprepare_claims([TRAINING])
+
+    assert without.keys() == {UID}
+    assert again == {}
+    assert not cdi_file(rig).exists()
+
+
 async def test_gateway_makes_devices_ready_again_when_the_machine_was_rebooted(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
