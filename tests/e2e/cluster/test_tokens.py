@@ -278,7 +278,7 @@ async def test_gateways_token_changes_slices_and_conditions_of_its_own_node_alon
 
 async def test_gateways_token_changes_one_annotation_of_pods_of_its_own_node(gateway: KubernetesClient) -> None:
     """Not their labels or images, no pod of another node; it makes, deletes and enters none."""
-    ours, theirs = pods(f"on-{_OURS}"), pods(f"on-{_THEIRS}")
+    ours, elsewhere = pods(f"on-{_OURS}"), pods(f"on-{_THEIRS}")
     again = {"metadata": {"annotations": {"topobus.dev/prepare-again": "1"}}}
     image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "other"}]
     attempts: dict[str, Attempt] = {
@@ -286,7 +286,7 @@ async def test_gateways_token_changes_one_annotation_of_pods_of_its_own_node(gat
         "another annotation": ("PATCH", ours, {"metadata": {"annotations": {"a": "b"}}}),
         "a label": ("PATCH", ours, {"metadata": {"labels": {"a": "b"}}}),
         "an image": ("PATCH", ours, image),
-        "the annotation on another node": ("PATCH", theirs, again),
+        "the annotation on another node": ("PATCH", elsewhere, again),
         "a pod": ("POST", pods(), pod("more", _OURS)),
         "a deletion": ("DELETE", ours, None),
         "an eviction": (

@@ -309,10 +309,10 @@ async def test_node_goes_over_to_us_and_back_while_a_pod_keeps_its_gpu(rig: Rig,
     async with vendors() as plugin:
         assert await plugin.register() == ""
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
-        (theirs,) = (await admit(rig, after)).container("main").devices[GPU]
+        (vendors_choice,) = (await admit(rig, after)).container("main").devices[GPU]
 
     assert {kept, ours} == {gpu.uuid for gpu in gpus.devices}
-    assert theirs == ours
+    assert vendors_choice == ours
     assert not isinstance(refused, Admission)
 
 
