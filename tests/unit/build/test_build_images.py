@@ -6,6 +6,7 @@ No engine is run here, only what would be.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -25,11 +26,12 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def build(programs: Path, *arguments: str, base: str = "") -> subprocess.CompletedProcess[str]:
     """Run it with nothing else on the PATH but the basics."""
     environment = {
         "PATH": f"{programs}:/usr/bin:/bin",
         "ENGINE": "podman",
+        "BASE_IMAGE": base,
         **{key: os.environ[key] for key in ("HOME",) if key in os.environ},
     }
     command = [str(ROOT / "tools" / "build-images"), *arguments]
@@ -62,6 +64,35 @@ def test_images_have_the_registrys_name_when_one_is_given(programs: Path) -> Non
 
     assert "registry.example/topobus/gateway:0.2.0" in answer.stdout.split()
     assert "ctr" not in (programs / "calls").read_text()
+
+
+@pytest.mark.parametrize("base", ["", "python:3.11-slim-bookworm", "python@sha256:12"])
+def test_release_is_refused_when_its_base_image_has_no_digest(programs: Path, base: str) -> None:
+    """A tag may be another image tomorrow: nothing is built from it for a release."""
+    answer = build(programs, "--release", "registry.example/topobus", "0.2.0", base=base)
+
+    assert (answer.returncode, f"BASE_IMAGE: got '{base}', wanted NAME@sha256:" in answer.stderr) == (65, True)
+    assert not (programs / "calls").exists()
+
+
+def test_release_has_its_base_and_commit_as_labels_when_the_base_has_a_digest(programs: Path) -> None:
+    """Whoever has the image can tell what it was built from."""
+    digest = f"sha256:{'0a' * 32}"
+    answer = build(
+        programs, "--release", "registry.example/topobus", "0.2.0", base=f"mirror.example:5000/python@{digest}"
+    )
+    calls = (programs / "calls").read_text().splitlines()
+
+    assert answer.returncode == 0, answer.stderr
+    assert all(f"--build-arg BASE_IMAGE=mirror.example:5000/python@{digest} " in call for call in calls)
+    assert all(
+        f"image.base.name=mirror.example:5000/python --label org.opencontainers.image.base.digest={digest} " in call
+        for call in calls
+    )
+    assert all(
+        re.search(r"image\.version=0\.2\.0 --label org\.opencontainers\.image\.revision=[0-9a-f]{40} ", call)
+        for call in calls
+    )
 
 
 def test_usage_is_told_when_an_option_is_unknown(programs: Path) -> None:
