@@ -65,6 +65,17 @@ def test_extra_all_installs_the_union_of_what_services_need() -> None:
     assert {need for service in SERVICES for need in _needs(service)} == _needs("all")
 
 
+def test_lock_of_extra_all_has_the_versions_of_every_image() -> None:
+    """What a release lists and audits as `all.txt` is what the images install, and nothing else."""
+    images = {
+        requirement.name: str(requirement.specifier)
+        for service in (*SERVICES, "device", "relay")
+        for requirement in _locked(service)
+    }
+
+    assert {requirement.name: str(requirement.specifier) for requirement in _locked("all")} == images
+
+
 def test_project_depends_on_what_every_service_needs() -> None:
     """What one service alone needs stands in its extra, so that another
     service does not bring it.

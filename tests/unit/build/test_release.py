@@ -109,7 +109,7 @@ def test_release_is_refused_when_another_commit_has_the_tag(repository: Path) ->
     assert (answer.returncode, "v1.2.0 is tagged already" in answer.stderr) == (65, True)
 
 
-@pytest.mark.parametrize("arguments", [[], ["latest"], ["1.2.0", "1.3.0"], ["--push", "1.2.0"]])
+@pytest.mark.parametrize("arguments", [[], ["latest"], ["--key", "1.2.0"], ["1.2.0", "1.3.0"], ["--push", "1.2.0"]])
 def test_usage_is_told_when_an_argument_is_wrong(repository: Path, arguments: list[str]) -> None:
     """A wrong word builds nothing."""
     answer = release(repository, *arguments)
@@ -117,14 +117,22 @@ def test_usage_is_told_when_an_argument_is_wrong(repository: Path, arguments: li
     assert (answer.returncode, "usage" in answer.stderr, "it builds" in answer.stderr) == (64, True, False)
 
 
-def test_script_has_no_finding_of_shellcheck() -> None:
+def test_release_is_refused_when_the_key_is_absent(repository: Path) -> None:
+    """It is looked for before minutes of building, not after them."""
+    answer = release(repository, "--key", "absent", "1.2.0")
+
+    assert (answer.returncode, "there is no key" in answer.stderr, "it builds" in answer.stderr) == (66, True, False)
+
+
+@pytest.mark.parametrize("script", ["release", "build-images"])
+def test_script_has_no_finding_of_shellcheck(script: str) -> None:
     """Its quoting and its tests are what they look like."""
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("no shellcheck is on the PATH (apt-get install shellcheck)")
 
     done = subprocess.run(
-        [shellcheck, str(ROOT / "tools" / "release")], capture_output=True, text=True, timeout=60, check=False
+        [shellcheck, str(ROOT / "tools" / script)], capture_output=True, text=True, timeout=60, check=False
     )
 
     assert done.returncode == 0, done.stdout

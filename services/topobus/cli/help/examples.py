@@ -233,6 +233,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("The last 50 lines of all services", "topobus logs --tail 50"),
         ("Warnings of the last ten minutes", "topobus logs --since 10m -o json | grep '\"warning\"'"),
     ),
+    "verify": (
+        (
+            "The files of a release, before they are installed",
+            "topobus verify topobus-0.1.0-py3-none-any.whl --key topobus-release.pub",
+        ),
+    ),
     "version": (
         ("Of everything that runs, by node", "topobus version"),
         ("Of this program alone, for a script", "topobus version --client -o json"),

@@ -148,6 +148,11 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "commands.completion:completion",
             "Print the script by which a shell completes commands, options and names.",
         ),
+        (
+            "verify",
+            "commands.verify:verify",
+            "Check the files of a release offline: signature, sums, SBOMs, provenance.",
+        ),
         ("help", "commands.help:show_help", "Help for a command: the same as COMMAND --help."),
     ),
 }

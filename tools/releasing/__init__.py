@@ -1,0 +1,1 @@
+"""Writes what a release has beside its wheel. In no wheel and no image."""
