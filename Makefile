@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Some containers set it. Without compiled modules each of the several hundred processes that the tests start compiles all it imports: twice the processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test checks suite coverage lint types imports proto docs unit integration real-bus engine vm versions chaos chaos-short bench format clean
+.PHONY: help setup demo up test checks suite coverage lint types imports proto docs audit unit integration real-bus engine vm versions chaos chaos-short bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -60,6 +60,9 @@ proto: setup ## generated gRPC code equals its protos
 docs: setup ## generated pages equal the code, all prose is plain English
 	$(BIN)/python tools/render-docs --check
 	$(BIN)/python -m pytest -q tests/unit/docs/test_plain_english.py
+
+audit: setup ## known vulnerabilities, licences and wheels of what is locked; needs the network, fails where it could not look
+	@tools/audit
 
 unit: setup ## tests that need no server, with few examples of each law
 	TOPOBUS_EXAMPLES=0.05 $(BIN)/python -m pytest -q -m "not integration and not engine and not quarantined" $(PARALLEL) tests/unit tests/property
