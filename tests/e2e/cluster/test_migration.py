@@ -1,5 +1,5 @@
 """Claims for NVIDIA's DRA driver while some nodes have it and others have Topobus: kube-scheduler
-serves them from both by the classes of examples/claims/migration-classes.yaml.
+serves them from both by the classes of examples/migration/nvidia-classes.yaml.
 
 A control plane without nodes is enough (TOPOBUS_CLUSTER_INSTALLATION=none, KUBECONFIG).
 """
@@ -26,7 +26,7 @@ pytestmark = [
     ),
 ]
 
-_CLASSES = Path(__file__).parents[3] / "examples" / "claims" / "migration-classes.yaml"
+_CLASSES = Path(__file__).parents[3] / "examples" / "migration" / "nvidia-classes.yaml"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

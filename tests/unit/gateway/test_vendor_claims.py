@@ -137,9 +137,9 @@ def slices_of(devices: Sequence[Device]) -> tuple[Slice, ...]:
     return tuple(Slice(f"{index:03x}", spec) for index, spec in specs.items())
 
 
-def classes(file: str = "vendor-classes.yaml") -> dict[str, DeviceClassSpec]:
+def classes(file: str = "claims/vendor-classes.yaml") -> dict[str, DeviceClassSpec]:
     """The example classes of a file by their names."""
-    documents = yaml.safe_load_all((ROOT / "examples/claims" / file).read_text())
+    documents = yaml.safe_load_all((ROOT / "examples" / file).read_text())
     return {
         document["metadata"]["name"]: read_as(document["spec"], DeviceClassSpec, where="class")
         for document in documents
@@ -169,7 +169,7 @@ def test_sample_gets_the_same_devices_by_the_classes_of_a_migration(case: dict[s
     slices = slices_of(MACHINES[case["machine"]](tmp_path))
     spec = {"devices": {"requests": case["requests"], "constraints": case.get("constraints", [])}}
     wanted = ClaimToAllocate("default/sample", read_as(spec, ClaimSpec, where="claim"))
-    both = classes("migration-classes.yaml")
+    both = classes("migration/nvidia-classes.yaml")
 
     outcome = allocate(AllocationInput(node=Node(NODE), claims=(wanted,), classes=both, slices=slices), CelCompiler())
 
@@ -190,7 +190,9 @@ def test_vendors_own_devices_are_served_by_the_classes_of_a_migration() -> None:
     wanted = ClaimToAllocate("default/sample", read_as({"devices": {"requests": requests}}, ClaimSpec, where="claim"))
 
     outcome = allocate(
-        AllocationInput(node=Node(NODE), claims=(wanted,), classes=classes("migration-classes.yaml"), slices=slices),
+        AllocationInput(
+            node=Node(NODE), claims=(wanted,), classes=classes("migration/nvidia-classes.yaml"), slices=slices
+        ),
         CelCompiler(),
     )
 
