@@ -17,21 +17,15 @@ _PAGES = tuple(
     for name in (
         "SECURITY.md",
         "docs/explanation/threat-model.md",
+        "docs/how-to/backup-and-restore.md",
         "docs/how-to/migrate.md",
+        "docs/how-to/plan-capacity.md",
         "docs/how-to/run-in-production.md",
+        "docs/how-to/service-levels.md",
         "docs/how-to/turn-it-off.md",
         "docs/reference/failures.md",
+        "docs/reference/runbooks.md",
         "docs/reference/stability.md",
-    )
-)
-# Others' parts of the same whole, where they are there.
-_OTHER_PAGES = tuple(
-    ROOT / "docs" / name
-    for name in (
-        "how-to/backup-and-restore.md",
-        "how-to/plan-capacity.md",
-        "how-to/service-levels.md",
-        "reference/runbooks.md",
     )
 )
 _MOST_WORDS = 6000
@@ -71,16 +65,16 @@ def test_each_failure_names_a_test() -> None:
     assert [row for row in rows if "`test_" not in row.rpartition(" | ")[2]] == []
 
 
-def _words(pages: tuple[Path, ...]) -> int:
-    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages if page.exists())
-
-
 def test_pages_together_are_read_in_half_an_hour() -> None:
-    """Who runs the project in production reads all of them: fewer than 6,000 words."""
-    assert _words(_PAGES + _OTHER_PAGES) < _MOST_WORDS
+    """Who runs the project in production reads all of them: fewer than 6,000 words, signs of tables
+    not counted.
+    """
+    words = [word for page in _PAGES for word in page.read_text(encoding="utf-8").split()]
+
+    assert sum(re.search(r"\w", word) is not None for word in words) < _MOST_WORDS
 
 
-@pytest.mark.parametrize("page", _PAGES[1:], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
 def test_page_is_reached_from_the_one_place(page: Path) -> None:
     """The lead page links to each of them."""
     lead = ROOT / "docs/how-to/run-in-production.md"
