@@ -2,9 +2,9 @@
 device, and what can be seen of it.
 
 The devices are those that the drivers find on the machine of `faulty_machine.toml`. Each fault has
-a card of its own. A test triggers all of them and checks every output. `python -m lab.bench health`
-triggers one after another and measures the times. The codes are those of
-docs/reference/health-reasons.md.
+a card of its own, and can be taken back. A test triggers all of them and checks every output.
+`python -m lab.bench health` triggers one after another and measures the times. The codes are those
+of docs/reference/health-reasons.md.
 
 Faults that no file of a machine can show are not here: those that NVML reports, and those that the
 service itself detects (a driver that hangs, a device that is being cleaned).
@@ -12,8 +12,10 @@ service itself detects (a driver that hangs, a device that is being cleaned).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -62,6 +64,8 @@ class PlacedFault:
     machine: RecordedMachine
     devices: tuple[Device, ...]
     """The devices that it affects."""
+    _undo: list[Callable[[], object]] = field(default_factory=list)
+    """What takes it back, the last first."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,21 +74,50 @@ class PlacedFault:
 
     def strike(self) -> None:
         """Cause the fault, as a kernel would."""
-        first, act = self.devices[0], self.fault.act
-        folders = _folders(self.machine, first)
+        first, act, machine = self.devices[0], self.fault.act, self.machine
+        folders = _folders(machine, first)
         if act == "remove":
             # Of an Alveo only the user function, which is the device's own.
-            self.machine.remove_pci(str(first.pci))
+            machine.remove_pci(str(first.pci))
+            self._undo.append(partial(machine.restore_pci, str(first.pci)))
         elif act in ("unbind", "unbind-parent"):
-            (self.machine.root / folders["folder" if act == "unbind" else "parent"] / "driver").unlink()
+            self._unlink(machine.root / folders["folder" if act == "unbind" else "parent"] / "driver")
         elif act == "forget-parent":
-            (self.machine.root / "sys/bus/pci/devices" / folders["parent"].rpartition("/")[2]).unlink()
+            self._unlink(machine.root / "sys/bus/pci/devices" / folders["parent"].rpartition("/")[2])
         elif act == "offline":
-            self.machine.set_cpu_online(int(folders["cpu"]), is_online=False)
+            machine.set_cpu_online(int(folders["cpu"]), is_online=False)
+            self._undo.append(partial(machine.set_cpu_online, int(folders["cpu"]), is_online=True))
+        elif act == "tell":
+            self._undo.append(partial(_make_again, machine.root / folders["folder"] / "drm"))
         for template, text in self.fault.files.items():
             path = template.format(**folders)
-            present = self.machine.read(path) if (self.machine.root / path).exists() else ""
-            self.machine.write(path, text.format(text=present))
+            is_there = (machine.root / path).exists()
+            present = machine.read(path) if is_there else ""
+            self._undo.append(partial(machine.write, path, present) if is_there else (machine.root / path).unlink)
+            machine.write(path, text.format(text=present))
+
+    def heal(self) -> None:
+        """Take the fault back: the machine is as it was before. A counter falls, as one that was
+        reset does.
+
+        A sign that is sticky stays until an operator forgives it; twice is no error.
+        """
+        while self._undo:
+            self._undo.pop()()
+
+    def _unlink(self, link: Path) -> None:
+        self._undo.append(partial(link.symlink_to, link.readlink()))
+        link.unlink()
+
+
+def _make_again(folder: Path) -> None:
+    """Replace a folder by its copy, as a driver that is bound again makes it again: the event about
+    the earlier folder no longer counts.
+    """
+    earlier = folder.with_name(f"{folder.name}.earlier")
+    folder.rename(earlier)
+    shutil.copytree(earlier, folder, symlinks=True)
+    shutil.rmtree(earlier)
 
 
 def _pci(code: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
