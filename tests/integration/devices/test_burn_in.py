@@ -160,13 +160,14 @@ async def test_test_is_ended_and_not_repeated_when_the_service_ends(
     is_gone = not _lines(Path(f"/proc/{pid}/comm"))
     async with _serve(bench, settings):
         inventory = await bench.inventory(lambda inventory: inventory.device("gpu-toy-0") is not None)
+        # The inventory of before is there at once, the journal is read next.
+        await until(lambda: list(bench.journal.glob("*.json")) == [])
 
     device = inventory.device("gpu-toy-0")
     assert left == ["burn-in"]
     assert is_gone
     assert device is not None
     assert device.maintenance is not None
-    assert list(bench.journal.glob("*.json")) == []
     assert _lines(runs) == [pid]
 
 
