@@ -338,11 +338,7 @@ class Cluster:
         """Delete a pod and wait until it is gone."""
         await self._delete(Pod, name)
         self._made = [made for made in self._made if made != (Pod, name)]
-
-        async def pods() -> list[str]:
-            return [pod.metadata.name async for pod in self.client.list(Pod, namespace="default")]
-
-        await until(f"pod {name} is gone", pods, lambda names: name not in names)
+        await self._until_gone({name})
 
     async def events(self, name: str, reason: str) -> list[str]:
         """Messages of the events of an object with this reason."""
@@ -364,10 +360,23 @@ class Cluster:
         return [f"{event.get('reason')}: {event.get('message')}" for event in events]
 
     async def clean(self) -> None:
-        """Remove what was made, pods first; what is gone is no error."""
+        """Remove what was made, pods first; what is gone is no error.
+
+        Wait until the pods are gone: kubelet keeps a pod by claim, and with it the devices, for as
+        long as the drivers are away.
+        """
         for kind, name in reversed(self._made):
             await self._delete(kind, name)
+        pods = {name for kind, name in self._made if kind is Pod}
         self._made.clear()
+        await self._until_gone(pods)
+
+    async def _until_gone(self, pods: set[str]) -> None:
+        async def left() -> list[str]:
+            present = {pod.metadata.name async for pod in self.client.list(Pod, namespace="default")}
+            return sorted(present & pods)
+
+        await until("pods are gone", left, lambda names: not names)
 
     async def _delete(self, kind: Any, name: str) -> None:
         try:
