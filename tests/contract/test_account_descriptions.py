@@ -12,7 +12,7 @@ from topobus.bus.server_config.nats_accounts import Account, Shape, User, accoun
 from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords
 from topobus.bus.server_config.nats_permissions import LEAF_PRINCIPALS, PRINCIPALS, rights
 from topobus.bus.server_config.streams import wanted_streams
-from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, STATES
+from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, REPORT, REPORTER, STATES
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.formats.messages.nouns import PREFIX
 from topobus.values.errors import ContractError
@@ -56,7 +56,7 @@ def test_users_without_streams_have_no_consumers_and_no_way_to_make_any(shape: S
 @pytest.mark.parametrize(("shape", "nodes"), _DESCRIBED)
 def test_each_right_of_a_user_without_streams_leads_somewhere(shape: Shape, nodes: list[str]) -> None:
     """What a vendor or a subscriber may publish or hear, besides inboxes and its own asks, is an
-    import of its account.
+    import of its account. One who reports verdicts may ask each class, by an import for each.
 
     Each import is exported to it.
     """
@@ -73,7 +73,9 @@ def test_each_right_of_a_user_without_streams_leads_somewhere(shape: Shape, node
             reached = {crossing.local or crossing.subject for crossing in account.imports}
             answered = {crossing.subject for crossing in account.exports}
             for subject in (*user.rights["publish"], *user.rights["subscribe"]):
-                if not subject.startswith("_INBOX."):
+                if user.principal == REPORTER and subject == REPORT.pattern():
+                    assert {each.split(".")[-1] for each in reached} == {*DEVICE_SERVICES}
+                elif not subject.startswith("_INBOX."):
                     assert subject in reached | answered, (account.name, subject)
 
 
@@ -239,7 +241,7 @@ def test_nodes_have_passwords_of_their_own_when_their_names_differ_in_a_dot() ->
     nodes = ["a-b", "a.b", "a--b", "a-dot-b"]
     users = [user for account in accounts(Shape.HUB, nodes=nodes) for user in account.users]
 
-    assert len({user.variable for user in users}) == len(users) == len(nodes) + 4
+    assert len({user.variable for user in users}) == len(users) == len(nodes) + 5
 
 
 def test_accounts_are_refused_when_a_leaf_has_several_nodes() -> None:

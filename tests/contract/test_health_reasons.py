@@ -25,6 +25,7 @@ _WITHOUT_A_FAULT = {
     "journal-unreadable": "tests/integration/devices/test_device_cleaning.py",
     "mig-occupied": "tests/unit/gpu/test_mig_on_demand.py",
     "mps-daemon-gone": "tests/integration/devices/test_mps_daemons.py",
+    "reported-by-source": "tests/integration/devices/test_reported_devices.py",
     "node-missing": "tests/unit/engine/test_strays.py",
 }
 

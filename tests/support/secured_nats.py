@@ -134,10 +134,9 @@ class SecuredNats:
         (`support.running.all_services(settings=…)`).
         """
         variables = {}
-        for principal in PRINCIPALS:
+        for principal in (name for name in PRINCIPALS if name not in ("user", "verdicts")):
             variables[f"TOPOBUS_{principal.upper()}__NATS__USER"] = principal
             variables[f"TOPOBUS_{principal.upper()}__NATS__PASSWORD_FILE"] = str(self.password_file(principal))
-        del variables["TOPOBUS_USER__NATS__USER"], variables["TOPOBUS_USER__NATS__PASSWORD_FILE"]
         return variables
 
     @asynccontextmanager

@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from topobus.cli.contexts import ContextFolder, ContextState
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.cli.render.output import Output
 from topobus.cli.targets import Target, choose_target, refuses
-from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.formats.messages.catalogue import INVENTORY, MACHINE, REPORTER
 from topobus.process.readiness import Readiness
 from topobus.values.errors import PeerUnavailable
 from topobus.values.names import meant_name
@@ -147,9 +148,14 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     where = "there" if is_named else _place_of(target)
     await check_listening(target, where)
     readiness = Readiness()
+    nats, name = settings.nats, "topobus-cli"
+    is_reporter = nats.user == REPORTER
+    if is_reporter:
+        # Outside the account with the streams, where the server has accounts.
+        nats, name = msgspec.structs.replace(nats, zone="core"), REPORTER
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
-            bus = await Bus.connect(settings.nats, name="topobus-cli", readiness=readiness)
+            bus = await Bus.connect(nats, name=name, readiness=readiness)
     except TimeoutError as err:
         shown = read_url(settings.nats.url)[1]
         why = readiness.report().get("bus", "").removeprefix(f"waiting for NATS at {shown}").removeprefix(": ")
@@ -175,7 +181,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     try:
         yield bus
     except PeerUnavailable as err:
-        problem = await _problem(bus)
+        problem = "" if is_reporter else await _problem(bus)
         # A user on the wrong system sees it here, or above.
         err.message = _with_system(problem or err.message, "" if is_named else target.text)
         if problem:

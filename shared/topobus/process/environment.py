@@ -26,7 +26,7 @@ __all__ = ["choices_at", "fields_at", "overlay", "strange_variables"]
 
 _PREFIX = "TOPOBUS_"
 _ALL = f"{_PREFIX}ALL__"
-_SERVICES = ("all", *(principal for principal in LEAF_PRINCIPALS if principal != "user"))
+_SERVICES = ("all", *(principal for principal in LEAF_PRINCIPALS if principal not in ("user", "verdicts")))
 _SHARED_SECTIONS = ("node", "nats", "http", "log", "tracing", "hardware")
 
 

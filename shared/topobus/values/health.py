@@ -48,7 +48,8 @@ class RecoveryAction(StrEnum):
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """What a driver saw of one device in one dimension, at one look.
+    """What a driver saw of one device in one dimension, at one look, or what another source says of
+    it.
 
     No observation for a dimension means: nothing wrong there.
     """
@@ -63,10 +64,14 @@ class Observation(Struct, frozen=True, kw_only=True):
     action: RecoveryAction = RecoveryAction.NONE
     is_sticky: bool = False
     """True: does not heal by itself when the evidence goes; an operator must clear it."""
+    source: str = ""
+    """Who says it, when that is not the device's driver: the source of a verdict."""
 
 
 class Condition(Struct, frozen=True, kw_only=True):
-    """An observation with its time: the health machine's state in one dimension."""
+    """An observation with its time: the health machine's state in one dimension, by the driver or
+    by one other source.
+    """
 
     dimension: Dimension
     state: HealthState
@@ -83,6 +88,8 @@ class Condition(Struct, frozen=True, kw_only=True):
     until: str = ""
     """RFC 3339, UTC: while it recovers, when it can be allocated again unless it gets sick before.
     Empty in all other states."""
+    source: str = ""
+    """The source of the verdict that it comes from; empty: the device's driver."""
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):

@@ -24,7 +24,8 @@ from support.secured_nats import Attacker
 from topobus.bus.bus import Bus
 from topobus.bus.server_config.inboxes import is_imported_reply
 from topobus.bus.server_config.nats_accounts import Account, Shape, User, accounts
-from topobus.bus.server_config.nats_permissions import PRINCIPALS, rights
+from topobus.bus.server_config.nats_permissions import rights
+from topobus.bus.server_config.principals import CLUSTER_WIDE, PRINCIPALS
 from topobus.bus.server_config.streams import bucket_stream
 from topobus.bus.server_config.up_subjects import up_mappings
 from topobus.formats.messages.catalogue import HEALTH, LEDGER, RELEASE
@@ -122,13 +123,13 @@ def _one_account(nodes: Sequence[str]) -> tuple[Account, ...]:
     """
     users = tuple(
         User(
-            name=principal if principal in ("controller", "cli", "user") else f"{principal}-{node}",
+            name=principal if principal in CLUSTER_WIDE else f"{principal}-{node}",
             principal=principal,
             node=node,
             rights=rights(principal, node=node),
         )
         for principal in PRINCIPALS
-        for node in (nodes if principal not in ("controller", "cli", "user") else ("",))
+        for node in (nodes if principal not in CLUSTER_WIDE else ("",))
     )
     return (
         Account(name="ALL", users=users, exports=(), imports=(), has_jetstream=True),

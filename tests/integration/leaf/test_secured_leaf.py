@@ -27,14 +27,16 @@ from support.relays import relay, until_equal
 from support.running import NODE, all_services, service, system_settings, until_all_ready
 from support.secured_leaves import UsersServer, foreign_leaf, secured_leaves
 from topobus.engine.health.silence import Answered
-from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, MACHINE, PLACE, PLAN, PREPARE
+from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, MACHINE, PLACE, PLAN, PREPARE, REPORT
 from topobus.formats.messages.codec import decode
 from topobus.formats.messages.messages import HealthEvent, PlaceRequest, Prepared, PrepareRequest
 from topobus.formats.messages.plan_messages import PlanRequest
+from topobus.formats.messages.report_messages import ReportRequest
 from topobus.simulation.machines import build
 from topobus.values.health import HealthState
 from topobus.values.machine import Machine
-from topobus.values.outcome import Placement
+from topobus.values.outcome import Placement, Refusal
+from topobus.values.verdict import Verdict, VerdictState
 
 pytestmark = pytest.mark.integration
 
@@ -105,6 +107,13 @@ async def test_node_and_hub_work_together_when_all_have_users(nats_binary: Path)
         # An ask of the hub to a vendor's service crosses two imports, and
         # its answer comes back by both.
         assert isinstance(await hub.is_answered(HINT, timeout_s=LIMIT_S, node=NODE, device_class="gpu"), Answered)
+        # So does a verdict, of a user who reaches nothing else at either server.
+        verdict = ReportRequest(verdict=Verdict(source="npd", state=VerdictState.UNHEALTHY))
+        for server in (shape.hub, leaf_nats):
+            async with server.bus("verdicts") as reporter:
+                refused = (await reporter.ask(REPORT, verdict, node=NODE, device_class="gpu")).result
+                assert isinstance(refused, Refusal)
+                assert refused.reasons[0].code == "source-unlisted"
         plan = await ask_patiently(hub, PLAN, PlanRequest(op_id="plan-1", pod=wanted), node="_")
         assert plan.chosen is not None
         assert isinstance(plan.chosen.result, Placement)

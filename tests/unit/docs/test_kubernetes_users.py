@@ -79,7 +79,7 @@ def _secrets(pod: Manifest, container: Manifest) -> dict[str, list[Manifest]]:
 def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
     """The user is one of its server's, whose account is where the service thinks that it is.
 
-    All but subscribers, the command line and the console are there.
+    All but subscribers, reporters of verdicts, the command line and the console are there.
     """
     manifests = built(overlay)
     has_leaves = overlay in _LEAVES
@@ -100,7 +100,7 @@ def test_each_service_is_its_own_user_in_its_own_account(overlay: str) -> None:
         # Within a node nothing leaves the machine.
         assert settings.url.startswith("nats://" if shape is Shape.LEAF else "tls://nats.topobus.svc:")
         assert bool(settings.tls_ca_file) is (shape is not Shape.LEAF)
-    assert {*services, "console", "cli", "user", *(("leaf",) if has_leaves else ())} == {
+    assert {*services, "console", "cli", "user", "verdicts", *(("leaf",) if has_leaves else ())} == {
         *users_of(has_leaves=has_leaves, classes=_CLASSES.get(overlay, ()))
     }
 

@@ -38,6 +38,7 @@ from topobus.values.timestamps import short_time
 __all__ = ["device_app"]
 
 device_app = App(name="device", help="Work on single devices, at once and without any restart.")
+device_app.command("topobus.cli.commands.device_report:report", name="report")
 
 # A node decides one after the other. More requests at a time would only wait there.
 _AT_A_TIME = 8

@@ -158,7 +158,7 @@ def rotate(
             negative="",
             help="Keep the previous passwords valid until `topobus keys forget`: services change over by "
             "themselves, and none of their requests fails. "
-            "Not for `user` and nodes' servers.",
+            "Not for `user`, `verdicts` and nodes' servers.",
         ),
     ] = False,
     is_for_group: ForGroup = False,

@@ -122,7 +122,7 @@ def rotate(
             negative="",
             help="Keep the previous passwords valid until `topobus keys secrets forget`: services change over by "
             "themselves, and none of their requests fails. "
-            "Not for `user` and nodes' servers.",
+            "Not for `user`, `verdicts` and nodes' servers.",
         ),
     ] = False,
     server_after_s: Annotated[

@@ -60,6 +60,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "device forgive": (
         ("Mark a fault as repaired that does not end by itself", "topobus device forgive gpu-0000-18-00-0"),
     ),
+    "device report": (
+        (
+            "Pass on what another program sees",
+            "topobus device report gpu-0000-18-00-0 --source dcgm --state unhealthy --code XID-79",
+        ),
+    ),
     "device list": (("What is withheld: by whom, why, since when", "topobus device list"),),
     "device maintain": (
         (

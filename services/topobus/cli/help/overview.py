@@ -131,7 +131,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "device",
             "commands.device:device_app",
-            "Work on single devices: maintain, exclude, return, forgive, reset, rebind, burn-in, list.",
+            "Work on single devices: maintain, exclude, return, forgive, reset, rebind, burn-in, report, list.",
         ),
         ("forget", "commands.forget:forget_app", "Remove what is stored about nodes that are gone."),
         (

@@ -4,9 +4,9 @@ crosses from one to another. All of it comes from the catalogue.
 Subject rights alone do not stop a hostile process. A process that may publish to any stream of an
 account can name any subject as the reply, and the server writes its acknowledgement there. A
 consumer delivers to any subject. Neither leaves the account. So device services, discovery, the
-console, subscribers and (at a hub) nodes have accounts without JetStream, and reach single subjects
-of the account that has it. The server gives each such request a reply subject of its own (`_R_.…`).
-See docs/adr/0029.
+console, subscribers, those who report verdicts and (at a hub) nodes have accounts without
+JetStream, and reach single subjects of the account that has it. The server gives each such request
+a reply subject of its own (`_R_.…`). See docs/adr/0029.
 
 Stable for other modules: `accounts(shape, nodes=…)` gives the description,
 `topobus.bus.server_config.nats_accounts_config` renders it. What a user of this needs to know:
@@ -23,7 +23,7 @@ from msgspec import Struct
 from topobus.bus.server_config.inboxes import IMPORTED_REPLIES, connection_name
 from topobus.bus.server_config.nats_permissions import PRINCIPALS, Rights, rights
 from topobus.bus.server_config.up_subjects import up_mappings
-from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, STATES
+from topobus.formats.messages.catalogue import ASKS, EVENTS, NOTICES, REPORT, REPORTER, STATES
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.formats.messages.nouns import PREFIX, Noun, stored_subject, to_token
 
@@ -143,7 +143,9 @@ _DISCOVERY, _CONSOLE = "discovery", "console"
 # CLI are among the processes that serve the node.
 _CLUSTER_PROCESSES = ("controller", "cli")
 _NODE_PROCESSES = tuple(
-    name for name in PRINCIPALS if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, _DISCOVERY, _CONSOLE, "user")
+    name
+    for name in PRINCIPALS
+    if name not in (*DEVICE_SERVICES, *_CLUSTER_PROCESSES, _DISCOVERY, _CONSOLE, "user", REPORTER)
 )
 _LEAF = "leaf"
 _RELAY = "relay"
@@ -175,7 +177,7 @@ def is_outside(principal: str) -> bool:
     >>> [name for name in PRINCIPALS if not is_outside(name)], is_outside("npu")
     (['topology', 'gateway', 'controller', 'cli'], True)
     """
-    return principal in (_DISCOVERY, _CONSOLE, "user") or has_own_service(principal)
+    return principal in (_DISCOVERY, _CONSOLE, "user", REPORTER) or has_own_service(principal)
 
 
 def node_account(node: str = "") -> str:
@@ -317,6 +319,8 @@ def _users(shape: Shape, nodes: Sequence[str], classes: Sequence[str]) -> Iterat
     if shape is not Shape.LEAF:
         yield own_account(_CONSOLE), (_outsider(_CONSOLE, "", is_named=False),)
     yield _OBSERVERS, (_user("user", "", rights_across("user", node="")),)
+    # Alone: in an account with subscribers it could have answers sent to their subjects.
+    yield own_account(REPORTER), (_user(REPORTER, "", rights_across(REPORTER, node="")),)
 
 
 def _user(principal: str, node: str, granted: Rights, *, is_named: bool = False, may_respond: bool = False) -> User:
@@ -366,7 +370,8 @@ def _crossings_of_node(node: str) -> Iterator[Crossing]:
             local=up.replace("*", where, 1),
         )
     for subject in _asks_of_nodes(where):
-        yield Crossing(owner=node_account(node), kind=CrossingKind.SERVICE, subject=subject, importer=_CORE)
+        for asker in _askers_at(subject, _CORE):
+            yield Crossing(owner=node_account(node), kind=CrossingKind.SERVICE, subject=subject, importer=asker)
 
 
 def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossing]:
@@ -390,12 +395,20 @@ def _crossings_of(granted: Rights, owner: str, importer: str) -> Iterator[Crossi
             again = stored_subject(subject)
             yield Crossing(owner=owner, kind=CrossingKind.STREAM, subject=again, importer=importer, local=subject)
         elif _noun(subject):
-            yield Crossing(owner=importer, kind=CrossingKind.SERVICE, subject=subject, importer=owner)
+            for asker in _askers_at(subject, owner):
+                yield Crossing(owner=importer, kind=CrossingKind.SERVICE, subject=subject, importer=asker)
 
 
 _EVENT_NAMES = frozenset(event.name for event in EVENTS)
 _STATE_NAMES = frozenset(state.name for state in STATES)
 _NOTICE_NAMES = frozenset(notice.name for notice in NOTICES)
+
+
+def _askers_at(subject: str, owner: str) -> tuple[str, ...]:
+    """Name the accounts from which an ask of a node's process is asked: that with the streams, and
+    where a verdict is reported also that of the reporters.
+    """
+    return (owner, own_account(REPORTER)) if _noun(subject) == REPORT.name else (owner,)
 
 
 def _noun(subject: str) -> str:

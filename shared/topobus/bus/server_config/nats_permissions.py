@@ -1,7 +1,8 @@
 """What a NATS server needs in its configuration: each principal's permissions, from writers and
 readers.
 
-A principal is a process, or `user` for programs that follow events. Rights may be narrowed to one
+A principal is a process, `user` for programs that follow events, or `verdicts` for programs that
+report how devices are. Rights may be narrowed to one
 node, whose token is at one fixed position in every subject.
 """
 
@@ -25,6 +26,7 @@ from topobus.formats.messages.catalogue import (
     INVENTORY,
     OBJECT,
     PROVISIONER,
+    REPORTER,
 )
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, has_own_service, principal_role
 from topobus.formats.messages.nouns import PREFIX, Ask, Event, Notice, Noun, State, stored_subject, to_token
@@ -48,7 +50,7 @@ _READER_NAMES = {"user": "users"}
 # with a consumer could have others' messages stored under a name of its choice. Patterns are read
 # by `topobus.bus.feeds.pattern_feed` there.
 _PATTERNS_READ: Mapping[str, tuple[Noun, ...]] = {
-    **dict.fromkeys(("discovery", *DEVICE_SERVICES, "console"), ()),
+    **dict.fromkeys(("discovery", *DEVICE_SERVICES, "console", REPORTER), ()),
     "topology": (INVENTORY, DECISION),
     "gateway": (INVENTORY, HEALTH, DISAGREEMENT),
 }
@@ -97,7 +99,7 @@ def rights(principal: str, *, node: str = "", may_create: bool = True, provision
                 subscribe.add(stored_subject(f"{PREFIX}.{noun.name}.>"))
     if principal == FORGETTER:
         _add_removal(publish, subscribe)
-    if principal != "user":
+    if principal not in ("user", REPORTER):
         publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
     if principal == "relay":
         # At its node's own server, which passes it on to the hub.

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from topobus.bus.server_config.nats_accounts import Shape, accounts
 from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords
 from topobus.bus.server_config.nats_permissions import PRINCIPALS, render_permissions
+from topobus.formats.messages.catalogue import REPORTER
 
 __all__ = [
     "accounts_configuration",
@@ -46,12 +47,12 @@ def logins_of(user: str) -> tuple[str, str]:
 
 def takes_second_name(user: str) -> bool:
     """Say whether a user's clients are Topobus' own, which know of second names: not subscribers,
-    and not the nats-server of a node.
+    not those who report verdicts, and not the nats-server of a node.
 
     >>> takes_second_name("gpu-n1"), takes_second_name("user"), takes_second_name("leaf-n1")
     (True, False, False)
     """
-    return user != "user" and user.partition("-")[0] != "leaf"
+    return user not in ("user", REPORTER) and user.partition("-")[0] != "leaf"
 
 
 def is_password(text: str) -> bool:

@@ -28,6 +28,7 @@ from topobus.devicekit.host.publishing import DevicePublisher, DriverViews
 from topobus.devicekit.journal.journal import Journal, journal_folder
 from topobus.devicekit.maintenance.device_operator import DeviceOperator
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
+from topobus.devicekit.maintenance.verdict_taker import VerdictTaker
 from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.sharing.shared_devices import check_sharing_settings
@@ -40,7 +41,17 @@ from topobus.engine.alignment.planning.resource_hints import ResourceHints
 from topobus.engine.health.health_machine import clear_sticky_faults
 from topobus.engine.health.inventory_merge import MergedInventory
 from topobus.engine.health.pool_assignment import check_pools
-from topobus.formats.messages.catalogue import ADJUST, ATTACH, DETACH, HINT, HINTS, PERFORM, PREPARE, UNPREPARE
+from topobus.formats.messages.catalogue import (
+    ADJUST,
+    ATTACH,
+    DETACH,
+    HINT,
+    HINTS,
+    PERFORM,
+    PREPARE,
+    REPORT,
+    UNPREPARE,
+)
 from topobus.formats.messages.device_classes import has_own_service
 from topobus.formats.messages.messages import GivenHints, HintsEvent, HintsReply, HintsRequest
 from topobus.process.logging import get_logger
@@ -189,6 +200,9 @@ class _DeviceHost:
             burn_in=settings.burn_in,
             clock=runtime.clock,
         )
+        self._verdicts = VerdictTaker(
+            device_class, settings.health.sources, self._maintenance, self._publisher, runtime.clock
+        )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
         self._ledger = NewestLedger(runtime.bus, runtime.node, self._note_ledger)
@@ -235,6 +249,7 @@ class _DeviceHost:
             await self._bus.answer(DETACH, self._attacher.detach, node=self._node, device_class=self._class)
             await self._bus.answer(ADJUST, self._adjuster.adjust, node=self._node, device_class=self._class)
             await self._bus.answer(PERFORM, self._operator.perform, node=self._node, device_class=self._class)
+            await self._bus.answer(REPORT, self._verdicts.take, node=self._node, device_class=self._class)
         await self._bus.answer(HINT, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hands.run())

@@ -21,6 +21,7 @@ from topobus.devicekit.host.metrics import DeviceMetrics
 from topobus.devicekit.host.node_machine import NodeMachine
 from topobus.devicekit.maintenance.maintenance import forgiven, sticky_signs, with_forgiveness, with_maintenance
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
+from topobus.devicekit.maintenance.verdicts import observations
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.sharing.shared_devices import odd_sharing, with_sharing
 from topobus.devicekit.verbs.device_hands import DeviceHands
@@ -96,7 +97,7 @@ class DevicePublisher:
         """Keep the collaborators.
 
         `make_inventory` adds the service's own fields to a merged inventory. `maintenance` has the
-        devices that an operator withholds.
+        devices that an operator withholds, and the verdicts of others.
         """
         self._settings = settings
         self._runtime = runtime
@@ -306,6 +307,7 @@ class DevicePublisher:
     ) -> MergedInventory:
         # In a thread: thousands of devices take a tenth of a second, in which this process answers
         # others.
+        stored = self._maintenance.value
         merged = await asyncio.to_thread(
             advance_inventory,
             MergedInventory(devices=self.devices, counter_sets=self.counter_sets),
@@ -316,13 +318,14 @@ class DevicePublisher:
             held=held,
             now=now,
             settings=self._settings.health,
+            reported=lambda device: observations(device, stored.verdicts, self._settings.health.sources),
         )
         sharing = self._settings.sharing
         pools = (*sharing, *self._settings.pools)
         shared = with_sharing(with_pools(merged.devices, pools), sharing, self._views.moving)
         spares = self._settings.spares
         devices = with_spares(
-            with_maintenance(shared, self._maintenance.value.devices),
+            with_maintenance(shared, stored.devices),
             self.devices,
             held=held,
             settings=spares,

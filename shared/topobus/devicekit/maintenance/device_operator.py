@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
+
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.publishing import DevicePublisher
-from topobus.devicekit.maintenance import maintenance
+from topobus.devicekit.maintenance import maintenance, verdicts
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.devicekit.settings import BurnInSettings
 from topobus.devicekit.verbs.burn_in import begin_burn_in, end_burn_in, run_burn_in
@@ -95,9 +97,6 @@ class DeviceOperator:
         self._clock = clock
         self._works: dict[str, _Work] = {}
         self._new: asyncio.Queue[_Work] = asyncio.Queue()
-        # The stored decisions are one value of all devices, so a change reads it under the same
-        # lock.
-        self._writing = asyncio.Lock()
 
     async def run(self) -> None:
         """Act on devices that have no owner, until cancelled."""
@@ -133,7 +132,7 @@ class DeviceOperator:
         return PerformReply(result=result)
 
     async def _keep_back(self, request: PerformRequest, device: Device | None) -> Operated | Refusal:
-        async with self._writing:
+        async with self._store.writing:
             earlier = self._done(request)
             work = self._works.get(request.operation.device)
             if earlier is None and request.operation.verb is DeviceVerb.RETURN and work is not None and work.is_test:
@@ -163,18 +162,26 @@ class DeviceOperator:
             # step ends. That fault must be forgiven as well.
             await self._publisher.publish()
             device = self._hands.find(device.name) or device
-        is_sticky = _is_sticky(device)
+        is_sticky, is_reported = _is_sticky(device), await self._forgive_verdicts(device)
         if is_sticky:
             self._publisher.forgive(device.name)
-            if not await self._publisher.publish():
-                raise PeerUnavailable(
-                    f"{device.name}: its faults are forgiven, but that could not be published yet",
-                    next_step="ask again",
-                )
+        if (is_sticky or is_reported) and not await self._publisher.publish():
+            raise PeerUnavailable(
+                f"{device.name}: its faults are forgiven, but that could not be published yet",
+                next_step="ask again",
+            )
         after = self._hands.find(device.name) or device
         return await self._keep(
-            request, Operated(health=after.health, maintenance=after.maintenance, is_changed=is_sticky)
+            request, Operated(health=after.health, maintenance=after.maintenance, is_changed=is_sticky or is_reported)
         )
+
+    async def _forgive_verdicts(self, device: Device) -> bool:
+        """Let what sources say of a device now count no more. False: there was nothing."""
+        async with self._store.writing:
+            before = self._store.value
+            after = structs.replace(before, verdicts=verdicts.with_forgiven(before.verdicts, device))
+            await self._store.put(after)
+        return after != before
 
     async def _alone(self, request: PerformRequest, device: Device) -> Operated | Refusal:
         """Have done what needs the device without an owner, or wait for it.
@@ -297,7 +304,7 @@ class DeviceOperator:
         return refuse("operation-reused", text, op_id=request.op_id)
 
     async def _keep(self, request: PerformRequest, result: Operated) -> Operated:
-        async with self._writing:
+        async with self._store.writing:
             await self._store.put(maintenance.with_operation(self._store.value, request, result))
         return result
 

@@ -1,11 +1,14 @@
-"""Stores what an operator wants of the devices of one class: read at the start, written with each
-operation, and written again when the store has lost it.
+"""Stores what an operator wants of the devices of one class, and the verdicts of others on them:
+read at the start, written with each operation and verdict, and written again when the store has
+lost it.
 
 This process is the entry's only writer, so any other content is garbage, a deletion or an older
 copy. Memory has the last written value. A value that could not be written does not count.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from topobus.formats.messages.catalogue import MAINTENANCE
 from topobus.formats.messages.operation_messages import ClassMaintenance
@@ -27,6 +30,9 @@ class MaintenanceStore:
         self._node = runtime.node
         self._class = device_class
         self.value = ClassMaintenance(node=runtime.node, device_class=device_class)
+        self.writing = asyncio.Lock()
+        """Held by whoever changes the value, from reading it until it is written: it is one value
+        of all devices."""
 
     async def load(self) -> None:
         """Read the stored value.
@@ -73,10 +79,10 @@ class MaintenanceStore:
         """Check that the present value is still stored, and write it again if not.
 
         Errors: raises PeerUnavailable.
-        Cost: one request, and none while there was never an operation.
+        Cost: one request, and none while there was never an operation or a verdict.
         """
         stands = self.value
-        if not stands.devices and not stands.operations:
+        if not stands.devices and not stands.operations and not stands.verdicts:
             return
         try:
             entry = await self._bus.get(MAINTENANCE, node=self._node, device_class=self._class)

@@ -1,17 +1,19 @@
 """The health machine: how a device's health changes from one poll to the next. Pure.
 
-Each dimension (memory, link, presence …) is a machine of its own, and the worst decides. Rules that
-all other code relies on: evidence makes a device Unhealthy, silence never does. Unhealthy becomes
-Healthy only through Recovering, after `hold_s` without evidence, longer with each relapse. A sticky
-fault stays until an operator forgives it. Unhealthy also does not become Degraded (which may be
-allocated) without Recovering.
+Each dimension (memory, link, presence …) is a machine of its own, once for the driver and once for
+each source of verdicts, and the worst decides: so no source can free what the driver or another
+source holds. Rules that all other code relies on: evidence makes a device Unhealthy, silence never
+does. Unhealthy becomes Healthy only through Recovering, after `hold_s` without evidence, longer with
+each relapse. A sticky fault stays until an operator forgives it. Unhealthy also does not become
+Degraded (which may be allocated) without Recovering.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Annotated
+from itertools import product
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -53,6 +55,10 @@ class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     forgive: tuple[str, ...] = ()
     """Devices whose sticky faults are forgiven as the service starts: an operator has repaired or
     replaced them."""
+    sources: dict[Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")], Literal["evidence", "advice"]] = {}
+    """Who else may say how devices are, and what it counts for: `{"dcgm": "evidence"}`. `evidence`
+    counts as what the driver sees, so Unhealthy withholds the device; `advice` makes it Degraded at
+    most. Empty: a verdict is refused."""
 
 
 def silence(reason: str, message: str) -> Observation:
@@ -71,38 +77,45 @@ def silence(reason: str, message: str) -> Observation:
 
 
 def next_health(
-    previous: DeviceHealth | None, observations: Iterable[Observation], *, now: datetime, settings: HealthSettings
+    previous: DeviceHealth | None,
+    observations: Iterable[Observation],
+    *,
+    now: datetime,
+    settings: HealthSettings,
+    is_observed: bool = True,
 ) -> DeviceHealth:
     """Compute the health after one poll.
 
-    Shapes: previous — None for a device never seen; observations — all of this poll, or a single
-            `silence` when the driver did not answer.
-    Order: of observations does not matter. Of two in one dimension the worse counts, then the
-            reason that sorts first.
+    Shapes: previous — None for a device never seen; observations — the driver's of this poll, or a
+            single `silence` when it did not answer, and those of all sources of verdicts;
+            is_observed — False: the driver cannot see the device now, so its conditions stay.
+    Order: of observations does not matter. Of two of one source in one dimension the worse counts,
+            then the reason that sorts first.
     Errors: raises nothing. A condition whose time cannot be read begins at `now`.
     """
     before = previous or DeviceHealth()
     seen = list(observations)
     is_silent = any(_is_silence(observation) for observation in seen)
     old = {
-        condition.dimension: _with_readable_time(condition, now=now, settings=settings)
+        (condition.dimension, condition.source): _with_readable_time(condition, now=now, settings=settings)
         for condition in before.conditions
     }
     was_silent = any(_is_silence(condition) for condition in before.conditions)
-    worst: dict[Dimension, Observation] = {}
+    worst: dict[tuple[Dimension, str], Observation] = {}
     for observation in sorted(seen, key=_rank):
-        worst.setdefault(observation.dimension, observation)
+        worst.setdefault((observation.dimension, observation.source), observation)
     conditions: list[Condition] = []
-    for dimension in Dimension:
-        was = old.get(dimension)
-        if is_silent and dimension not in worst:
+    for dimension, source in product(Dimension, sorted({source for _, source in (*old, *worst)})):
+        was, observation_now = old.get((dimension, source)), worst.get((dimension, source))
+        is_unseen = not source and observation_now is None
+        if is_unseen and (is_silent or not is_observed):
             # Not observed: keep what was known.
             moved = was
-        elif was_silent and was is not None and was.state is HealthState.RECOVERING and dimension not in worst:
+        elif is_unseen and was_silent and was is not None and was.state is HealthState.RECOVERING:
             # The time of silence does not count as time without evidence.
             moved = _recovering(was, now=now, settings=settings)
         else:
-            moved = _move(was, worst.get(dimension), now=now, settings=settings)
+            moved = _move(was, observation_now, now=now, settings=settings)
         if moved is not None:
             conditions.append(moved)
     state = min((condition.state for condition in conditions), key=_SEVERITY.index, default=HealthState.HEALTHY)
@@ -126,8 +139,17 @@ def is_same_to_readers(first: DeviceHealth, second: DeviceHealth) -> bool:
     ]
 
 
-def _facts(condition: Condition) -> tuple[str, str, str, str, str]:
-    return (condition.dimension, condition.state, condition.reason, condition.action, condition.since)
+def _facts(condition: Condition) -> tuple[str, ...]:
+    code = condition.evidence.get("code", "") if condition.source else ""
+    return (
+        condition.dimension,
+        condition.source,
+        condition.state,
+        condition.reason,
+        code,
+        condition.action,
+        condition.since,
+    )
 
 
 def _is_silence(condition: Observation | Condition) -> bool:
@@ -172,7 +194,7 @@ def _move(
             return _begin(seen, now=now)
         return was
     if was is not None and was.state is seen.state:
-        if was.reason == seen.reason:
+        if _is_same_fault(was, seen):
             return was
         return msgspec.structs.replace(
             _begin(seen, now=now), since=was.since, is_sticky=was.is_sticky or seen.is_sticky, relapses=was.relapses
@@ -199,7 +221,7 @@ def _sick(was: Condition | None, seen: Observation, *, now: datetime) -> Conditi
         return _begin(seen, now=now)
     is_sticky = was.is_sticky or seen.is_sticky
     if was.state is HealthState.UNHEALTHY:
-        if was.reason == seen.reason and was.is_sticky == is_sticky:
+        if _is_same_fault(was, seen) and was.is_sticky == is_sticky:
             return was
         if was.is_sticky and not seen.is_sticky:
             # A sticky reason asks the operator to act, and a passing one must not hide it.
@@ -209,6 +231,15 @@ def _sick(was: Condition | None, seen: Observation, *, now: datetime) -> Conditi
         )
     relapses = was.relapses + 1 if was.state is HealthState.RECOVERING or _is_interrupted(was) else 0
     return msgspec.structs.replace(_begin(seen, now=now), is_sticky=is_sticky, relapses=relapses)
+
+
+def _is_same_fault(was: Condition, seen: Observation) -> bool:
+    """Say whether a condition shows what is seen. All verdicts have one reason, so of a source the
+    words count as well.
+    """
+    return was.reason == seen.reason and (
+        not seen.source or (was.message, was.evidence) == (seen.message, seen.evidence)
+    )
 
 
 def _is_interrupted(was: Condition) -> bool:
@@ -226,6 +257,7 @@ def _begin(seen: Observation, *, now: datetime) -> Condition:
         action=seen.action,
         since=rfc3339(now),
         is_sticky=seen.is_sticky,
+        source=seen.source,
     )
 
 

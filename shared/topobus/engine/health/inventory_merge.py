@@ -13,9 +13,10 @@ removed from the list: they never existed, so nothing is wrong with them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 import msgspec
 
@@ -24,7 +25,7 @@ from topobus.formats.kubernetes.slices import fault_of_shares
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, Inventory, KeptFunction
 from topobus.values.dra_names import DRIVER, class_of_device
-from topobus.values.health import Condition, Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine
 from topobus.values.names import is_dns_label
@@ -96,13 +97,15 @@ def advance_inventory(
     held: Collection[str] | None,
     now: datetime,
     settings: HealthSettings,
+    reported: Callable[[Device], Sequence[Observation]] = lambda _: (),
 ) -> MergedInventory:
     """Take one step: merge the drivers' views into what is known.
 
     Shapes: before — devices and counter sets of the previous step; inventory_before — the inventory
             that the service published before it was restarted, for drivers that have not polled yet;
             views — driver name to its view, one for every driver that is loaded; held — device names
-            in the ledger, None while it is unknown (then nothing is removed).
+            in the ledger, None while it is unknown (then nothing is removed); reported — what
+            sources of verdicts say of a device, which counts also while its driver cannot see it.
     Order: independent of the order of drivers and devices. Of two drivers that claim one name the
             one that sorts first gets it.
     """
@@ -122,28 +125,26 @@ def advance_inventory(
         was = devices_before.get(name)
         device = found_devices.get(name) or present[name]
         view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
+        advance = partial(next_health, now=now, settings=settings)
+        verdicts = reported(device)
         if _has_not_looked(view) and name not in found_devices:
             # The driver has not polled yet: keep what is known.
-            listed.append(device)
+            listed.append(_with_verdicts(device, verdicts, advance))
             continue
         is_found = name in found_devices
         whole = device if name in away else away.get(device.partition_of)
         is_away = whole is not None and not is_found and view.silence is None and _has_place(whole, view, machine)
         if is_away and not view.observations.get(name):
             # It cannot be observed inside the sandbox: keep what was known of its health.
-            listed.append(device)
+            listed.append(_with_verdicts(device, verdicts, advance))
             continue
         is_uncut = device.partition_of in view.uncut and not is_found and whole is None and view.silence is None
         if is_uncut and held is not None and name not in held:
             removed.append(device)
             continue
-        health = next_health(
-            was.health if was else None,
-            # The host's own observations of it (it cannot be brought back) count even then.
-            view.observations[name] if is_away else _observations(device, view, is_found=is_found, machine=machine),
-            now=now,
-            settings=settings,
-        )
+        # The host's own observations of it (it cannot be brought back) count even then.
+        seen = view.observations[name] if is_away else _observations(device, view, is_found=is_found, machine=machine)
+        health = advance(was.health if was else None, (*seen, *verdicts))
         device = msgspec.structs.replace(device, health=health)
         if (
             held is not None
@@ -330,6 +331,13 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
             action=RecoveryAction.REBOOT_NODE if reason == "fell-off-bus" else RecoveryAction.NONE,
         )
     ]
+
+
+def _with_verdicts(device: Device, verdicts: Sequence[Observation], advance: Callable[..., DeviceHealth]) -> Device:
+    """Let verdicts count for a device that its driver cannot see now."""
+    if not verdicts and not any(condition.source for condition in device.health.conditions):
+        return device
+    return msgspec.structs.replace(device, health=advance(device.health, verdicts, is_observed=False))
 
 
 def _has_place(device: Device, view: DriverView, machine: Machine) -> bool:

@@ -15,6 +15,7 @@ from topobus.formats.messages import (
     operation_messages,
     plan_messages,
     relay_messages,
+    report_messages,
     sandbox_messages,
 )
 from topobus.formats.messages import messages as m
@@ -60,6 +61,8 @@ __all__ = [
     "PROVISIONER",
     "RELAY",
     "RELEASE",
+    "REPORT",
+    "REPORTER",
     "STATES",
     "UNPREPARE",
 ]
@@ -73,6 +76,8 @@ PROVISIONER = "controller"
 FORGETTER = "controller"
 # Reads all that its node's server stores, to copy it to the hub.
 _RELAY = "relay"
+# Programs of others that report how devices are, by a login that allows nothing else.
+REPORTER = "verdicts"
 # The servers of a class: its own service, and the gateway for classes of other vendors' device
 # plugins.
 _CLASS_SERVERS = (*DEVICE_SERVICES, "gateway")
@@ -151,8 +156,8 @@ MAINTENANCE = State(
     message=operation_messages.ClassMaintenance,
     writer=DEVICE_SERVICES,
     readers=(_RELAY, "cli"),
-    description="Which devices of one class on one node an operator withholds, who and why, and what was done to single "  # noqa: E501
-    "devices lately.",
+    description="Which devices of one class on one node an operator withholds, who and why, what was done to single "
+    "devices lately, and the verdicts of others.",
     max_value_bytes=256 * 1024,
     # A full bucket refuses writes and drops nothing: a service that starts after it has become full
     # must still learn which devices are withheld.
@@ -385,6 +390,17 @@ PERFORM = Ask(
     readers=("topology",),
     description="Perform on one device what an operator wants and topology has decided.",
 )
+REPORT = Ask(
+    name="report",
+    parts=("node", "device_class"),
+    request=report_messages.ReportRequest,
+    reply=report_messages.ReportReply,
+    timeout_s=5.0,
+    # What another vendor's device plugin lists is that plugin's judgement.
+    writer=DEVICE_SERVICES,
+    readers=(REPORTER, "gateway", "cli"),
+    description="Take a verdict on devices from somebody other than their driver, as far as the service trusts it.",
+)
 LINK = Ask(
     name="link",
     parts=("node",),
@@ -433,6 +449,7 @@ ASKS = (
     PODS,
     OPERATE,
     PERFORM,
+    REPORT,
     LINK,
 )
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *NOTICES, *ASKS)

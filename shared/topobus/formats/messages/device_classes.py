@@ -40,6 +40,7 @@ _TAKEN = frozenset(
         "topology",
         "user",
         "users",
+        "verdicts",
     }
 )
 

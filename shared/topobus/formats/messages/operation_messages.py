@@ -9,6 +9,7 @@ from msgspec import Struct
 from topobus.values.health import DeviceHealth
 from topobus.values.maintenance import DeviceOperation, Maintenance
 from topobus.values.outcome import Refusal
+from topobus.values.verdict import KeptVerdict
 
 __all__ = [
     "ClassMaintenance",
@@ -77,7 +78,8 @@ class PerformedOperation(Struct, frozen=True, kw_only=True):
 
 
 class ClassMaintenance(Struct, frozen=True, kw_only=True):
-    """The maintenance that an operator requested for the devices of one class on one node.
+    """The maintenance that an operator requested for the devices of one class on one node, and the
+    verdicts of others on them.
 
     It outlives the device service, and devices that leave.
     """
@@ -88,3 +90,5 @@ class ClassMaintenance(Struct, frozen=True, kw_only=True):
     """By device, also of one that is not there now."""
     operations: tuple[PerformedOperation, ...] = ()
     """The newest that were done, oldest first."""
+    verdicts: tuple[KeptVerdict, ...] = ()
+    """The newest of each source, device and dimension."""
