@@ -4,6 +4,8 @@ how long it waits for other processes.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -172,6 +174,11 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `topobus.dev/starting:NoSchedule`. The gateway takes it off when the classes of
     `expected_devices` become ready, and never sets it. Needs the right to patch nodes. Empty:
     none."""
+    condition_verdicts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Conditions of the Node that say how devices are, by type, with the classes or devices they
+    are about: `{"KernelDeadlock": ["gpu", "nic-0000-3b-00-0"]}`. True means unhealthy. They reach a
+    device service as source `node-condition`, which its `health.sources` must list
+    (docs/how-to/take-in-others-verdicts.md). Empty: none."""
     resync_s: Seconds = 300.0
     """How often slices and the Node are compared without news, in seconds."""
 
@@ -388,6 +395,8 @@ def check(settings: GatewaySettings) -> None:
         raise ConfigError(f"gateway: {key}: {fault}", next_step=next_step, key=key)
 
 
+# Of a condition. The API server takes longer ones; no program is known to set one.
+_CONDITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _Faults = Iterator[tuple[str, str, str]]
 """Key, what is wrong, and the next step."""
 
@@ -411,6 +420,11 @@ def _faults(settings: GatewaySettings, *, has_cpus: bool) -> _Faults:
         ("ids", settings.ids, "a class or a pool of one, such as gpu or gpu-h100"),
         ("edits", settings.edits, "a class such as gpu or widget-acme"),
         ("cluster.expected_devices", settings.cluster.expected_devices, "a class such as gpu"),
+        (
+            "cluster.condition_verdicts",
+            itertools.chain(*settings.cluster.condition_verdicts.values()),
+            "a class such as gpu, or a device such as gpu-0000-3b-00-0",
+        ),
     ):
         for name in names:
             if not is_dns_label(name):
@@ -431,7 +445,16 @@ def _faults(settings: GatewaySettings, *, has_cpus: bool) -> _Faults:
 
 
 def _node_faults(settings: ClusterSettings) -> _Faults:
-    """Name a start-up taint that could never go."""
+    """Name a start-up taint that could never go, and conditions of our own as verdicts: they follow
+    from the devices.
+    """
+    for name in settings.condition_verdicts:
+        if name.startswith("topobus.dev/") or not _CONDITION.fullmatch(name):
+            yield (
+                "cluster.condition_verdicts",
+                f"got {name!r}, wanted the type of a condition that another program sets, such as KernelDeadlock",
+                "name it so in cluster.condition_verdicts",
+            )
     if not settings.startup_taint:
         return
     variable = "TOPOBUS_GATEWAY__CLUSTER__STARTUP_TAINT"

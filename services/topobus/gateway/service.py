@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from topobus.bus.liveness import ServiceLiveness
 from topobus.formats.messages.catalogue import PODS, PREPARE
-from topobus.formats.messages.messages import KubeletRegistrations
+from topobus.formats.messages.messages import ApiObject, KubeletRegistrations
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
 from topobus.gateway.broadcast import Broadcast
@@ -38,6 +38,7 @@ from topobus.gateway.claims.rules.socket_paths import driver_sockets
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.node_readiness import NodeReadiness
+from topobus.gateway.cluster.node_verdicts import NodeVerdicts
 from topobus.gateway.cluster.objects import Cluster, claims_of
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.report_record import ReportRecord
@@ -410,6 +411,7 @@ class _Gateway:
             clock=self._runtime.clock,
             boot_id=self._checkpoint.boot_id,
             readiness=self._readiness,
+            pass_on=self._pass_on_verdicts(),
         )
         group.create_task(conditions.run())
         group.create_task(releaser.run())
@@ -419,6 +421,19 @@ class _Gateway:
         group.create_task(
             PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, reports).run()
         )
+
+    def _pass_on_verdicts(self) -> Callable[[ApiObject], Awaitable[None]] | None:
+        """Return what passes on what the Node's conditions say of devices. None: nothing does."""
+        mapping = self._settings.cluster.condition_verdicts
+        if not mapping:
+            return None
+        # Ready in any case: what the gateway does for pods does not depend on it.
+        return NodeVerdicts(
+            self._runtime.bus,
+            self._runtime.node,
+            mapping,
+            lambda why: self._readiness.set("node-verdicts", is_ready=True, why=why),
+        ).pass_on
 
     async def _open_driver(self, group: asyncio.TaskGroup) -> None:
         """Serve the DRA driver from the first device on that is offered by it (or the first claim

@@ -164,6 +164,10 @@ def _with_taint(taint: str, *expected: str, mode: Literal["off", "in-cluster"] =
     return GatewaySettings(cluster=ClusterSettings(mode=mode, startup_taint=taint, expected_devices=devices))
 
 
+def _with_verdicts(condition: str, target: str) -> GatewaySettings:
+    return GatewaySettings(cluster=ClusterSettings(mode="in-cluster", condition_verdicts={condition: (target,)}))
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
@@ -186,6 +190,16 @@ def _with_taint(taint: str, *expected: str, mode: Literal["off", "in-cluster"] =
         pytest.param(_with_taint("starting:NoSchedule"), "expected_devices is empty", id="taint-for-ever"),
         pytest.param(
             _with_taint("starting:NoSchedule", "gpu", mode="off"), "cluster.mode is off", id="taint-without-cluster"
+        ),
+        pytest.param(
+            _with_verdicts("topobus.dev/gpu-ready", "gpu"),
+            "cluster.condition_verdicts: got 'topobus.dev/gpu-ready'",
+            id="own-condition-as-verdict",
+        ),
+        pytest.param(
+            _with_verdicts("KernelDeadlock", "all GPUs"),
+            "cluster.condition_verdicts: got 'all GPUs'",
+            id="verdict-on-no-label",
         ),
         pytest.param(_with_taint("", "GPU 1"), "cluster.expected_devices: got 'GPU 1'", id="expected-no-label"),
     ],

@@ -4,13 +4,14 @@ start-up taint off when the expected classes become ready.
 It writes what the pure rule (`cluster.rules.class_conditions`) decides, when that differs from what
 the Node shows, and only in the gateway that holds the node lock. Nothing is written periodically.
 The taint goes first: a gateway that ends in between leaves conditions that are not ready, so that
-the next one completes the step.
+the next one completes the step. What conditions of others say of devices is passed on with each
+look at the Node.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -38,6 +39,9 @@ __all__ = ["NodeReadiness"]
 
 _PART = "node-conditions"
 _BACKOFF_LIMIT_S = 10.0
+# Seconds between two looks at the Node where its conditions say how devices are.
+# node-problem-detector itself looks for most problems each 30 s or less often.
+_CONDITIONS_S = 30.0
 
 
 class NodeReadiness:
@@ -55,9 +59,11 @@ class NodeReadiness:
         clock: Clock,
         boot_id: str,
         readiness: Readiness,
+        pass_on: Callable[[ApiObject], Awaitable[None]] | None = None,
     ) -> None:
         """`awaited` returns what pods need to have a class's devices and is not there yet. None:
         the class is not offered to pods. `registered` and `published` announce that it changed.
+        `pass_on` gets each Node that was read.
         """
         self._cluster = cluster
         self._state = state
@@ -71,6 +77,9 @@ class NodeReadiness:
         self._readiness = readiness
         self._node: ApiObject | None = None
         """The Node as last read or written. None: to be read again."""
+        self._pass_on = pass_on
+        self._passed_on: ApiObject | None = None
+        self._look_s = settings.resync_s if pass_on is None else min(settings.resync_s, _CONDITIONS_S)
         self._trouble = ""
 
     async def run(self) -> None:
@@ -90,7 +99,10 @@ class NodeReadiness:
                 failures += 1
                 continue
             failures = 0
-            await first_of(tickets, self._settings.resync_s)
+            if self._pass_on is not None and self._node is not None and self._node is not self._passed_on:
+                self._passed_on = self._node
+                await self._pass_on(self._node)
+            await first_of(tickets, self._look_s)
             if registered.is_set() or not any(ticket.is_set() for ticket in tickets):
                 # kubelet was started again, and may have made another Node; or the time is over.
                 self._node = None

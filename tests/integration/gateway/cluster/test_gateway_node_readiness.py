@@ -4,6 +4,7 @@ server got.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,10 +15,14 @@ import pytest
 from support.cluster_slices import SLICES, taints
 from support.gateway_rig import Rig
 from support.node_plane import NODE, device
+from topobus.formats.messages.catalogue import REPORT
+from topobus.formats.messages.report_messages import ReportReply, ReportRequest, Taken
 from topobus.gateway.boot import boot_id
 from topobus.testing.apiserver import ApiRequest, ApiServerSimulator
 from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
+from topobus.values.outcome import refuse
+from topobus.values.verdict import Verdict, VerdictState
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -209,3 +214,50 @@ async def test_gateway_says_what_it_may_not_write_and_goes_on(rig: Rig, server: 
 
     assert report["slices"] == "ready"
     assert not server.objects("Node")[0]["spec"]["taints"]
+
+
+async def test_conditions_of_others_reach_the_device_service_as_verdicts(rig: Rig, server: ApiServerSimulator) -> None:
+    """Each look passes on what the Node says then; a class without a service and a refusal are in
+    the readiness, and keep no other class waiting.
+    """
+    cluster = msgspec.structs.replace(
+        rig.settings.cluster, resync_s=0.05, condition_verdicts={"KernelDeadlock": ("gpu", "fpga", "nic-1")}
+    )
+    gpu: list[Verdict] = []
+    heard = asyncio.Event()
+
+    async def take(request: ReportRequest) -> ReportReply:
+        gpu.append(request.verdict)
+        heard.set()
+        return ReportReply(result=Taken())
+
+    async def refuse_all(_: ReportRequest) -> ReportReply:
+        return ReportReply(result=refuse("source-unlisted", "source 'node-condition' is not believed"))
+
+    await rig.plane.bus.answer(REPORT, take, node=NODE, device_class="gpu")
+    await rig.plane.bus.answer(REPORT, refuse_all, node=NODE, device_class="nic")
+    deadlock = {
+        "type": "KernelDeadlock",
+        "status": "True",
+        "reason": "Hung",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    }
+    server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"conditions": [KUBELETS, deadlock]}})
+    async with settled(rig, server, cluster=cluster):
+        await heard.wait()
+        report = await rig.readiness.until(lambda report: "believed" in report.get("node-verdicts", ""))
+        first = gpu[0]
+        mended = {**deadlock, "status": "False", "lastTransitionTime": "2026-01-02T04:04:05Z"}
+        server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"conditions": [KUBELETS, mended]}})
+        while gpu[-1] == first:
+            heard.clear()
+            await heard.wait()
+
+    assert first == Verdict(
+        source="node-condition/KernelDeadlock",
+        state=VerdictState.UNHEALTHY,
+        code="Hung",
+        observed_at="2026-01-02T03:04:05Z",
+    )
+    assert (gpu[-1].state, gpu[-1].observed_at) == (VerdictState.HEALTHY, "2026-01-02T04:04:05Z")
+    assert "to class fpga: no service answers report" in report["node-verdicts"]
