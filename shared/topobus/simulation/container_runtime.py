@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -248,7 +248,11 @@ class SimulatedRuntime:
     def _mounts_of(self, names: tuple[str, ...]) -> tuple[Mount, ...]:
         if self.cdi_dir is None:
             return ()
-        specs = [parse(path.read_bytes()) for path in sorted(self.cdi_dir.glob("*.json"))]
+        specs = []
+        for path in sorted(self.cdi_dir.glob("*.json")):
+            # The claim of a file may end meanwhile.
+            with suppress(FileNotFoundError):
+                specs.append(parse(path.read_bytes()))
         devices = {
             spec.qualified_name(device.name): (*spec.common.mounts, *device.edits.mounts)
             for spec in specs
@@ -391,7 +395,10 @@ class SimulatedRuntime:
                         if (channel, kind) == (_TO_RUNTIME, _REQUEST):
                             group.create_task(self._serve(stream_id, ttrpc.Request.FromString(data)))
                         elif (channel, kind) == (_TO_PLUGIN, _RESPONSE) and stream_id in self._waiting:
-                            self._waiting.pop(stream_id).set_result(ttrpc.Response.FromString(data))
+                            waiting = self._waiting.pop(stream_id)
+                            # Who waited may have given up.
+                            if not waiting.done():
+                                waiting.set_result(ttrpc.Response.FromString(data))
             except (asyncio.IncompleteReadError, ConnectionError):
                 if self._writer is writer:
                     self.disconnect()
