@@ -19,6 +19,7 @@ from topobus.bus.bus import Bus, ChangeKind
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, PLACE, RELEASE
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.formats.messages.releases import RELEASE as RELEASE_HEADER
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.errors import ContractError
 from topobus.values.ledger import Ledger
@@ -187,6 +188,29 @@ async def test_ledger_is_recalled_from_the_history_when_it_is_garbage_at_the_sta
     assert isinstance(reply.result, Refusal)
     assert after.value.allocations.keys() == {TRAINER.owner.key}
     assert after.value.epoch > before.value.epoch
+
+
+async def test_ledger_stays_as_it_is_when_another_release_wrote_what_cannot_be_read(
+    server: NatsServer, bus: Bus, topology: Service
+) -> None:
+    """A service of before ends with status 65, the release and what to do: an older revision would
+    lack what is in use.
+    """
+    assert await topology.stop() == 0
+    entry = await bus.get(LEDGER, node=NODE)
+    assert entry is not None
+    newer = encode(entry.value).replace(b'"format":1', b'"format":2')
+    headers = {RELEASE_HEADER: "99.0.0"}
+    await bus._connection.request(f"$KV.{LEDGER.bucket}.{NODE}", newer, headers=headers, timeout_s=30.0)
+    before = await bus.fingerprint(LEDGER, node=NODE)
+    async with service("topology", server.url, PATIENT) as again:
+        line = await again.logged("service.failed")
+        status = await asyncio.wait_for(again.process.wait(), LIMIT_S)
+
+    assert status == 65
+    assert "release 99.0.0 wrote it" in line["error"]
+    assert "start that release here again" in line["error"] + line.get("next_step", "")
+    assert await bus.fingerprint(LEDGER, node=NODE) == before
 
 
 async def test_topology_does_not_start_when_no_revision_of_its_ledger_can_be_read(

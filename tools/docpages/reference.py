@@ -189,7 +189,8 @@ def _asks() -> Iterable[str]:
         "Whatever is sent says its sender's release (`Topobus-Release`) and, where it is stored or asked, the "
         "moment of sending (`Topobus-Sent-Ms`, milliseconds"
     )
-    yield "since 1970). The release is what the sender states. People see it, and no decision depends on it."
+    yield "since 1970). The release is what the sender states. People see it, and a stored value of "
+    yield "another release that cannot be read is not written over."
     yield ""
     yield (
         "The asker says in headers how long it waits (`Topobus-Deadline-Ms`, `Topobus-Sent-Ms`) and carries W3C "

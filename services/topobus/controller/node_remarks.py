@@ -96,7 +96,7 @@ class NodeRemarks:
                 del self._remarks[node]
         if text and not is_logged:
             step = (
-                "upgrade the older side, node plane first"
+                "upgrade the older side, its services in any order"
                 if topic != _CLOCK
                 else "run one time service (chrony, ntp) on all machines"
             )

@@ -28,6 +28,7 @@ from topobus.engine.ledger.held_counts import next_counts
 from topobus.engine.ledger.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
 from topobus.engine.ledger.transitions import Step, announce, shed
 from topobus.formats.messages.catalogue import LEDGER
+from topobus.formats.messages.releases import START_THAT_RELEASE, is_of_other_release
 from topobus.process.clock import until_tick
 from topobus.process.heartbeat import Heartbeat
 from topobus.process.logging import get_logger
@@ -71,7 +72,7 @@ class LedgerStore:
         """Load the ledger, or begin one. Waits until the bucket can be read.
 
         Errors: raises ContractError when neither the present revision nor any older one is a
-        ledger.
+        ledger, and when another release wrote the present one and it cannot be read.
         """
         while not self._is_known:
             try:
@@ -135,8 +136,12 @@ class LedgerStore:
             try:
                 async with self._lock:
                     await self._reload()
-            except (PeerUnavailable, ContractError) as err:
+            except PeerUnavailable as err:
                 get_logger().debug("ledger.unseen", error=str(err))
+            except ContractError as err:
+                self._readiness.set("ledger", is_ready=False, why=err.message)
+            else:
+                self._readiness.set("ledger", is_ready=True)
 
     async def _write(self, ledger: Ledger) -> bool:
         """Write by compare-and-set, together with the announcements.
@@ -192,7 +197,7 @@ class LedgerStore:
         holds is written back.
 
         Errors: raises ContractError when memory is empty and none of the revisions that the bucket
-        has kept is a ledger.
+        has kept is a ledger, or when another release wrote what cannot be read.
         """
         ledger: Ledger | None = None
         trouble: ContractError | None = None
@@ -206,6 +211,9 @@ class LedgerStore:
             stands_at = err.facts.get("revision")
             if not isinstance(stands_at, int):
                 raise
+            if is_of_other_release(str(err.facts.get("release", "")), self._bus.release):
+                # It may hold what is in use, so an older revision is no substitute for it.
+                raise ContractError(err.message, next_step=START_THAT_RELEASE, **err.facts) from err
             revision, trouble = stands_at, err
         if ledger is not None and revision == self._revision:
             self._is_known = True

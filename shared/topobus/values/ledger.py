@@ -7,6 +7,7 @@ The transitions (reserve, commit, adopt, release) are in `topobus.engine.ledger.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -168,6 +169,9 @@ class Holders(Struct, frozen=True, kw_only=True):
     """
 
     node: str
+    format: Literal[1] = 1
+    """Raised when an earlier release would misread this or drop what must be kept. It refuses the
+    whole ledger then, and writes nothing."""
     epoch: Generation = 1
     sequence: Generation = 0
     allocations: dict[str, Allocation] = {}

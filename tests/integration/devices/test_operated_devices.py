@@ -11,22 +11,28 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from support.asking import ask_patiently
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
+from support.garbage import write_garbage
 from support.looks import next_look, other_threads
 from topobus.bus.bus import Bus
 from topobus.devicekit.maintenance import device_operator
+from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MAINTENANCE, PERFORM, PREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, PerformRequest
+from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
+from topobus.process.readiness import Readiness
+from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device, Inventory
-from topobus.values.errors import PeerUnavailable
+from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
@@ -186,6 +192,25 @@ async def _stored(bench: DeviceBench) -> ClassMaintenance:
 async def _perform_patiently(bus: Bus, verb: DeviceVerb, op_id: str) -> Operated | Refusal:
     """Ask a service that is starting."""
     return (await ask_patiently(bus, PERFORM, _request(verb, op_id), node=NODE, device_class="gpu")).result
+
+
+async def test_words_are_left_as_they_are_when_another_release_wrote_them_and_they_cannot_be_read(
+    bench: DeviceBench,
+) -> None:
+    """What was kept back under that release would be offered, so the service ends, and writes
+    nothing.
+    """
+    revision = await write_garbage(bench.bus, MAINTENANCE, release="99.0.0", node=NODE, device_class="gpu")
+    runtime = Runtime(
+        name="gpu", node=NODE, bus=bench.bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+    )
+    with pytest.raises(ContractError, match=r"release 99\.0\.0 wrote it") as ended:
+        await MaintenanceStore(runtime, "gpu").load()
+    with pytest.raises(ContractError) as unread:
+        await bench.bus.get(MAINTENANCE, node=NODE, device_class="gpu")
+
+    assert "start that release here again" in ended.value.next_step
+    assert unread.value.facts["revision"] == revision
 
 
 async def test_device_recovers_when_its_sticky_fault_is_forgiven(bench: DeviceBench) -> None:

@@ -117,6 +117,20 @@ def test_device_is_set_aside_alone_when_its_file_is_unreadable(journal: Journal,
     assert sorted(after.entries) == ["nic-0", "nic-1"]
 
 
+def test_device_is_set_aside_when_its_file_has_a_form_of_a_later_release(journal: Journal) -> None:
+    """What this release does not know is not lost by its next write."""
+    journal.prepare_record(DEVICE, OWNER).intend("mtu")
+    file = journal.folder / "nic-0.json"
+    later = file.read_bytes().replace(b'"format":1', b'"format":2')
+    file.write_bytes(later)
+
+    after = again(journal)
+    with pytest.raises(HardwareError, match=r"nic-0\.json.*\$\.format"):
+        after.prepare_record(DEVICE, OTHER).intend("mtu")
+
+    assert file.read_bytes() == later
+
+
 def test_device_is_set_aside_when_its_file_is_of_another_one(journal: Journal) -> None:
     """A file that was copied or renamed would have the wrong device undone."""
     journal.prepare_record(DEVICE, OWNER).intend("mtu")

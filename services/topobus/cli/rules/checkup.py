@@ -640,7 +640,7 @@ def check_releases(node: str, releases: Mapping[str, str], own: str) -> list[Fin
         by_release.setdefault(release, []).append(service)
     remarks = [release_remark(", ".join(services), release, own) for release, services in sorted(by_release.items())]
     what = f"{node}: releases" if node else "releases"
-    step = "upgrade all to one release, the controller first and the node plane soon after"
+    step = "upgrade all to one release, in any order"
     return [Finding(level=Level.WARN, what=what, found=remark, next_step=step) for remark in remarks if remark]
 
 

@@ -18,7 +18,7 @@ from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.kubernetes.objects import name_of
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.formats.messages.releases import Standing, standing
+from topobus.formats.messages.releases import is_of_other_release
 from topobus.kubernetes.object_feed import ObjectFeed
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
@@ -163,8 +163,7 @@ class NatsWatch:
         what it has.
         """
         last = change.value or (stored.value if (stored := self._state.objects.get(key)) is not None else None)
-        is_others = standing(change.origin.release, self._bus.release) not in (Standing.SAME, Standing.UNSAID)
-        if last is None or is_others:
+        if last is None or is_of_other_release(change.origin.release, self._bus.release):
             return
         get_logger().warning(
             "object.fell-back",

@@ -21,7 +21,7 @@ from topobus.bus.streams.provision import bucket_stream, bucket_subject
 from topobus.bus.streams.stored_origin import read_origin
 from topobus.formats.messages.nouns import State
 from topobus.formats.messages.origin import NO_ORIGIN, Origin
-from topobus.formats.messages.releases import Standing, standing
+from topobus.formats.messages.releases import is_of_other_release
 from topobus.formats.messages.stored import StoredReader, StoredWriter, from_stored, is_packed, to_stored
 from topobus.values.errors import ContractError, PeerUnavailable
 
@@ -131,7 +131,9 @@ class States:
             state.check_place(value, parts)
         except ContractError as err:
             # The writer of this key needs the revision to write over it.
-            raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
+            origin = read_origin(headers, time_ns)
+            facts = {**err.facts, "revision": revision, "release": origin.release}
+            raise ContractError(f"{err.message}{self._written_by(origin)}", next_step=err.next_step, **facts) from err
         return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
 
     async def get_or_last(self, state: State[M], **parts: str) -> Entry[M] | Unreadable[M] | None:
@@ -462,7 +464,7 @@ class States:
         """Name the release that wrote a value that cannot be read here. Empty where that explains
         nothing.
         """
-        is_other = standing(origin.release, self._connection.release) not in (Standing.SAME, Standing.UNSAID)
+        is_other = is_of_other_release(origin.release, self._connection.release)
         return f"; release {origin.release} wrote it, this is {self._connection.release}" if is_other else ""
 
     def _note_rejected(self, state: State[Any], item: Delivery, key: str, err: ContractError, origin: Origin) -> None:

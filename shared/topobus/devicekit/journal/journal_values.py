@@ -9,6 +9,8 @@ half done.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from msgspec import Struct
 
@@ -69,6 +71,9 @@ class DeviceEntry(Struct, frozen=True, kw_only=True):
 
     device: Device
     """As it was when the entry began: a device in a pod may be invisible to its driver."""
+    format: Literal[1] = 1
+    """Raised when an earlier release would misread this or drop what must be kept. It leaves the
+    device out of use then, and the file as it is."""
     owners: tuple[OwnerEntry, ...] = ()
     to_clean: Owner | None = None
     """The owner that left the device last; set until it is clean."""

@@ -12,6 +12,7 @@ import asyncio
 
 from topobus.formats.messages.catalogue import MAINTENANCE
 from topobus.formats.messages.operation_messages import ClassMaintenance
+from topobus.formats.messages.releases import START_THAT_RELEASE, is_of_other_release
 from topobus.process.clock import until_tick
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
@@ -90,6 +91,7 @@ class MaintenanceStore:
                 return
             why = "it is gone" if entry is None else "somebody else wrote over it"
         except ContractError as err:
+            self._leave_others(err)
             why = err.message
         get_logger().warning(
             "maintenance.overwritten",
@@ -106,7 +108,13 @@ class MaintenanceStore:
         try:
             entry = await self._bus.get(MAINTENANCE, node=self._node, device_class=self._class)
         except ContractError as err:
+            self._leave_others(err)
             older = await self._bus.history(MAINTENANCE, node=self._node, device_class=self._class)
             get_logger().warning("maintenance.misread", why=err.message, is_recalled=bool(older))
             return older[-1].value if older else None
         return entry.value if entry is not None else None
+
+    def _leave_others(self, err: ContractError) -> None:
+        """Raise for a value that another release wrote: what it withholds must stay withheld."""
+        if is_of_other_release(str(err.facts.get("release", "")), self._bus.release):
+            raise ContractError(err.message, next_step=START_THAT_RELEASE, **err.facts) from err

@@ -1,9 +1,9 @@
 """Compares the release that a peer reports with our own.
 
-Writers and peers report their release in the header `Topobus-Release`. Messages of one major
-version can be read by all its releases: unknown fields are ignored, new ones have defaults. So a
-peer of another release is reported but not refused. A message that cannot be read is refused by its
-contract.
+Writers and peers report their release in the header `Topobus-Release`. Unknown fields are ignored
+and new ones have defaults, so a peer of another release is reported but not refused. A message that
+cannot be read is refused by its contract, and a stored value that another release wrote and that
+cannot be read is never written over.
 """
 
 from __future__ import annotations
@@ -11,11 +11,25 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
-__all__ = ["RELEASE", "Standing", "release_remark", "shown_release", "standing"]
+__all__ = [
+    "RELEASE",
+    "START_THAT_RELEASE",
+    "Standing",
+    "is_of_other_release",
+    "release_remark",
+    "shown_release",
+    "standing",
+]
 
 RELEASE = "Topobus-Release"
 """The header in which each write, request and answer has the release of its sender. A header is
 readable even where the message is not."""
+
+START_THAT_RELEASE = (
+    "start that release here again, what is stored is as it was; to stay with this one, see docs/how-to/"
+    "deploy-on-kubernetes.md, Roll back"
+)
+"""The next step where a stored value of another release cannot be read and must not be lost."""
 
 _RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})(\.\S*)?")
 # Characters of a foreign text that a line of a log or a table shows.
@@ -48,6 +62,15 @@ def standing(release: str, own_release: str) -> Standing:
     if numbers == own_numbers:
         return Standing.SAME
     return Standing.OLDER if numbers < own_numbers else Standing.NEWER
+
+
+def is_of_other_release(release: str, own_release: str) -> bool:
+    """Return whether another release wrote something, so that what cannot be read of it may be right.
+
+    >>> [is_of_other_release(release, "1.10.3") for release in ("1.10.0", "1.11.0", "")]
+    [False, True, False]
+    """
+    return standing(release, own_release) not in (Standing.SAME, Standing.UNSAID)
 
 
 def shown_release(release: str) -> str:
