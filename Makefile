@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Some containers set it. Without compiled modules each of the several hundred processes that the tests start compiles all it imports: twice the processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test checks suite coverage lint types imports proto docs audit unit integration real-bus engine vm versions chaos chaos-short bench format clean
+.PHONY: help setup demo up test checks suite coverage lint types imports proto docs audit unit integration real-bus engine vm versions chaos chaos-short rollback bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -89,6 +89,9 @@ chaos: setup ## proof by faults, for minutes; a million operations: `make chaos 
 
 chaos-short: setup ## the same in at most a minute and a half, with the seed of CI
 	@$(BIN)/python -m lab.chaos --seed 12 --steps 0 --operations 20000 --window 5000 --faults 4 --seconds 60
+
+rollback: setup ## an earlier commit and this one, built, take turns on a node under load; needs the whole history (some minutes)
+	@$(BIN)/python -m lab.chaos.rollback
 
 BENCH ?=
 bench: setup ## measure (no test times anything); another group than the alignment engine: `make bench BENCH=idle`, all of them: `BENCH=--help`

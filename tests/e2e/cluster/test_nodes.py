@@ -13,6 +13,7 @@ this machine: one node of it, or several in namespaces or containers of their ow
 | TOPOBUS_CLUSTER_NATS_PORT | where the nodes reach this machine's loopback address | any |
 | TOPOBUS_CLUSTER_RESTART_KUBELET, _RESTART_RUNTIME, _REBOOT, _CUT_OFF and _JOIN | shell commands for $NODE | does not happen |
 | TOPOBUS_CLUSTER_STRESS_PODS, _STRESS_FAULTS | how many pods at least come and go, how many things at least befall them | 200, each once |
+| TOPOBUS_CLUSTER_STRESS_ONLY | the one thing that befalls them: `node rebooted` | all |
 | TOPOBUS_CLUSTER_STRESS_SEED | what else, and when | by chance |
 """  # noqa: E501
 
@@ -204,6 +205,8 @@ async def _stress(
     seed = int(setting("STRESS_SEED", "0")) or secrets.randbelow(2**31)
     chance = random.Random(seed)
     faults = fleet.faults(chance)
+    if only := setting("STRESS_ONLY"):
+        faults = {only: faults[only]}
     print(f"nodes: {pods} pods, TOPOBUS_CLUSTER_STRESS_SEED={seed}, what befalls: {', '.join(faults)}")  # noqa: T201 - to repeat it
     load = PodLoad(cluster.client, cluster.run, IMAGE, kinds, chance)
     befell: Counter[str] = Counter()

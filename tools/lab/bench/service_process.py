@@ -30,6 +30,8 @@ class ServiceProcess:
         """
         self.name = name
         self._program = tuple(program) or ("-m", f"topobus.{name}.main")
+        self.python = sys.executable
+        """The interpreter of the next process: another environment has another release."""
         self.label = label or name
         self.port = free_port()
         self.log = folder / f"{self.label}.log"
@@ -73,7 +75,7 @@ class ServiceProcess:
         """Start a process, which is not ready yet."""
         with self.log.open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, *self._program, env=self._environment, stdout=out, stderr=asyncio.subprocess.STDOUT
+                self.python, *self._program, env=self._environment, stdout=out, stderr=asyncio.subprocess.STDOUT
             )
         self.pids.add(self._process.pid)
 

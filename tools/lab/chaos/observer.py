@@ -83,6 +83,10 @@ class NodeObserver:
                 grant.told_at = (ledger.epoch, ledger.sequence)
                 self._check_kept(grant, ledger)
 
+    async def is_held(self, grant: Grant) -> bool:
+        """Return whether the ledger has what a client is about to be noted with."""
+        return grant.devices <= _held(await self.read(), grant)
+
     def give_back(self, grant: Grant) -> None:
         """Record that a client is about to give back what it has."""
         self.grants.discard(grant)

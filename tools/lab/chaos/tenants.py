@@ -1,0 +1,344 @@
+"""Pods of one node that hold devices for long: they come by kubelet's device plugins, by claims and by
+`place`, and outlive whatever befalls the node.
+
+Their container is the runtime's, so their CPUs are seen as well. The observer gets what each has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+from lab.chaos.observer import Grant, NodeObserver
+from lab.chaos.pod_lives import Door, Lives, Stuck, class_object
+from topobus.bus.bus import Bus
+from topobus.engine.alignment.planning.node_view import cpu_name
+from topobus.formats.kubernetes.objects import object_parts
+from topobus.formats.messages.catalogue import OBJECT, PLACE
+from topobus.formats.messages.messages import ApiObject, PlaceRequest
+from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
+from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.values.dra_names import DRIVER, group_of_class
+from topobus.values.idset import CpuSet
+from topobus.values.outcome import Placement
+from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+
+__all__ = ["CPUS", "KINDS", "WELL_S", "Kind", "Tenant", "Tenants"]
+
+CPUS = CpuSet.of(range(224))
+"""Those of the recorded machine."""
+WELL_S = 120.0
+"""A pod that neither runs nor has ended after so long is stuck, and so is a device that is held by a
+pod that is gone."""
+_PLUGIN_CLASSES = ("gpu", "nic", "fpga")
+_PAUSE_S = 0.1
+_ASK_S = 3.0
+_RETRY_S = 1.0
+_BY_KUBELET = ("no healthy devices present", "no longer healthy", "unregistered device", "Requested: ")
+"""How kubelet itself ends a pod by a resource: before the device plugin has registered, and while too
+few devices are free."""
+_BY_US = (" holds ", "has not ended", "no service answers", "(see whether ")
+"""How Allocate's refusals name the holder, or what must run."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What pods of one kind ask for, and by which interface."""
+
+    door: Door
+    wants: tuple[tuple[str, int], ...]
+    count: int
+
+    @property
+    def name(self) -> str:
+        """Its interface and classes."""
+        return f"{self.door}-{'-'.join(name for name, _ in self.wants)}"
+
+
+KINDS = (
+    Kind(Door.PLUGIN, (("gpu", 1),), 3),
+    Kind(Door.PLUGIN, (("nic", 1),), 2),
+    Kind(Door.PLUGIN, (("fpga", 1),), 1),
+    Kind(Door.CLAIM, (("gpu", 1),), 2),
+    Kind(Door.CLAIM, (("nic", 1),), 2),
+    Kind(Door.CLAIM, (("gpu", 1), ("nic", 1)), 2),
+    Kind(Door.CLAIM, (("cpu", 2),), 3),
+    Kind(Door.CLAIM, (("gpu", 1), ("cpu", 2)), 1),
+    Kind(Door.CLAIM, (("fpga", 1),), 1),
+    Kind(Door.PLACE, (("nic", 1), ("cpu", 4)), 1),
+    Kind(Door.PLACE, (("cpu", 4),), 2),
+)
+"""Twenty pods, which have all GPUs and FPGAs of the machine, and seven of eight interfaces."""
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One pod."""
+
+    kind: Kind
+    name: str
+    claim: ApiObject | None = None
+    pod: Pod | None = None
+    grant: Grant | None = None
+    devices: frozenset[str] = frozenset()
+
+    @property
+    def owner(self) -> Owner:
+        """The pod or claim that holds its devices, except those by kubelet's allocation."""
+        kind = OwnerKind.CLAIM if self.kind.door is Door.CLAIM else OwnerKind.POD
+        return Owner(kind=kind, name=self.name, uid=f"uid-{self.name}")
+
+    @property
+    def references(self) -> tuple[ClaimReference, ...]:
+        """Its claim, as kubelet names it."""
+        if self.claim is None:
+            return ()
+        return (ClaimReference(name=self.name, uid=f"uid-{self.name}", drivers=(DRIVER,)),)
+
+
+class Tenants:
+    """The pods, and the kubelet and the runtime that run them now."""
+
+    def __init__(
+        self, bus: Bus, node: str, observer: NodeObserver, kubelet: KubeletSimulator, runtime: SimulatedRuntime
+    ) -> None:
+        """`bus` passes every fault by."""
+        self._bus = bus
+        self._node = node
+        self.observer = observer
+        self.kubelet, self.runtime = kubelet, runtime
+        self.lives = Lives(bus, kubelet, observer, node)
+        self.all: list[Tenant] = []
+        self.unseen: set[str] = set()
+        """Names of pods that a kubelet which was started has not seen yet."""
+        self.ended: Counter[str] = Counter()
+        """Pods that kubelet ended for good, by the reason."""
+        self.violations: list[str] = []
+        self._numbers: Counter[str] = Counter()
+
+    async def begin_first(self) -> None:
+        """Make the device classes, and begin all pods."""
+        for name in (*_PLUGIN_CLASSES, "cpu"):
+            made = class_object(name)
+            await self.lives.apply(made, f"uid-{made.metadata['name']}")
+        self.all = [self.new(kind) for kind in KINDS for _ in range(kind.count)]
+        await self.begin_all(list(self.all))
+        await self.until_well("with all pods", time.monotonic())
+
+    async def wait_registered(self) -> None:
+        """Wait until kubelet has the driver and the lists of all plugins."""
+        await self.kubelet.wait_for_driver(DRIVER)
+        for device_class in _PLUGIN_CLASSES:
+            await self.kubelet.wait_for_event("ListAndWatch.send", subject=f"topobus.dev/{device_class}")
+
+    def new(self, kind: Kind) -> Tenant:
+        """Make a pod that has not begun yet."""
+        self._numbers[kind.name] += 1
+        return Tenant(kind, f"{kind.name}-{self._numbers[kind.name]}")
+
+    def replace(self, tenant: Tenant) -> Tenant:
+        """Put another pod of the same kind into the place of one that is gone."""
+        self.all = [each for each in self.all if each is not tenant]
+        made = self.new(tenant.kind)
+        self.all.append(made)
+        return made
+
+    async def begin_all(self, tenants: list[Tenant]) -> None:
+        """Let pods run.
+
+        Errors: raises Stuck when one neither runs nor has ended in time.
+        """
+        try:
+            async with asyncio.timeout(WELL_S), asyncio.TaskGroup() as group:
+                for tenant in tenants:
+                    group.create_task(self.begin(tenant))
+        except TimeoutError as err:
+            stuck = [tenant.name for tenant in self.all if not tenant.devices]
+            raise Stuck(f"{', '.join(stuck)}: neither run nor have ended after {WELL_S:g} s") from err
+
+    async def begin(self, tenant: Tenant) -> None:
+        """Let a pod run: a new one, or one that ran before the boot. One that kubelet ends is made
+        again.
+        """
+        while True:
+            if tenant.kind.door is Door.PLACE:
+                await self._place(tenant)
+                return
+            if tenant.kind.door is Door.CLAIM and tenant.claim is None:
+                await self._claim(tenant)
+            tenant.pod = Pod(
+                name=tenant.name,
+                uid=f"uid-{tenant.name}",
+                containers=(Container(name="main", resources=_resources(tenant.kind)),),
+                claims=tenant.references,
+            )
+            answer = await self.kubelet.admit(tenant.pod)
+            self._note_seen(tenant)
+            if isinstance(answer, Admission):
+                if await self._start(tenant, answer):
+                    return
+            elif answer.is_final:
+                self._note_end(tenant, answer.message)
+                await self.end(tenant)
+                tenant = self.replace(tenant)
+            await asyncio.sleep(_RETRY_S)
+
+    def _note_seen(self, tenant: Tenant) -> None:
+        """Let kubelet drop what its checkpoint gives to others when it has seen every pod."""
+        self.unseen.discard(tenant.name)
+        if not self.unseen:
+            self.kubelet.sources_ready()
+
+    async def _start(self, tenant: Tenant, answer: Admission) -> bool:
+        """Start the container as the runtime does. False: it was refused, and kubelet tries again."""
+        (grant,) = answer.containers
+        cdi = tuple(
+            sorted(
+                {
+                    *grant.cdi_devices,
+                    *(name for claim in answer.claims for each in claim.devices for name in each.cdi_devices),
+                }
+            )
+        )
+        env = tuple(f"{key}={value}" for key, value in grant.edits.env.items())
+        try:
+            await self.runtime.create("main", pod=tenant.name, cdi=cdi, env=env)
+        except (Refused, NotStarted):
+            # kubelet removes what could not be started.
+            await self._end_containers(tenant)
+            return False
+        names = frozenset(name for ids in grant.devices.values() for name in ids)
+        names |= frozenset(each.device for claim in answer.claims for each in claim.devices)
+        await self._has(tenant, names)
+        return True
+
+    async def _end_containers(self, tenant: Tenant) -> None:
+        for made in [
+            made for made in self.runtime.containers.values() if made.message.pod_sandbox_id == f"sandbox-{tenant.name}"
+        ]:
+            await self.runtime.end(made)
+
+    async def _has(self, tenant: Tenant, names: frozenset[str]) -> None:
+        """Note what a pod runs with. A claim and a placed pod keep what they had before the boot."""
+        tenant.devices = names
+        if tenant.grant is None:
+            kind = OwnerKind.DEVICE_PLUGIN if tenant.kind.door is Door.PLUGIN else tenant.owner.kind
+            grant = Grant(tenant.name, kind, tenant.owner.key, names)
+            # kubelet gives from its checkpoint without asking. When the services were not there for
+            # longer than `kubelet_grace_s`, the ledger has it again two comparisons later.
+            while not await self.observer.is_held(grant):  # noqa: ASYNC110 - another process writes it
+                await asyncio.sleep(_PAUSE_S)
+            tenant.grant = grant
+            await self.observer.grant(grant)
+        elif tenant.grant.devices != names:
+            self.violations.append(
+                f"{tenant.name} has {sorted(names)} after a boot, and had {sorted(tenant.grant.devices)}"
+            )
+
+    def _note_end(self, tenant: Tenant, message: str) -> None:
+        by_kubelet = next((text for text in _BY_KUBELET if text in message), "")
+        self.ended[f"kubelet: {by_kubelet}" if by_kubelet else message] += 1
+        if not by_kubelet and not any(text in message for text in _BY_US):
+            self.violations.append(f"{tenant.name} was ended without a reason to act on: {message}")
+
+    async def _claim(self, tenant: Tenant) -> None:
+        requests = [
+            {
+                "name": name,
+                "exactly": {"deviceClassName": group_of_class(name), "allocationMode": "ExactCount", "count": count},
+            }
+            for name, count in tenant.kind.wants
+        ]
+        claim = ApiObject(
+            api_version="resource.k8s.io/v1",
+            kind="ResourceClaim",
+            metadata={"name": tenant.name},
+            spec={"devices": {"requests": requests}},
+        )
+        await self.lives.apply(claim, tenant.owner.uid)
+        tenant.claim = claim
+        while True:
+            entry = await self.lives.until(f"{tenant.name}: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
+            if entry is not None and entry.value.status.get("allocation"):
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _place(self, tenant: Tenant) -> None:
+        if tenant.grant is not None:
+            # Nothing of it runs here, and what it has stays its own.
+            tenant.devices = tenant.grant.devices
+            return
+        wants = dict(tenant.kind.wants)
+        cpus = wants.pop("cpu", 0)
+        container = ContainerRequest(
+            name="main",
+            cpus=cpus,
+            devices=tuple(DeviceRequest(device_class=name, count=count) for name, count in wants.items()),
+        )
+        request = PlaceRequest(
+            op_id=f"place-{tenant.name}", pod=PodRequest(owner=tenant.owner, containers=(container,))
+        )
+        while True:
+            reply = await self.lives.until(
+                f"{tenant.name}: place", partial(self._bus.ask, PLACE, request, timeout_s=_ASK_S, node=self._node)
+            )
+            if isinstance(reply.result, Placement):
+                break
+            request = PlaceRequest(op_id=f"place-{tenant.name}-{uuid.uuid4()}", pod=request.pod)
+            await asyncio.sleep(_PAUSE_S)
+        names = {name for each in reply.result.containers for held in each.devices.values() for name in held}
+        await self._has(
+            tenant, frozenset(names | {cpu_name(cpu) for each in reply.result.containers for cpu in each.cpus})
+        )
+
+    async def end(self, tenant: Tenant) -> None:
+        """End a pod as its deletion does."""
+        if tenant.grant is not None:
+            self.observer.give_back(tenant.grant)
+            tenant.grant = None
+        tenant.devices = frozenset()
+        await self._end_containers(tenant)
+        if tenant.pod is not None:
+            while await self.kubelet.remove(tenant.pod):  # noqa: ASYNC110 - kubelet repeats it
+                await asyncio.sleep(_PAUSE_S)
+        if tenant.kind.door is Door.PLACE:
+            await self.lives.release_place(tenant.owner, f"release-{tenant.name}")
+        if tenant.claim is not None:
+            await self.lives.delete(tenant.claim)
+
+    async def until_well(self, when: str, began: float) -> None:
+        """Wait until the ledger and the files have exactly what pods have, and check the CPUs."""
+        while problems := [*await self.observer.differences(), *self._cpu_problems()]:
+            if self.observer.violations or self.violations:
+                return
+            if time.monotonic() - began > WELL_S:
+                raise Stuck(f"{when}: {'; '.join(problems)}")
+            await asyncio.sleep(_PAUSE_S)
+
+    def _cpu_problems(self) -> list[str]:
+        """Compare the CPUs on which each container runs with those that claims have."""
+        own = {
+            tenant.name: frozenset(int(name.removeprefix("cpu-")) for name in tenant.devices if name.startswith("cpu-"))
+            for tenant in self.all
+            if tenant.kind.door is Door.CLAIM
+        }
+        taken = frozenset(cpu for cpus in own.values() for cpu in cpus)
+        problems = []
+        for made in self.runtime.containers.values():
+            name = made.message.pod_sandbox_id.removeprefix("sandbox-")
+            wanted = own.get(name) or (frozenset(CPUS) - taken)
+            if frozenset(made.cpus) != wanted and not (
+                own.get(name) == frozenset() and not taken & frozenset(made.cpus)
+            ):
+                problems.append(f"the container of {name} runs on {made.cpus}")
+        return problems
+
+
+def _resources(kind: Kind) -> dict[str, int]:
+    if kind.door is not Door.PLUGIN:
+        return {}
+    return {f"topobus.dev/{name}": count for name, count in kind.wants}
