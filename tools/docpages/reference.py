@@ -197,8 +197,8 @@ def _asks() -> Iterable[str]:
         "`traceparent`. An answer with the"
     )
     yield (
-        "header `Topobus-Error` (`contract`, `unavailable`, `busy`, `hardware`, `config`, `stale`, `internal`) "
-        "is no answer; `Topobus-Error-Message` says why,"
+        "header `Topobus-Error` (`contract`, `unavailable`, `under-way`, `busy`, `hardware`, `config`, `stale`, "
+        "`internal`) is no answer; `Topobus-Error-Message` says why,"
     )
     yield "percent-encoded. Requests are served that come to the very subject, with a reply subject"
     yield (

@@ -61,7 +61,17 @@ ANSWER_SECONDS = HistogramDescriptor(
     meaning="Asks that we answered.",
     labels={
         "noun": _NOUN,
-        "outcome": ("answered", "busy", "expired", "contract", "unavailable", "hardware", "config", "internal"),
+        "outcome": (
+            "answered",
+            "busy",
+            "expired",
+            "contract",
+            "under-way",
+            "unavailable",
+            "hardware",
+            "config",
+            "internal",
+        ),
     },
     buckets=_BUCKETS,
 )

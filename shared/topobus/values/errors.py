@@ -4,7 +4,15 @@ An answer that a caller expects is a value (see `outcome`), never one of these. 
 attributes. The message contains what, where, got, wanted.
 """
 
-__all__ = ["ConfigError", "ContractError", "HardwareError", "InvariantError", "PeerUnavailable", "TopobusError"]
+__all__ = [
+    "ConfigError",
+    "ContractError",
+    "HardwareError",
+    "InvariantError",
+    "PeerUnavailable",
+    "TopobusError",
+    "UnderWay",
+]
 
 
 class TopobusError(Exception):
@@ -50,6 +58,10 @@ class PeerUnavailable(TopobusError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0, next_step: str = "", **facts: object) -> None:
         super().__init__(message, next_step=next_step, **facts)
         self.retry_after_s = retry_after_s
+
+
+class UnderWay(PeerUnavailable):
+    """Raised when a peer still does what was asked; the same request gets its result later."""
 
 
 class InvariantError(TopobusError):

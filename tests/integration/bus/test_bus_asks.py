@@ -19,7 +19,7 @@ from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
-from topobus.values.errors import ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.values.errors import ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError, UnderWay
 from topobus.values.request import PodRequest
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
@@ -90,6 +90,7 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
     [
         (ContractError("device 'x' does not exist"), ContractError, "device 'x' does not exist"),
         (PeerUnavailable("wait a little", retry_after_s=7.0), PeerUnavailable, "wait a little"),
+        (UnderWay("half way", retry_after_s=7.0), UnderWay, "half way"),
         (
             HardwareError("the card fell off — again\r\nInjected: yes"),
             HardwareError,
@@ -97,7 +98,7 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
         ),
         (InvariantError("two owners"), PeerUnavailable, "two owners"),
     ],
-    ids=["contract", "unavailable", "hardware", "invariant"],
+    ids=["contract", "unavailable", "under-way", "hardware", "invariant"],
 )
 async def test_ask_raises_the_peers_error_when_its_handler_raised_one(
     bus: Bus, raised: TopobusError, wanted: type[TopobusError], text: str

@@ -24,7 +24,7 @@ from topobus.process.config import NatsSettings
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
-from topobus.values.errors import PeerUnavailable
+from topobus.values.errors import UnderWay
 from topobus.values.health import HealthState
 from topobus.values.ledger import Ledger
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
@@ -122,7 +122,7 @@ async def test_test_continues_without_its_asker_and_the_device_stays_withheld(
     command = ("/bin/sh", "-c", f"echo run >> {runs}; read _ < {gate}")
     async with _serve(bench, BurnInSettings(command=command)) as service:
         await service.do(MAINTAIN, "op-1")
-        with pytest.raises(PeerUnavailable, match="burn-in of gpu-toy-0 is under way"):
+        with pytest.raises(UnderWay, match="burn-in of gpu-toy-0 is under way"):
             await service.do(BURN_IN, "op-2")
         returned = await service.do(RETURN, "op-3")
         reset = await service.do(DeviceVerb.RESET, "op-4")
@@ -149,7 +149,7 @@ async def test_test_is_ended_and_not_repeated_when_the_service_ends(
     settings = BurnInSettings(command=("/bin/sh", "-c", f"echo $$ >> {runs}; read _ < {gate}"))
     async with _serve(bench, settings) as service:
         await service.do(MAINTAIN, "op-1")
-        with pytest.raises(PeerUnavailable):
+        with pytest.raises(UnderWay):
             await service.do(BURN_IN, "op-2")
         await until(lambda: _lines(runs) != [])
     journal = Journal(bench.journal)

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import pytest
 from support.asking import ask_patiently
 from support.device_bench import NODE, DeviceBench, has_state
 from support.topology_node import topology
+from topobus.devicekit.maintenance import device_operator
+from topobus.devicekit.settings import BurnInSettings
 from topobus.formats.messages.catalogue import PLACE
 from topobus.formats.messages.messages import PlaceRequest
 from topobus.simulation.nats_server import NatsServer
@@ -34,9 +37,9 @@ BOTH = PodRequest(
 )
 
 
-async def _topobus(url: str, *arguments: str, code: int = 0) -> Any:
-    """Run one command with --json."""
-    process = await asyncio.create_subprocess_exec(
+async def _begin(url: str, *arguments: str) -> asyncio.subprocess.Process:
+    """Begin one command with --json."""
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "topobus.cli.main",
@@ -48,6 +51,11 @@ async def _topobus(url: str, *arguments: str, code: int = 0) -> Any:
         stdout=-1,
         stderr=-1,
     )
+
+
+async def _topobus(url: str, *arguments: str, code: int = 0) -> Any:
+    """Run one command with --json."""
+    process = await _begin(url, *arguments)
     out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode == code, f"{arguments}: {process.returncode}\n{out.decode()}\n{err.decode()}"
     return json.loads(out) if out else err.decode()
@@ -94,6 +102,34 @@ async def test_word_stands_when_service_topology_and_server_begin_anew(
     ]
     assert said == [("maintain", "ada", "fan")]
     assert isinstance(placed.result, Placement)
+
+
+async def test_command_waits_for_the_result_when_a_burn_in_takes_longer_than_an_answer(
+    own_bench: DeviceBench, own_nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints how to ask later, and ends with the result of the one test."""
+    monkeypatch.setattr(device_operator, "_ANSWER_S", 0.2)
+    bench, url = own_bench, own_nats_server.url
+    gate, runs = tmp_path / "gate", tmp_path / "runs"
+    os.mkfifo(gate)
+    burn_in = BurnInSettings(command=("/bin/sh", "-c", f"echo run >> {runs}; read _ < {gate}"))
+    await bench.publish_machine()
+    async with topology(url, TOPOBUS_ALL__NODE=NODE), bench.service(ToyDriver(count=2), burn_in=burn_in):
+        await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
+        await _until_placeable(bench)
+        await _topobus(url, "device", "maintain", "gpu-toy-0", "--why", "fan")
+        process = await _begin(url, "device", "burn-in", "gpu-toy-0")
+        assert process.stderr is not None
+        async with asyncio.timeout(LIMIT_S):
+            while (note := (await process.stderr.readline()).decode()) and "--operation" not in note:
+                pass
+            await asyncio.to_thread(gate.write_text, "go\n", encoding="utf-8")
+            out, _ = await process.communicate()
+
+    assert note.startswith("it goes on without this command")
+    assert process.returncode == 0
+    assert json.loads(out)["devices"][0]["reply"]["result"]["outcome"] == "operated"
+    assert runs.read_text(encoding="utf-8") == "run\n"
 
 
 async def _until_placeable(bench: DeviceBench) -> None:

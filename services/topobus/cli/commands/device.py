@@ -29,7 +29,7 @@ from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.engine.drawing.letters import holders_of
 from topobus.formats.messages.catalogue import LEDGER, MAINTENANCE, OPERATE
 from topobus.formats.messages.operation_messages import ClassMaintenance, OperateReply, OperateRequest
-from topobus.values.errors import PeerUnavailable
+from topobus.values.errors import PeerUnavailable, UnderWay
 from topobus.values.ledger import Ledger
 from topobus.values.maintenance import DeviceOperation, DeviceVerb, Maintenance
 from topobus.values.outcome import Refusal
@@ -209,7 +209,9 @@ async def _ask_all(
                 answer = (
                     _unknown(device, f"not asked any more: {silent[service]}")
                     if service in silent
-                    else await _ask(bus, device, OperateRequest(op_id=_op_id(op_id, device), operation=wanted), say)
+                    else await _ask(
+                        bus, device, OperateRequest(op_id=_op_id(op_id, device), operation=wanted), say, op_id
+                    )
                 )
             if answer.reply is None:
                 silent.setdefault(service, answer.error)
@@ -241,13 +243,19 @@ def _check_texts(why: str, who: str) -> None:
             )
 
 
-async def _ask(bus: Bus, device: ChosenDevice, request: OperateRequest, say: Callable[[str], None]) -> DeviceAnswer:
-    """Ask one node. A silent one must not hide the others' answers."""
+async def _ask(
+    bus: Bus, device: ChosenDevice, request: OperateRequest, say: Callable[[str], None], op_id: str
+) -> DeviceAnswer:
+    """Ask one node until its work has ended. A silent one must not hide the others' answers."""
     peers = [topology_on(device.node), device_service_on(device.node, device.device_class)]
-    try:
-        reply = await note_waiting(bus, bus.ask(OPERATE, request, node=device.node), peers, say)
-    except PeerUnavailable as err:
-        return _unknown(device, err.message)
+    while True:
+        try:
+            reply = await note_waiting(bus, bus.ask(OPERATE, request, node=device.node), peers, say)
+            break
+        except UnderWay:
+            say(f"it goes on without this command, and the same with --operation {op_id} has its result")
+        except PeerUnavailable as err:
+            return _unknown(device, err.message)
     return DeviceAnswer(node=device.node, device_class=device.device_class, device=device.device, reply=reply)
 
 

@@ -22,6 +22,7 @@ from topobus.values.errors import (
     InvariantError,
     PeerUnavailable,
     TopobusError,
+    UnderWay,
 )
 from topobus.values.timestamps import rfc3339
 
@@ -68,6 +69,7 @@ instance."""
 _SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _CODES: tuple[tuple[type[TopobusError], str], ...] = (
     (ContractError, "contract"),
+    (UnderWay, "under-way"),
     (PeerUnavailable, "unavailable"),
     (HardwareError, "hardware"),
     (ConfigError, "config"),
@@ -93,8 +95,8 @@ def error_headers(code: str, err: TopobusError) -> Headers:
 def raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
     """Raise the error in the headers of an answer, if there is one.
 
-    Errors: raises ContractError, HardwareError or PeerUnavailable with the peer's code as the fact
-    `code`. A bug of ours on the other side is raised as PeerUnavailable.
+    Errors: raises ContractError, HardwareError, PeerUnavailable or UnderWay with the peer's code as
+    the fact `code`. A bug of ours on the other side is raised as PeerUnavailable.
     """
     code = headers.get(ERROR)
     if code is None:
@@ -104,7 +106,8 @@ def raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
         raise ContractError(text, code=code)
     if code == "hardware":
         raise HardwareError(text, code=code)
-    raise PeerUnavailable(text, retry_after_s=(read_number(headers.get(RETRY_AFTER)) or 1000) / 1000, code=code)
+    kind = UnderWay if code == "under-way" else PeerUnavailable
+    raise kind(text, retry_after_s=(read_number(headers.get(RETRY_AFTER)) or 1000) / 1000, code=code)
 
 
 def read_number(text: str | None) -> int | None:

@@ -32,7 +32,7 @@ from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.device import Device
-from topobus.values.errors import PeerUnavailable, TopobusError
+from topobus.values.errors import PeerUnavailable, TopobusError, UnderWay
 from topobus.values.health import DeviceHealth, HealthState
 from topobus.values.maintenance import DeviceVerb
 from topobus.values.outcome import Refusal, refuse
@@ -186,7 +186,7 @@ class DeviceOperator:
     async def _alone(self, request: PerformRequest, device: Device) -> Operated | Refusal:
         """Have done what needs the device without an owner, or wait for it.
 
-        Errors: raises PeerUnavailable while it is under way. The same request gets its result later.
+        Errors: raises UnderWay when it takes longer. The same request gets its result later.
         """
         earlier = self._done(request)
         if earlier is not None:
@@ -207,7 +207,7 @@ class DeviceOperator:
             async with self._clock.timeout(_ANSWER_S):
                 await asyncio.wait({work.result})
         except TimeoutError as err:
-            raise PeerUnavailable(f"{request.operation.verb} of {device.name} is under way") from err
+            raise UnderWay(f"{request.operation.verb} of {device.name} is under way") from err
         if self._works.get(device.name) is work:
             # Kept longer, a refusal would also be the answer when its cause is gone.
             del self._works[device.name]
