@@ -103,13 +103,22 @@ def test_size_counts_the_devices_of_a_machine_and_its_claims(capsys: pytest.Capt
     text, _, document = capsys.readouterr().out.partition("{")
 
     assert codes == [ExitCode.OK, ExitCode.OK]
-    assert text.startswith("1000 nodes with 242 devices, 20000 claims an hour: shape leaf\n")
+    assert text.startswith("1000 nodes with 242 devices each, 20000 claims an hour: shape leaf\n")
     assert re.search(r"hub +memory +722 +MiB +large-fleets\n", text)
     assert json.loads("{" + document)["devices"] == MEASURED_DEVICES
 
 
-@pytest.mark.parametrize("words", [["--nodes", "0"], ["--nodes", "1", "--claims-per-hour", "-1"]])
-def test_size_refuses_what_is_no_fleet(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--nodes", "0"], '"0" for --nodes. Must be >= 1.'),
+        (["--nodes", "9" * 330], "for --nodes. Must be <= 1000000."),
+        (["--nodes", "1", "--claims-per-hour", "-1"], "for --claims-per-hour. Must be >= 0."),
+        (["--nodes", "1", "--claims-per-hour", "nan"], "for --claims-per-hour. Must be <= 1000000000."),
+    ],
+    ids=["no node", "more than a float holds", "negative claims", "no number"],
+)
+def test_size_refuses_what_is_no_fleet(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With what was given and what is wanted."""
     assert run(["size", "--machine", "dgx", *words]) == ExitCode.USAGE
-    assert "give" in capsys.readouterr().err
+    assert text in capsys.readouterr().err.replace("\n", " ")

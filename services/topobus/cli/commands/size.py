@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.exits import ExitCode
 from topobus.cli.options import MachineSource
 from topobus.cli.render.output import Output
 from topobus.cli.rules.fleet_size import FleetSize, size_fleet
@@ -21,10 +21,19 @@ __all__ = ["size"]
 
 def size(
     *,
-    nodes: Annotated[int, Parameter(help="How many nodes the fleet has.")],
+    nodes: Annotated[
+        int,
+        Parameter(
+            help="How many nodes the fleet has, 1,000,000 at most.", validator=validators.Number(gte=1, lte=1_000_000)
+        ),
+    ],
     machine: MachineSource,
     claims_per_hour: Annotated[
-        float, Parameter(help="How many claims the controllers allocate in an hour, over all nodes.")
+        float,
+        Parameter(
+            help="How many claims the controllers allocate in an hour, over all nodes.",
+            validator=validators.Number(gte=0, lte=1_000_000_000),
+        ),
     ] = 0.0,
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
 ) -> int:
@@ -32,10 +41,6 @@ def size(
     with the page that has each measurement.
     """
     out = Output(is_json=output == "json")
-    if nodes < 1:
-        raise UsageError(f"--nodes is {nodes}", next_step="give at least 1")
-    if not 0 <= claims_per_hour < float("inf"):
-        raise UsageError(f"--claims-per-hour is {claims_per_hour}", next_step="give 0 or more")
     with open_machine(machine) as opened:
         devices = sum(len(inventory.devices) for inventory in opened.snapshot.inventories)
         for warning in opened.warnings:
@@ -49,9 +54,10 @@ def size(
 
 def _head(answer: FleetSize) -> Text:
     regions = f", {answer.regions} regions, each as below" if answer.regions > 1 else ""
+    devices = f"{counted(answer.devices, 'device')}{' each' if answer.nodes > 1 else ''}"
     return Text(
-        f"{counted(answer.nodes, 'node')} with {counted(answer.devices, 'device')}, {answer.claims_per_hour:g} claims "
-        f"an hour: shape {answer.shape}{regions}",
+        f"{counted(answer.nodes, 'node')} with {devices}, {answer.claims_per_hour:g} claims an hour: "
+        f"shape {answer.shape}{regions}",
         "title",
     )
 
