@@ -76,13 +76,23 @@ class BurnInSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How a device is tested before an operator returns it (`topobus device burn-in`)."""
 
     command: tuple[str, ...] = ()
-    """Program and arguments, run without a shell and with the service's rights; it passes a device by
-    ending with 0. It gets `DEVICE_NAME`, `DEVICE_CLASS`, `DEVICE_PCI` and `DEVICE_NODES` (paths,
+    """Program, as an absolute path, and arguments, run without a shell and with the service's rights;
+    it passes a device by ending with 0. It gets `DEVICE_NAME`, `DEVICE_CLASS`, `DEVICE_PCI` and `DEVICE_NODES` (paths,
     separated by spaces) as variables, and PATH, nothing else. Empty: the driver's own test alone,
     where it has one. A setting, for whoever may write to NATS must not choose what runs here."""
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     """Seconds that the driver's test, and the program, may take each. 600 s: a GPU's memory is
     written and read several times meanwhile."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be started, such as a whole command line in one word.
+
+        Errors: raises ValueError.
+        """
+        if self.command and not self.command[0].startswith("/"):
+            raise ValueError(f"command begins with {self.command[0]!r}, wanted the absolute path of a program")
+        if any("\0" in word for word in self.command):
+            raise ValueError("command has a NUL character, wanted words that a program can be given")
 
 
 class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

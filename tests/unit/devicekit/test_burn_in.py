@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from topobus.devicekit.settings import BurnInSettings
+from topobus.devicekit.settings import BurnInSettings, DeviceServiceSettings
 from topobus.devicekit.verbs.burn_in import run_burn_in
 from topobus.process.clock import SystemClock
+from topobus.process.config import load_settings
 from topobus.values.device import Device
+from topobus.values.errors import ConfigError
 from topobus.values.outcome import Refusal
 from topobus.values.pci import PciAddress
 
@@ -112,3 +114,16 @@ def _is_running(pid: str) -> bool:
         return False
     # Killed, and not yet taken off the list by its parent.
     return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("memtest --quick", "burn_in: command begins with 'memtest --quick', wanted the absolute path of a program"),
+        ('["/opt/memtest", "a\\u0000b"]', "burn_in: command has a NUL character"),
+    ],
+)
+def test_settings_refuse_a_command_that_cannot_be_started(command: str, text: str) -> None:
+    """Before a device is withheld for a test that cannot run."""
+    with pytest.raises(ConfigError, match=text):
+        load_settings(DeviceServiceSettings, "gpu", file=None, environ={"TOPOBUS_GPU__BURN_IN__COMMAND": command})
