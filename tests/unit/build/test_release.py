@@ -117,11 +117,12 @@ def test_usage_is_told_when_an_argument_is_wrong(repository: Path, arguments: li
     assert (answer.returncode, "usage" in answer.stderr, "it builds" in answer.stderr) == (64, True, False)
 
 
-def test_release_is_refused_when_the_key_is_absent(repository: Path) -> None:
-    """It is looked for before minutes of building, not after them."""
-    answer = release(repository, "--key", "absent", "1.2.0")
+@pytest.mark.parametrize("key", ["absent", "CHANGELOG.md", "."])
+def test_release_is_refused_when_the_key_is_none(repository: Path, key: str) -> None:
+    """It is looked at before minutes of building, not after them."""
+    answer = release(repository, "--key", key, "1.2.0")
 
-    assert (answer.returncode, "there is no key" in answer.stderr, "it builds" in answer.stderr) == (66, True, False)
+    assert (answer.returncode, "is no key" in answer.stderr, "it builds" in answer.stderr) == (66, True, False)
 
 
 @pytest.mark.parametrize("script", ["release", "audit", "build-images"])
