@@ -213,6 +213,14 @@ def test_verify_ends_as_other_commands_when_its_input_cannot_be_used(
     assert capsys.readouterr().err.count("next: ") == 3
 
 
+def test_verify_names_what_it_was_given_when_that_does_not_exist(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt folder is not taken for a wheel beside the sums of the current one."""
+    assert run(["verify", str(tmp_path / "relase"), "--key", "key.pub"]) == ExitCode.NO_INPUT
+    assert capsys.readouterr().err.startswith("error: there is no ")
+
+
 def test_licences_refuse_what_is_unknown_not_allowed_or_not_as_locked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

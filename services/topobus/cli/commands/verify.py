@@ -39,6 +39,8 @@ def verify(
 ) -> int:
     """Check a release offline: signature, sums, SBOMs and provenance."""
     output = options.output()
+    if not release.exists():
+        raise InputError(f"there is no {release}", next_step=_WHOLE)
     folder, wheel = (release, "") if release.is_dir() else (release.parent, release.name)
     files = _read_files(folder)
     signer, faults = _check_signature(files[SUMS], folder / SIGNATURE, key)
