@@ -73,6 +73,9 @@ class DeviceOperation(Struct, frozen=True, kw_only=True):
     who: str = ""
     is_draining: bool = False
     """For `maintain` and `exclude`: the claims that have it are drained."""
+    expects: str | None = None
+    """The operation whose maintenance must be in force, or empty: none may be. Another is refused:
+    what a policy does must not undo what a person did. None: whatever is in force."""
 
     @property
     def text(self) -> str:

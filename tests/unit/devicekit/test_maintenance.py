@@ -7,6 +7,7 @@ import pytest
 from topobus.devicekit.maintenance.maintenance import (
     OPERATIONS_KEPT,
     changed_by,
+    fault_of_expectation,
     forgiven,
     performed,
     sticky_signs,
@@ -81,6 +82,32 @@ def test_word_stands_when_a_fault_is_forgiven_or_the_device_reset(verb: DeviceVe
     stands = changed_by(EMPTY, request(DeviceVerb.MAINTAIN))
 
     assert changed_by(stands, request(verb)) == stands
+
+
+@pytest.mark.parametrize(
+    ("in_force", "expects", "is_refused"),
+    [
+        (EMPTY, None, False),
+        (EMPTY, "", False),
+        (EMPTY, "op-1", True),
+        (changed_by(EMPTY, request(DeviceVerb.MAINTAIN)), None, False),
+        (changed_by(EMPTY, request(DeviceVerb.MAINTAIN)), "", True),
+        (changed_by(EMPTY, request(DeviceVerb.MAINTAIN)), "op-1", False),
+        (changed_by(EMPTY, request(DeviceVerb.MAINTAIN, op_id="op-2")), "op-1", True),
+    ],
+)
+def test_operation_is_refused_when_it_expects_another_maintenance(
+    in_force: ClassMaintenance, expects: str | None, *, is_refused: bool
+) -> None:
+    """A person, who expects nothing, is never refused."""
+    operation = DeviceOperation(
+        device_class="gpu", device="gpu-0", verb=DeviceVerb.RETURN, who="repair-policy", expects=expects
+    )
+
+    refusal = fault_of_expectation(in_force, operation)
+
+    assert (refusal is not None) is is_refused
+    assert refusal is None or refusal.reasons[0].code == "maintenance-changed"
 
 
 def test_newest_answers_are_kept_when_there_were_too_many() -> None:

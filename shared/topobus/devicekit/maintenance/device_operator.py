@@ -294,9 +294,14 @@ class DeviceOperator:
         return unclean
 
     def _done(self, request: PerformRequest) -> Operated | Refusal | None:
+        """Return the answer of an operation that was performed before, or refuse one that expects
+        another maintenance.
+        """
         earlier = maintenance.performed(self._store.value, request.op_id)
-        if earlier is None or earlier.operation == request.operation:
-            return earlier.result if earlier is not None else None
+        if earlier is None:
+            return maintenance.fault_of_expectation(self._store.value, request.operation)
+        if earlier.operation == request.operation:
+            return earlier.result
         text = (
             f"operation {request.op_id} was {earlier.operation.verb} {earlier.operation.device} before: choose "
             "another op_id"

@@ -16,11 +16,13 @@ from topobus.engine.health.inventory_merge import DriverView
 from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, PerformedOperation, PerformRequest
 from topobus.values.device import Device
 from topobus.values.health import Observation
-from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.maintenance import DeviceOperation, DeviceVerb, Maintenance
+from topobus.values.outcome import Refusal, refuse
 
 __all__ = [
     "OPERATIONS_KEPT",
     "changed_by",
+    "fault_of_expectation",
     "forgiven",
     "performed",
     "sticky_signs",
@@ -106,6 +108,16 @@ def changed_by(before: ClassMaintenance, request: PerformRequest) -> ClassMainte
             op_id=request.op_id,
         )
     return structs.replace(before, devices=dict(sorted(devices.items())))
+
+
+def fault_of_expectation(before: ClassMaintenance, operation: DeviceOperation) -> Refusal | None:
+    """Refuse an operation that expects another maintenance to be in force."""
+    was = before.devices.get(operation.device)
+    if operation.expects is None or operation.expects == (was.op_id if was is not None else ""):
+        return None
+    now = f"{was.verb} by {was.who}" if was is not None else "nothing, it was returned"
+    text = f"{operation.device}: another decision is in force by now: {now}"
+    return refuse("maintenance-changed", text, device=operation.device, who=was.who if was is not None else "")
 
 
 def with_operation(before: ClassMaintenance, request: PerformRequest, result: Operated) -> ClassMaintenance:
