@@ -18,11 +18,18 @@ from topobus.console.rules.board import Board
 from topobus.console.rules.free_devices import free_rows, free_view, sum_rows
 from topobus.console.rules.node_drawing import View, node_view
 from topobus.console.rules.silence import API_SERVER, silence_view, with_silence
-from topobus.console.rules.views import decision_view, event_view, for_counting, node_row, sick_view
+from topobus.console.rules.views import (
+    decision_view,
+    event_view,
+    for_counting,
+    node_row,
+    repair_views,
+    sick_view,
+)
 from topobus.console.rules.waiting import WaitingList
 from topobus.engine.drawing.letters import holders_of
 from topobus.engine.health.silence import Announcements
-from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT, REPAIR
 from topobus.formats.messages.messages import ApiObject, DecisionEvent, HealthEvent
 from topobus.process.clock import Clock, SystemClock, until_tick
 from topobus.process.logging import get_logger
@@ -30,6 +37,7 @@ from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Inventory
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Holders
+from topobus.values.repair import RepairState
 from topobus.values.timestamps import rfc3339
 from topobus.values.view import NodeAlignment
 
@@ -71,7 +79,7 @@ class Followers:
         self._health: dict[tuple[str, str, str], HealthEvent] = {}
         self._decisions: dict[str, tuple[str, int]] = {}
         """Decision to its time and its size in bytes."""
-        self._unsettled = {"inventories", "ledgers", "alignments", "objects"}
+        self._unsettled = {"inventories", "ledgers", "alignments", "objects", "repairs"}
 
     async def run(self) -> None:
         """Follow the bus until cancelled."""
@@ -83,6 +91,9 @@ class Followers:
             tasks.create_task(self._watch("alignments", self._bus.watch(ALIGNMENT), self._take_alignment, self._excuse))
             tasks.create_task(self._listen())
             tasks.create_task(self._watch("objects", self._bus.watch(OBJECT), self._take_object, self._forget_objects))
+            tasks.create_task(
+                self._watch("repairs", self._bus.watch(REPAIR), self._take_repairs, lambda: self._forget("repairs"))
+            )
             tasks.create_task(self._follow(self._bus.follow(HEALTH, start=Start.PRESENT), self._take_health))
             tasks.create_task(self._follow_decisions())
 
@@ -238,6 +249,13 @@ class Followers:
     def _forget_objects(self) -> None:
         for key in self._waiting.clear():
             self.board.drop("waiting", key)
+
+    def _take_repairs(self, change: Change[RepairState]) -> None:
+        views = repair_views(change.value or RepairState())
+        for key, view in views.items():
+            self._show("repairs", key, view)
+        for key in set(self.board.keys("repairs")) - views.keys():
+            self.board.drop("repairs", key)
 
     def _take_health(self, received: Received[HealthEvent]) -> None:
         event = received.value

@@ -10,8 +10,10 @@ from msgspec import Meta, Struct
 from topobus.engine.allocation.values import Mode
 from topobus.engine.claims.reservations import AllocationMode
 from topobus.engine.health.silence import SilenceSettings
+from topobus.engine.repair.policy_faults import fault_of_policy
 from topobus.process.config import ServiceSettings
 from topobus.values.errors import ConfigError
+from topobus.values.repair import RepairPolicy
 
 __all__ = ["ClusterSettings", "ControllerSettings", "check"]
 
@@ -107,12 +109,24 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     """How long to wait before a node that did not answer is asked again for a claim. Changes on the
     bus take effect at once, without this wait."""
 
+    repair: RepairPolicy = RepairPolicy()
+    """Which faults are repaired without a person, and how (docs/how-to/repair-by-policy.md). The
+    default repairs nothing: faults are observed. All replicas follow the policy of the one that
+    started last."""
+
 
 def check(settings: ControllerSettings) -> None:
     """Refuse settings that cannot work together.
 
     Errors: raises ConfigError that names the key.
     """
+    fault = fault_of_policy(settings.repair)
+    if fault is not None:
+        raise ConfigError(
+            f"controller: repair.{fault[0]}: {fault[1]}",
+            next_step="docs/how-to/repair-by-policy.md has an example",
+            key=f"repair.{fault[0].partition('[')[0]}",
+        )
     if settings.home != "cluster" and settings.cluster != ClusterSettings():
         raise ConfigError(
             f"controller: cluster: settings of a cluster are given, but home is {settings.home!r}",

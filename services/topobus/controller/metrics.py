@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from topobus.process.metric_descriptors import CounterDescriptor, GaugeDescriptor, HistogramDescriptor
 from topobus.values.errors import ContractError
+from topobus.values.repair import RepairEnd
 
 __all__ = ["ControllerMetrics"]
 
@@ -52,6 +53,22 @@ OBJECTS_SET_ASIDE = CounterDescriptor(
     meaning="Objects and nodes whose work failed and that wait until they change.",
     labels={"loop": "a loop of the controller; `classic-<driver>` for each classic driver of its settings"},
 )
+REPAIR_SECONDS = HistogramDescriptor(
+    name="topobus_controller_repair_seconds",
+    meaning="Repairs by policy, from their begin to their end.",
+    labels={
+        "class": "a device class of the policy",
+        "reason": "the first code of the evidence, of docs/reference/health-reasons.md or of a plugin",
+        "outcome": tuple(RepairEnd),
+    },
+    # From a reset of a free device to a day's wait for its owner.
+    buckets=(10.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0),
+)
+REPAIRS = GaugeDescriptor(
+    name="topobus_controller_repairs",
+    meaning="Repairs by policy: under way, and devices that they left to a person. The same at every replica.",
+    labels={"state": ("running", RepairEnd.GAVE_UP.value, RepairEnd.TAKEN_OVER.value)},
+)
 
 
 class ControllerMetrics:
@@ -68,6 +85,8 @@ class ControllerMetrics:
         self.malformed = OBJECTS_MALFORMED.register(registry)
         self.remarked = NODES_REMARKED.register(registry)
         self.set_aside = OBJECTS_SET_ASIDE.register(registry)
+        self.repair_s = REPAIR_SECONDS.register(registry)
+        self.repairs = REPAIRS.register(registry)
 
     def count_refused(self, err: Exception) -> None:
         """Count a stored object that a copy did not accept: it cannot be read, or reading it failed

@@ -1,4 +1,5 @@
-"""Who may work on a device, on a real server with accounts: the operator's user alone.
+"""Who may work on a device, on a real server with accounts: the operator's user, and the controller
+by a policy of the operator's.
 
 A vendor, a subscriber, a node's other processes and another node are not heard.
 """
@@ -39,7 +40,7 @@ async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_
     """What outsiders send at both subjects, under any reply that they may choose, reaches no
     handler.
 
-    The CLI's ask and topology's do.
+    The asks of CLI, controller and topology do.
     """
     described = accounts(Shape.CENTRAL, nodes=["n1", "n2"])
     handled: list[str] = []
@@ -68,8 +69,8 @@ async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_
                     (OPERATE, asked, "topology"),
                     (PERFORM, performed, "gpu"),
                 ):
-                    if (name, ask) == ("gpu-n1", PERFORM):
-                        # It would ask itself.
+                    if (name, ask) in (("gpu-n1", PERFORM), ("controller", OPERATE)):
+                        # It would ask itself; the other may.
                         continue
                     subject = f"topobus.v1.{ask.name}.n1" + (".gpu" if ask is PERFORM else "")
                     for asker in sorted({principal, "topobus-cli", "topology"}):
@@ -79,13 +80,16 @@ async def test_operator_alone_is_heard_when_others_ask_to_work_on_a_device(nats_
         before = list(handled)
         async with nats.bus("cli") as cli:
             answer = await cli.ask(OPERATE, OperateRequest(op_id="op-2", operation=_by("ada")), node="n1")
+        async with nats.bus("controller") as controller:
+            repaired = await controller.ask(OPERATE, OperateRequest(op_id="op-3", operation=_by("policy")), node="n1")
         await topology.ask(
             PERFORM, PerformRequest(op_id="op-2", operation=_by("ada"), time=""), node="n1", device_class="gpu"
         )
 
     assert before == []
     assert answer.result == DONE
-    assert handled == ["operate by ada", "perform by ada"]
+    assert repaired.result == DONE
+    assert handled == ["operate by ada", "operate by policy", "perform by ada"]
 
 
 def _by(who: str) -> DeviceOperation:

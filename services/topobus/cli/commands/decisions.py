@@ -111,7 +111,8 @@ def decision_listing(events: Iterable[DecisionEvent], users: Mapping[str, Owner]
 
 
 def _row(event: DecisionEvent, who: Owner) -> Row:
-    what = event.text if event.operation is not None else f"{event.verb} {who}"
+    has_device = event.operation is not None or event.repair is not None
+    what = event.text if has_device else f"{event.verb} {who}"
     is_refused = isinstance(event.outcome, Refusal)
     return Row(
         name=event.id,

@@ -35,7 +35,7 @@ from topobus.values.maintenance import DeviceOperation, DeviceVerb, Maintenance
 from topobus.values.outcome import Refusal
 from topobus.values.timestamps import short_time
 
-__all__ = ["device_app"]
+__all__ = ["Who", "device_app", "operator_name"]
 
 device_app = App(name="device", help="Work on single devices, at once and without any restart.")
 device_app.command("topobus.cli.commands.device_report:report", name="report")
@@ -48,6 +48,7 @@ Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any
 NodeFilter = Annotated[str | None, Parameter(help="Only on this node.")]
 ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only of this device class.")]
 Why = Annotated[str, Parameter(help="The reason, which lists of devices show.")]
+Who = Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")]
 Drain = Annotated[bool, Parameter(negative="", help="Evict the pods that have the device by a claim, by a taint.")]
 
 
@@ -67,7 +68,7 @@ class WorkOptions:
             "true.",
         ),
     ] = ()
-    who: Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")] = None
+    who: Who = None
     operation: Annotated[
         str | None,
         Parameter(help="Operation id of an earlier try whose answer was lost. Its work is not done twice."),
@@ -175,7 +176,7 @@ def _operate(
 ) -> int:
     _check_texts(why, work.who or "")
     selection = Selection(names=names, node=work.node, device_class=work.device_class, where=work.where)
-    operation = partial(DeviceOperation, verb=verb, why=why, who=work.who or _who(), is_draining=is_draining)
+    operation = partial(DeviceOperation, verb=verb, why=why, who=work.who or operator_name(), is_draining=is_draining)
     return asyncio.run(_ask_all(verb, selection, operation, work.operation or str(uuid.uuid4()), options))
 
 
@@ -270,7 +271,8 @@ def _op_id(operation: str, device: ChosenDevice) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{operation} {device.node} {device.device_class} {device.device}"))
 
 
-def _who() -> str:
+def operator_name() -> str:
+    """Name the requester as `user@host`."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -182,6 +182,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "record": (("This machine as a folder, to try pods on it elsewhere", "topobus record my-server"),),
     "release claim": (("Free what a claim holds whose object is gone", "topobus release claim default/pair"),),
     "release pod": (("End what `topobus place` held", "topobus release pod default/trainer"),),
+    "repair explain": (("Why nothing is done about this GPU, or what", "topobus repair explain gpu-0000-18-00-0"),),
+    "repair list": (("What is under repair, and what waits for a person", "topobus repair list"),),
+    "repair pause": (("While you work on the fleet", "topobus repair pause --for 2h --why 'driver 580'"),),
+    "repair resume": (("Let repairs go on", "topobus repair resume"),),
     "simulate": (
         ("Do these pods fit on a DGX?", "topobus simulate --machine dgx --pods examples/pods"),
         (

@@ -133,6 +133,7 @@ COMMANDS: dict[str, tuple[tuple[str, str, str], ...]] = {
             "commands.device:device_app",
             "Work on single devices: maintain, exclude, return, forgive, reset, rebind, burn-in, report, list.",
         ),
+        ("repair", "commands.repair:repair_app", "Repairs by policy: list, explain, pause, resume."),
         ("forget", "commands.forget:forget_app", "Remove what is stored about nodes that are gone."),
         (
             "move-ledger",

@@ -90,6 +90,8 @@ def answer_text(event: DecisionEvent) -> str:
     """Summarize the answer of a decision in one line. An operator's request shows as begun until
     its outcome is decided.
     """
+    if event.repair is not None:
+        return event.repair.answer
     return "begun" if event.is_begun else summary(event.outcome)
 
 

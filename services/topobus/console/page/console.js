@@ -1,6 +1,6 @@
 // Draws the console's stream. All text is inserted as text, never as markup. Nothing here writes to the bus.
 "use strict";
-const topics = { nodes: new Map(), free: new Map(), silent: new Map(), sick: new Map(), waiting: new Map(), health: new Map(), decisions: new Map() };
+const topics = { nodes: new Map(), free: new Map(), silent: new Map(), sick: new Map(), waiting: new Map(), repairs: new Map(), health: new Map(), decisions: new Map() };
 const byId = (id) => document.getElementById(id);
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const COLOURS = 12;
@@ -61,6 +61,7 @@ function take(event, changed) {
   if (changed.has("free")) fill(byId("free-rows"), [...topics.free].sort().map(([key, value]) => button(key, freeRow(value), () => openDetail(...freeDetail(value)))));
   if (changed.has("sick") || changed.has("silent")) showUnwell();
   if (changed.has("waiting")) show("waiting-rows", "waiting", waitingRow, waitingDetail);
+  if (changed.has("repairs")) show("repair-rows", "repairs", repairRow, repairDetail);
   if (changed.has("health")) show("health-rows", "health", healthRow, healthDetail);
   if (changed.has("decisions")) show("decision-rows", "decisions", decisionRow, decisionDetail);
   if (selected !== drawn || touched.has(selected)) drawNode();
@@ -284,6 +285,8 @@ const sickRow = (sick) => [make("strong", "", `${sick.node} / ${sick.device}`), 
 const sickDetail = (sick) => [`${sick.device} of ${sick.node}`, [facts({ model: sick.model, "PCI address": sick.pci, "NUMA node": sick.numa, state: sick.state, since: when(sick.since), ...(sick.conditions.length ? {} : { reason: sick.reason, message: sick.message }) }), ...userList(sick.users), ...conditions(sick.conditions)]];
 const waitingRow = (item) => [make("strong", "", `${item.kind} ${item.namespace}/${item.name}`), make("span", "warn", item.reason), make("span", "faint", item.message.length > 200 ? `${item.message.slice(0, 199)}…` : item.message)];
 const waitingDetail = (item) => [`${item.kind} ${item.namespace}/${item.name} waits`, [facts({ reason: item.reason, why: item.message, since: when(item.since) }), ...(item.users.length ? userList(item.users) : [])]];
+const repairRow = (repair) => [make("strong", "", `${repair.node} / ${repair.device}`), make("span", repair.is_left ? "fail" : "warn", repair.now), make("span", "faint", repair.why)];
+const repairDetail = (repair) => [`Repair of ${repair.device} of ${repair.node}`, [facts({ rule: repair.rule, evidence: repair.reasons, now: repair.now, since: when(repair.since), why: repair.why, "to do": repair.now === "gave-up" ? "look at it, then topobus device forgive, or return" : "" })]];
 const healthRow = (event) => [make("strong", "", `${event.node} / ${event.device}`), make("span", style(event.state), `${event.previous ? `${event.previous} → ` : ""}${event.state}${event.reason ? `: ${event.reason}` : ""}`), make("span", "faint", when(event.time))];
 // The device as it is now, if it is still unhealthy, and the event's report of it.
 function healthDetail(event) {
@@ -319,5 +322,5 @@ addEventListener("hashchange", () => {
   showNodes();
   if (selected !== drawn) drawNode();
 });
-for (const id of ["nodes", "drawing", "free-rows", "sick-rows", "waiting-rows", "health-rows", "decision-rows"]) arrows(byId(id));
+for (const id of ["nodes", "drawing", "free-rows", "sick-rows", "waiting-rows", "repair-rows", "health-rows", "decision-rows"]) arrows(byId(id));
 listen();

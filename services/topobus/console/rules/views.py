@@ -6,6 +6,7 @@ The page draws these values and decides nothing. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
 
 from msgspec import structs
 
@@ -18,9 +19,11 @@ from topobus.values.device import Device, Inventory
 from topobus.values.hint import Hint
 from topobus.values.ledger import Holders
 from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.values.repair import LeftDevice, Repair, RepairState
 from topobus.values.request import Owner
+from topobus.values.timestamps import rfc3339
 
-__all__ = ["decision_view", "event_view", "for_counting", "node_row", "sick_view"]
+__all__ = ["decision_view", "event_view", "for_counting", "node_row", "repair_views", "sick_view"]
 
 _CPU = "cpu"
 # A hint list of a big machine has hundreds of entries. The narrow ones decide.
@@ -111,6 +114,30 @@ def event_view(event: HealthEvent) -> View:
     }
 
 
+def repair_views(state: RepairState) -> dict[str, View]:
+    """Return each repair under way and each device that was left to a person, by device."""
+    views: dict[str, View] = {}
+    for repair in state.repairs:
+        text = repair.failure or f"step {repair.step + 1} of {len(repair.rule.steps)}, try {repair.trial}"
+        views["/".join(repair.place)] = _repair_view(repair, repair.what, repair.rule.name, repair.step_s, text)
+    for left in state.left:
+        views["/".join(left.place)] = _repair_view(left, left.end.value, left.rule, left.since_s, left.why)
+    return views
+
+
+def _repair_view(each: Repair | LeftDevice, now: str, rule: str, since_s: float, why: str) -> View:
+    return {
+        "node": each.node,
+        "device": each.device,
+        "now": now,
+        "is_left": isinstance(each, LeftDevice),
+        "rule": rule,
+        "reasons": ", ".join(each.codes),
+        "since": rfc3339(datetime.fromtimestamp(since_s, UTC)),
+        "why": why,
+    }
+
+
 def decision_view(event: DecisionEvent) -> View:
     """Return a decision in parts: the request, hints and their merge by container, picks or
     reasons.
@@ -126,7 +153,7 @@ def decision_view(event: DecisionEvent) -> View:
         "text": event.text,
         "is_dry_run": event.is_dry_run,
         "is_refused": isinstance(outcome, Refusal),
-        "summary": "begun" if event.is_begun else _summary(outcome),
+        "summary": event.repair.answer if event.repair else "begun" if event.is_begun else _summary(outcome),
         "policy": f"{event.view.options.policy.value}, scope {event.view.options.scope.value}"
         if event.view is not None and _is_aligned(outcome)
         else "",

@@ -29,6 +29,7 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.node_removal import NodeRemoval
 from topobus.controller.planner import Planner
+from topobus.controller.repairs import Repairs
 from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.store.api import (
     CLAIMS,
@@ -93,7 +94,8 @@ class ClusterController:
         }
         compiler = CelCompiler()
         self._metrics = ClusterMetrics(runtime.registry)
-        self._copies = BusCopies(runtime, self._state, self._queue("node-state"), self._changed.set, metrics.remarked)
+        self._copies = BusCopies(runtime, self._state, self._queue("node-state"), self._wake, metrics.remarked)
+        self._repairs = Repairs(runtime, self._state, settings, metrics, lambda: self._copies.is_whole)
         writer = ObjectWriter(ApiServerStore(api, self._state, self._metrics))
         self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._changed.set)
         ledgers = NodeLedgers(runtime.bus, self._state, settings.ask_timeout_s, self._releases)
@@ -144,9 +146,15 @@ class ClusterController:
         async with asyncio.TaskGroup() as group:
             self._copies.start(group)
             group.create_task(self._releases.run())
+            group.create_task(self._repairs.run())
             for informer in self._informers.values():
                 group.create_task(informer.run())
             await self._reconcile(group)
+
+    def _wake(self) -> None:
+        """Wake the loops that read what nodes publish."""
+        self._changed.set()
+        self._repairs.wake()
 
     def _queue(self, loop: str) -> WorkQueue:
         queue = WorkQueue(loop, self._runtime.clock, self._settings.cluster.retry_s, failures=self._set_aside)

@@ -25,6 +25,7 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.node_removal import NodeRemoval
 from topobus.controller.planner import Planner
+from topobus.controller.repairs import Repairs
 from topobus.controller.standalone.allocate_claims import ClaimReconciler
 from topobus.controller.standalone.binding_conditions import BindingConditions
 from topobus.controller.standalone.claim_commits import ClaimCommits
@@ -149,6 +150,7 @@ class _Controller:
         )
         runtime.readiness.set("objects", is_ready=False, why=self._objects.trouble)
         self._drivers = ClassicDriverRunner(settings, runtime, self._state, metrics, lambda: self._is_whole)
+        self._repairs = Repairs(runtime, self._state, settings, metrics, lambda: self._copies.is_whole)
 
     def _queue(self, loop: str) -> WorkQueue:
         """Make the queue of one loop. Each object that it runs counts as a step of the pass."""
@@ -172,11 +174,13 @@ class _Controller:
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
             group.create_task(self._presence.run())
+            group.create_task(self._repairs.run())
 
     def _wake(self) -> None:
         """Wake all loops."""
         self._changed.set()
         self._drivers.wake()
+        self._repairs.wake()
 
     def _on_objects(self) -> None:
         """Wake all loops for changed objects, unless the copy is not complete yet."""

@@ -24,6 +24,7 @@ from topobus.formats.messages.nouns import Ask, Event, Notice, Noun, State
 from topobus.values.device import Inventory
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
+from topobus.values.repair import RepairState
 from topobus.values.view import NodeAlignment
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "PROVISIONER",
     "RELAY",
     "RELEASE",
+    "REPAIR",
     "REPORT",
     "REPORTER",
     "STATES",
@@ -155,7 +157,7 @@ MAINTENANCE = State(
     bucket="topobus_maintenances",
     message=operation_messages.ClassMaintenance,
     writer=DEVICE_SERVICES,
-    readers=(_RELAY, "cli"),
+    readers=(_RELAY, "controller", "cli"),
     description="Which devices of one class on one node an operator withholds, who and why, what was done to single "
     "devices lately, and the verdicts of others.",
     max_value_bytes=256 * 1024,
@@ -178,6 +180,18 @@ OBJECT = State(
     # (resource.k8s.io/v1): 640 KiB.
     max_value_bytes=900 * 1024,
     max_bucket_bytes=256 * 1024 * 1024,
+)
+REPAIR = State(
+    name="repair",
+    # One key, `_`: budgets count over all repairs, so all are one value.
+    parts=("fleet",),
+    bucket="topobus_repairs",
+    message=RepairState,
+    # The CLI pauses and resumes.
+    writer=("controller", "cli"),
+    readers=("controller", "console", "cli"),
+    description="The policy of repairs, those under way, and the devices that they left to a person.",
+    max_bucket_bytes=16 * 1024 * 1024,
 )
 HEALTH = Event(
     name="health",
@@ -374,7 +388,8 @@ OPERATE = Ask(
     timeout_s=15.0,
     # It has the ledger with the devices' holders, and it writes the decision.
     writer=("topology",),
-    readers=("cli",),
+    # The controller, for repairs that an operator's policy declares.
+    readers=("controller", "cli"),
     description="Do what an operator wants with one device: keep it back, give it back, forgive its faults, reset it, bind it again, test it.",  # noqa: E501
 )
 PERFORM = Ask(
@@ -423,7 +438,7 @@ PODS = Ask(
     description="Which containers have which devices, as kubelet reports it, and where the ledger differs.",
 )
 
-STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, MAINTENANCE, OBJECT)
+STATES: tuple[State[Any], ...] = (MACHINE, INVENTORY, LEDGER, ALIGNMENT, RELAY, MAINTENANCE, OBJECT, REPAIR)
 BUCKETS: tuple[State[Any], ...] = tuple(bucket for state in STATES for bucket in state.buckets())
 """Each state once for each of its buckets."""
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (

@@ -21,6 +21,7 @@ from topobus.values.ledger import Adoption
 from topobus.values.maintenance import DeviceOperation
 from topobus.values.names import Generation
 from topobus.values.outcome import HintList, MemoryBlock, Placement, Refusal
+from topobus.values.repair import RepairNote
 from topobus.values.request import Owner, PodRequest
 from topobus.values.vendor_profiles import VendorProfile
 from topobus.values.view import NodeView
@@ -110,7 +111,7 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     verb: str
     """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict`, `quarantine`, or what an
     operator does with a device: `maintain`, `exclude`, `return`, `forgive`, `reset`, `rebind`,
-    `burn-in`."""
+    `burn-in`; or `repair`."""
     node: str
     op_id: str
     time: str
@@ -130,6 +131,8 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     """What an operator wants of one device, for the verbs of `topobus device`."""
     health: DeviceHealth | None = None
     """That device's health when it was decided, with all evidence."""
+    repair: RepairNote | None = None
+    """What was decided about a repair by policy, for `repair`."""
 
     @property
     def is_begun(self) -> bool:
@@ -141,6 +144,8 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """Describe for people what was decided, for whom."""
+        if self.repair is not None:
+            return self.repair.text
         return self.operation.text if self.operation is not None else f"{self.verb} {self.user or self.owner}"
 
 

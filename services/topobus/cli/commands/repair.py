@@ -1,0 +1,229 @@
+"""`topobus repair`: lists repairs by policy, explains what becomes of a device, and pauses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from msgspec import structs
+from rich.text import Text
+
+from topobus.bus.bus import Bus, Conflict
+from topobus.cli.commands.device import Who, operator_name
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.listing.fleet_inventories import list_inventories
+from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
+from topobus.cli.objects.device_selection import Selection, choose_devices
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
+from topobus.cli.render.listing import Column, Fit, Listing, Row
+from topobus.engine.repair.fleet import Fleet, codes_of, rule_for
+from topobus.engine.repair.plan import is_paused, obstacle
+from topobus.formats.messages.catalogue import LEDGER, MAINTENANCE, REPAIR
+from topobus.formats.messages.codec import decode
+from topobus.formats.messages.nouns import CLUSTER
+from topobus.values.repair import (
+    LeftDevice,
+    Place,
+    Repair,
+    RepairPause,
+    RepairPolicy,
+    RepairRule,
+    RepairState,
+)
+from topobus.values.timestamps import rfc3339, short_time
+
+__all__ = ["repair_app", "repair_listing"]
+
+repair_app = App(name="repair", help="Repairs by policy: what is done about sick devices without a person.")
+
+# Controllers write the same document, a few times a second at most.
+_TRIES = 20
+
+
+@repair_app.command(name="list")
+def list_repairs(*, listing: ListOptions = LIST_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+    """List the repairs under way and the devices that they left to a person."""
+    return asyncio.run(_list(listing.lister(is_json=options.json), options))
+
+
+@repair_app.command(name="explain")
+def explain(
+    device: Annotated[str, Parameter(name="DEVICE", help="A device by name.")],
+    *,
+    node: Annotated[str | None, Parameter(help="Its node, where several have one of that name.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Explain which rule applies to a device, at which step its repair is, or why none begins."""
+    return asyncio.run(_explain(device, node, options))
+
+
+@repair_app.command(name="pause")
+def pause(
+    *,
+    duration: Annotated[timedelta | None, Parameter(name="--for", help="Such as 2h. Without it: until resume.")] = None,
+    why: Annotated[str, Parameter(help="The reason, which the list shows.")] = "",
+    who: Who = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Pause all repairs: none begins, and none goes on."""
+    if duration is not None and duration <= timedelta(0):
+        raise UsageError(f"--for is {duration}, wanted more than nothing", next_step="such as --for 2h")
+    now_s = time.time()
+    until_s = now_s + duration.total_seconds() if duration is not None else None
+    paused = RepairPause(who=who or operator_name(), why=why, since_s=now_s, until_s=until_s)
+    until = f" until {_moment(until_s)}" if until_s is not None else " until `topobus repair resume`"
+    return asyncio.run(_change(paused, f"repairs are paused{until}", options))
+
+
+@repair_app.command(name="resume")
+def resume(*, who: Who = None, options: BusOptions = BUS_DEFAULTS) -> int:
+    """End a pause: repairs go on where they were."""
+    now_s = time.time()
+    ended = RepairPause(who=who or operator_name(), since_s=now_s, until_s=now_s)
+    return asyncio.run(_change(ended, "repairs go on", options))
+
+
+async def _change(pause: RepairPause, done: str, options: BusOptions) -> int:
+    """Write a pause into the document. Another writer may be first: then read it again."""
+    output = options.output()
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
+        for _ in range(_TRIES):
+            entry = await bus.get(REPAIR, fleet=CLUSTER)
+            document, revision = (entry.value, entry.revision) if entry is not None else (RepairState(), 0)
+            changed = structs.replace(document, pause=pause)
+            if not isinstance(await bus.compare_and_set(REPAIR, changed, revision, fleet=CLUSTER), Conflict):
+                if output.is_json:
+                    output.document({"pause": pause})
+                else:
+                    output.show(Text(done))
+                return ExitCode.OK
+    output.note("the controllers wrote the document of repairs each time before this command could: give it again")
+    return ExitCode.NO
+
+
+async def _list(lister: Lister, options: BusOptions) -> int:
+    async with open_bus(options) as bus:
+
+        async def collect() -> list[Listing]:
+            return [repair_listing(await _read(bus))]
+
+        if lister.options.watch:
+            await lister.follow(bus, [(REPAIR, {})], collect)
+            return ExitCode.OK
+        state = await _read(bus)
+    if is_paused(state, time.time()) and state.pause is not None:
+        lister.output().note(_paused(state.pause))
+    lister.show(
+        [repair_listing(state)],
+        lambda rows: {"repairs": [row.document for row in rows], "pause": state.pause},
+        empty="no device is under repair",
+        thing="repair",
+    )
+    return ExitCode.OK
+
+
+async def _read(bus: Bus) -> RepairState:
+    entry = await bus.get(REPAIR, fleet=CLUSTER)
+    return entry.value if entry is not None else RepairState()
+
+
+def repair_listing(state: RepairState) -> Listing:
+    """List repairs under way first, then devices that are left to a person."""
+    return Listing(
+        columns=(
+            Column(title="device", fit=Fit.NAME),
+            Column(title="node", fit=Fit.NAME),
+            Column(title="now", fit=Fit.NAME),
+            Column(title="since", fit=Fit.NAME, gives_way=True),
+            Column(title="rule"),
+            Column(title="evidence"),
+            Column(title="why"),
+            Column(title="repair", fit=Fit.ID, is_wide=True),
+        ),
+        rows=(*(_repair_row(repair) for repair in state.repairs), *(_left_row(left) for left in state.left)),
+    )
+
+
+def _repair_row(repair: Repair) -> Row:
+    steps, rule = len(repair.rule.steps), repair.rule
+    why = repair.failure or f"step {repair.step + 1} of {steps}, try {repair.trial} of {rule.tries}"
+    return _row(repair, Text(repair.what, "warn"), repair.step_s, rule.name, why, repair.id)
+
+
+def _left_row(left: LeftDevice) -> Row:
+    return _row(left, Text(left.end.value, "fail"), left.since_s, left.rule, left.why, left.repair)
+
+
+def _row(each: Repair | LeftDevice, now: Text, since_s: float, rule: str, why: str, repair: str) -> Row:
+    return Row(
+        name=each.device,
+        cells=(
+            Text(each.device, "name"),
+            each.node,
+            now,
+            _moment(since_s),
+            rule,
+            ", ".join(each.codes) or "-",
+            why,
+            repair,
+        ),
+        document=each,
+        labels={"node": each.node, "class": each.device_class, "name": each.device, "rule": rule},
+    )
+
+
+async def _explain(name: str, node: str | None, options: BusOptions) -> int:
+    output, now_s = options.output(), time.time()
+    async with open_bus(options) as bus:
+        inventories = [entry.value for entry in (await list_inventories(bus))[0]]
+        (chosen,) = choose_devices(Selection(names=(name,), node=node), inventories)
+        place: Place = (chosen.node, chosen.device_class, chosen.device)
+        state = await _read(bus)
+        maintenances = {
+            (entry.value.node, entry.value.device_class): entry.value for entry in await bus.list(MAINTENANCE)
+        }
+        ledger = await bus.get(LEDGER, node=chosen.node)
+    fleet = Fleet(
+        {(each.node, each.device_class): each for each in inventories},
+        {chosen.node: ledger.value} if ledger is not None else {},
+        maintenances,
+        (place,),
+    )
+    policy = decode(state.policy, RepairPolicy, where="policy of repairs") if state.policy else RepairPolicy()
+    device, repair = fleet.device(place), next((each for each in state.repairs if each.place == place), None)
+    rule: RepairRule | None = repair.rule if repair is not None else None
+    if rule is None and device is not None:
+        rule = rule_for(policy, device)
+    reason = obstacle(policy, state, fleet, place, now_s)
+    holders = fleet.holders(place)
+    if output.is_json:
+        output.document({"device": chosen, "rule": rule, "repair": repair, "reason": reason, "holders": holders})
+        return ExitCode.OK
+    output.show(Text.assemble((chosen.device, "name"), f" of node {chosen.node}"))
+    if rule is not None:
+        codes = repair.codes if repair is not None else codes_of(rule, device) if device is not None else ()
+        output.show(Text(f"  rule {rule.name} for {', '.join(codes)}"))
+        for index, step in enumerate(rule.steps):
+            is_now = repair is not None and not repair.failure and index == repair.step
+            output.show(Text(f"  {'>' if is_now else ' '} {index + 1}. {step}", "warn" if is_now else ""))
+    if repair is not None:
+        output.show(Text(f"  {repair.what} since {_moment(repair.step_s)}, try {repair.trial} of {repair.rule.tries}"))
+    output.show(Text(f"  held by {', '.join(holders)}" if holders else "  held by nobody"))
+    if reason is not None:
+        output.show(Text.assemble(f"  {reason.message}", (f"  [{reason.code}]", "faint")))
+    elif is_paused(state, now_s) and state.pause is not None:
+        output.show(Text(f"  {_paused(state.pause)}"))
+    return ExitCode.OK
+
+
+def _paused(pause: RepairPause) -> str:
+    until = f" until {_moment(pause.until_s)}" if pause.until_s is not None else ""
+    why = f": {pause.why}" if pause.why else ""
+    return f"repairs are paused by {pause.who} since {_moment(pause.since_s)}{until}{why}"
+
+
+def _moment(seconds: float) -> str:
+    return short_time(rfc3339(datetime.fromtimestamp(seconds, UTC)))
