@@ -207,7 +207,7 @@ def asked_subjects(node: str, device_classes: Iterable[str]) -> tuple[str, ...]:
     topology, gateway and device services listen behind it.
 
     >>> len(asked_subjects("n1", ["gpu", "nic"]))
-    22
+    24
     """
     own = [ask for ask in ASKS if ask not in (PLAN, FORGET)]
     classes = sorted(device_classes)
