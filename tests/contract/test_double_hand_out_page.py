@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.written_pages import ROOT, files_of_tests
+
 PAGE = ROOT / "docs" / "explanation" / "double-hand-out.md"
-
-
-def _tests() -> set[str]:
-    names: set[str] = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    return names
 
 
 def test_page_names_a_test_for_every_story_and_each_of_them_exists() -> None:
@@ -24,8 +15,7 @@ def test_page_names_a_test_for_every_story_and_each_of_them_exists() -> None:
     stories = PAGE.read_text(encoding="utf-8").partition("\n## Proof by faults")[0]
     rows = [line for line in stories.splitlines() if line.startswith("| ") and not line.startswith("| story")]
     named = {row: re.findall(r"`(test_\w+)`", row.rpartition(" | ")[2]) for row in rows}
-    tests = _tests()
 
     assert len(rows) > 20
     assert [row for row, names in named.items() if not names] == []
-    assert sorted({name for names in named.values() for name in names} - tests) == []
+    assert sorted({name for names in named.values() for name in names} - files_of_tests().keys()) == []

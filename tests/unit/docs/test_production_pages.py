@@ -4,13 +4,12 @@ exists, each claim of the failures page names a test, and together they stay sho
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 
-from support.written_pages import ROOT
+from support.written_pages import ROOT, files_of_tests
 
 _PAGES = tuple(
     ROOT / name
@@ -31,20 +30,12 @@ _PAGES = tuple(
 _MOST_WORDS = 6000
 
 
-def _tests() -> set[str]:
-    names: set[str] = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    return names
-
-
 def test_tests_that_the_pages_name_exist() -> None:
     """Whoever renames or drops such a test must say so on the page."""
     named = {name for page in _PAGES for name in re.findall(r"`(test_\w+)`", page.read_text(encoding="utf-8"))}
 
     assert len(named) > 50
-    assert sorted(named - _tests()) == []
+    assert sorted(named - files_of_tests().keys()) == []
 
 
 def test_alerts_that_the_pages_name_exist() -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
 from cyclopts import CycloptsError
 
+from support.written_pages import ROOT, files_of_tests
 from topobus.cli.application import application
 from topobus.cli.command_words import with_options_behind
 
-_ROOT = Path(__file__).resolve().parents[3]
-_PAGE = _ROOT / "docs" / "reference" / "runbooks.md"
+_PAGE = ROOT / "docs" / "reference" / "runbooks.md"
 _PARTS = ["Meaning", "Impact", "First look", "Repair", "Tried by"]
 _SECTIONS = dict(
     re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", _PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 )
 _RULES = [
     rule
-    for group in yaml.safe_load((_ROOT / "deploy/monitoring/alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    for group in yaml.safe_load((ROOT / "deploy/monitoring/alerts.yaml").read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
 _ALERTS = {rule["alert"]: rule for rule in _RULES if "alert" in rule}
@@ -37,17 +35,6 @@ def _metrics_of(alert: str) -> set[str]:
     recorded = [rule["expr"] for rule in _RULES if "record" in rule and rule["labels"]["level"] in levels]
     names = re.findall(r"\btopobus_\w+", " ".join([expression, *recorded]))
     return {re.sub(r"_(bucket|count|sum)$", "", name) for name in names}
-
-
-def _test_files() -> dict[str, str]:
-    """Give the text of the file of each test function, by the function's name."""
-    texts: dict[str, str] = {}
-    for path in (_ROOT / "tests").rglob("test_*.py"):
-        text = path.read_text(encoding="utf-8")
-        texts |= {
-            node.name: text for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-    return texts
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
@@ -82,7 +69,7 @@ def test_runbook_names_commands_that_exist(alert: str) -> None:
 
 def test_fault_of_every_alert_is_seeded_by_a_test() -> None:
     """The test that a runbook names exists, and its file reads a metric of the alert."""
-    texts = _test_files()
+    texts = files_of_tests()
     named = {
         alert: re.findall(r"`(test_\w+)`", text.rpartition("**Tried by**")[2]) for alert, text in _SECTIONS.items()
     }
@@ -99,15 +86,6 @@ def test_fault_of_every_alert_is_seeded_by_a_test() -> None:
 
     assert [alert for alert, names in named.items() if not names or set(names) - texts.keys()] == []
     assert unseeded == []
-
-
-def test_backup_page_names_drills_that_exist() -> None:
-    """Whoever renames a drill must say so on the page."""
-    page = (_ROOT / "docs" / "how-to" / "backup-and-restore.md").read_text(encoding="utf-8")
-    drills = re.findall(r"^- `(test_\w+)`$", page, re.MULTILINE)
-
-    assert len(drills) >= 5
-    assert set(drills) - _test_files().keys() == set()
 
 
 def _short(metric: str) -> str:
