@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -30,7 +30,7 @@ from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Placement
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
-__all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "class_object", "draw_lives"]
+__all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "claim_object", "draw_lives"]
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ _PATIENCE_S = 180.0
 _PAUSE_S = 0.2
 _ASK_S = 3.0
 _TIME = "2026-01-01T00:00:00Z"
-_CLASSES = ("gpu", "nic", "fpga")
+_CLASSES = ("gpu", "nic", "fpga", "cpu")
 
 
 class Door(StrEnum):
@@ -100,8 +100,7 @@ def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
         )
 
 
-def class_object(device_class: str) -> ApiObject:
-    """Make the DeviceClass of a class of devices."""
+def _class_object(device_class: str) -> ApiObject:
     selector = {"cel": {"expression": class_selector(device_class)}}
     metadata = {"name": group_of_class(device_class)}
     return ApiObject(
@@ -109,7 +108,25 @@ def class_object(device_class: str) -> ApiObject:
     )
 
 
-CLASSES = tuple(class_object(device_class) for device_class in _CLASSES)
+CLASSES = tuple(_class_object(device_class) for device_class in _CLASSES)
+"""The DeviceClasses of all classes."""
+
+
+def claim_object(name: str, devices: Iterable[tuple[str, int]]) -> ApiObject:
+    """Make a claim for so many devices of each class."""
+    requests = [
+        {
+            "name": device_class,
+            "exactly": {"deviceClassName": group_of_class(device_class), "allocationMode": "ExactCount", "count": size},
+        }
+        for device_class, size in devices
+    ]
+    return ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": name},
+        spec={"devices": {"requests": requests}},
+    )
 
 
 class Lives:
@@ -163,10 +180,27 @@ class Lives:
         self._begins.set()
         self._rest.set()
 
+    async def place(self, owner: Owner, op_id: str, devices: Iterable[tuple[str, int]], cpus: int) -> frozenset[str]:
+        """Place a pod, and name its devices and CPUs. Empty when the node refuses it."""
+        container = ContainerRequest(
+            name="main",
+            cpus=cpus,
+            devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in devices),
+        )
+        request = PlaceRequest(op_id=op_id, pod=PodRequest(owner=owner, containers=(container,)))
+        reply = await self._until(
+            f"{owner.name}: place", lambda: self._bus.ask(PLACE, request, timeout_s=_ASK_S, node=self._node)
+        )
+        if not isinstance(reply.result, Placement):
+            return frozenset()
+        (placed,) = reply.result.containers
+        names = {name for of_class in placed.devices.values() for name in of_class}
+        return frozenset(names | {cpu_name(cpu) for cpu in placed.cpus})
+
     async def release_place(self, owner: Owner, op_id: str) -> None:
         """Release what a placed pod holds."""
         release = ReleaseRequest(op_id=op_id, owner=owner)
-        await self.until(
+        await self._until(
             f"{owner.name}: release", lambda: self._bus.ask(RELEASE, release, timeout_s=_ASK_S, node=self._node)
         )
 
@@ -199,21 +233,11 @@ class Lives:
 
     async def _place(self, plan: Plan) -> Life:
         owner = Owner(kind=OwnerKind.POD, name=plan.name, uid=f"uid-{plan.name}")
-        container = ContainerRequest(
-            name="main",
-            cpus=plan.cpus,
-            devices=tuple(DeviceRequest(device_class=name, count=size) for name, size in plan.devices),
-        )
-        request = PlaceRequest(op_id=f"place-{plan.name}", pod=PodRequest(owner=owner, containers=(container,)))
-        reply = await self.until(
-            f"{plan.name}: place", lambda: self._bus.ask(PLACE, request, timeout_s=_ASK_S, node=self._node)
-        )
+        names = await self.place(owner, f"place-{plan.name}", plan.devices, plan.cpus)
         outcome = Life.REFUSED
-        if isinstance(reply.result, Placement):
+        if names:
             outcome = Life.LIVED
-            names = {name for each in reply.result.containers for names in each.devices.values() for name in names}
-            names |= {cpu_name(cpu) for each in reply.result.containers for cpu in each.cpus}
-            await self._hold(plan, Grant(plan.name, OwnerKind.POD, owner.key, frozenset(names)))
+            await self._hold(plan, Grant(plan.name, OwnerKind.POD, owner.key, names))
         await self.release_place(owner, f"release-{plan.name}")
         self.ended.append(lambda again: self.release_place(owner, f"{again}-{plan.name}"))
         return outcome
@@ -231,24 +255,12 @@ class Lives:
         return outcome
 
     async def _by_claim(self, plan: Plan) -> Life:
-        requests = [
-            {
-                "name": name,
-                "exactly": {"deviceClassName": group_of_class(name), "allocationMode": "ExactCount", "count": size},
-            }
-            for name, size in plan.devices
-        ]
-        claim = ApiObject(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaim",
-            metadata={"name": plan.name},
-            spec={"devices": {"requests": requests}},
-        )
+        claim = claim_object(plan.name, plan.devices)
         uid = f"uid-{plan.name}"
         losses_before = self.store_losses
         self.live_claims.add(plan.name)
         await self.apply(claim, uid)
-        results = await self._allocated(claim)
+        results = await self.allocated(claim)
         outcome = Life.REFUSED
         pod: Pod | None = None
         if results:
@@ -308,11 +320,11 @@ class Lives:
                     self.outcomes["claim restored"] += 1
                     await self.apply(claim, owner.uid)
 
-    async def _allocated(self, claim: ApiObject) -> list[dict[str, object]]:
+    async def allocated(self, claim: ApiObject) -> list[dict[str, object]]:
         """Wait a while for the controller. Empty when the node is full."""
         for _ in range(40):
             await asyncio.sleep(_PAUSE_S)
-            entry = await self.until("claim: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
+            entry = await self._until("claim: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
             if entry is None:
                 # The store was restored to a time before the claim: its creator writes it again.
                 await self.apply(claim, f"uid-{claim.metadata['name']}")
@@ -340,14 +352,14 @@ class Lives:
                 stored = admit(wanted, uid=uid, now=_TIME)
                 await self._bus.compare_and_set(OBJECT, stored, 0, **object_parts(wanted))
 
-        await self.until(f"{wanted.kind} {wanted.metadata['name']}: write", write)
+        await self._until(f"{wanted.kind} {wanted.metadata['name']}: write", write)
 
     async def delete(self, wanted: ApiObject) -> None:
         """Delete an object, and wait until it is gone."""
         what = f"{wanted.metadata['name']}: delete"
         async with asyncio.timeout(_PATIENCE_S):
             while True:
-                if await self.until(what, lambda: self.ask_end(wanted)):
+                if await self._until(what, lambda: self.ask_end(wanted)):
                     return
                 await asyncio.sleep(_PAUSE_S)
 
@@ -364,7 +376,7 @@ class Lives:
             await self._bus.compare_and_set(OBJECT, marked, entry.revision, **parts)
         return False
 
-    async def until(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+    async def _until(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until its peer answers."""
         try:
             async with asyncio.timeout(_PATIENCE_S):

@@ -11,21 +11,16 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 
 from lab.chaos.observer import Grant, NodeObserver
-from lab.chaos.pod_lives import Door, Lives, Stuck, class_object
+from lab.chaos.pod_lives import CLASSES, Door, Lives, Stuck, claim_object
 from topobus.bus.bus import Bus
-from topobus.engine.alignment.planning.node_view import cpu_name
-from topobus.formats.kubernetes.objects import object_parts
-from topobus.formats.messages.catalogue import OBJECT, PLACE
-from topobus.formats.messages.messages import ApiObject, PlaceRequest
+from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, KubeletSimulator, Pod
-from topobus.values.dra_names import DRIVER, group_of_class
+from topobus.values.dra_names import DRIVER
 from topobus.values.idset import CpuSet
-from topobus.values.outcome import Placement
-from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["CPUS", "KINDS", "WELL_S", "Kind", "Tenant", "Tenants"]
 
@@ -36,7 +31,6 @@ WELL_S = 120.0
 pod that is gone."""
 _PLUGIN_CLASSES = ("gpu", "nic", "fpga")
 _PAUSE_S = 0.1
-_ASK_S = 3.0
 _RETRY_S = 1.0
 _BY_KUBELET = ("no healthy devices present", "no longer healthy", "unregistered device", "Requested: ")
 """How kubelet itself ends a pod by a resource: before the device plugin has registered, and while too
@@ -107,8 +101,6 @@ class Tenants:
         self, bus: Bus, node: str, observer: NodeObserver, kubelet: KubeletSimulator, runtime: SimulatedRuntime
     ) -> None:
         """`bus` passes every fault by."""
-        self._bus = bus
-        self._node = node
         self.observer = observer
         self.kubelet, self.runtime = kubelet, runtime
         self.lives = Lives(bus, kubelet, observer, node)
@@ -122,8 +114,7 @@ class Tenants:
 
     async def begin_first(self) -> None:
         """Make the device classes, and begin all pods."""
-        for name in (*_PLUGIN_CLASSES, "cpu"):
-            made = class_object(name)
+        for made in CLASSES:
             await self.lives.apply(made, f"uid-{made.metadata['name']}")
         self.all = [self.new(kind) for kind in KINDS for _ in range(kind.count)]
         await self.begin_all(list(self.all))
@@ -217,10 +208,9 @@ class Tenants:
         return True
 
     async def _end_containers(self, tenant: Tenant) -> None:
-        for made in [
-            made for made in self.runtime.containers.values() if made.message.pod_sandbox_id == f"sandbox-{tenant.name}"
-        ]:
-            await self.runtime.end(made)
+        for made in list(self.runtime.containers.values()):
+            if made.message.pod_sandbox_id == f"sandbox-{tenant.name}":
+                await self.runtime.end(made)
 
     async def _has(self, tenant: Tenant, names: frozenset[str]) -> None:
         """Note what a pod runs with. A claim and a placed pod keep what they had before the boot."""
@@ -246,54 +236,24 @@ class Tenants:
             self.violations.append(f"{tenant.name} was ended without a reason to act on: {message}")
 
     async def _claim(self, tenant: Tenant) -> None:
-        requests = [
-            {
-                "name": name,
-                "exactly": {"deviceClassName": group_of_class(name), "allocationMode": "ExactCount", "count": count},
-            }
-            for name, count in tenant.kind.wants
-        ]
-        claim = ApiObject(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaim",
-            metadata={"name": tenant.name},
-            spec={"devices": {"requests": requests}},
-        )
+        claim = claim_object(tenant.name, tenant.kind.wants)
         await self.lives.apply(claim, tenant.owner.uid)
         tenant.claim = claim
-        while True:
-            entry = await self.lives.until(f"{tenant.name}: read", lambda: self._bus.get(OBJECT, **object_parts(claim)))
-            if entry is not None and entry.value.status.get("allocation"):
-                return
-            await asyncio.sleep(_PAUSE_S)
+        while not await self.lives.allocated(claim):
+            pass
 
     async def _place(self, tenant: Tenant) -> None:
         if tenant.grant is not None:
             # Nothing of it runs here, and what it has stays its own.
             tenant.devices = tenant.grant.devices
             return
-        wants = dict(tenant.kind.wants)
-        cpus = wants.pop("cpu", 0)
-        container = ContainerRequest(
-            name="main",
-            cpus=cpus,
-            devices=tuple(DeviceRequest(device_class=name, count=count) for name, count in wants.items()),
-        )
-        request = PlaceRequest(
-            op_id=f"place-{tenant.name}", pod=PodRequest(owner=tenant.owner, containers=(container,))
-        )
-        while True:
-            reply = await self.lives.until(
-                f"{tenant.name}: place", partial(self._bus.ask, PLACE, request, timeout_s=_ASK_S, node=self._node)
-            )
-            if isinstance(reply.result, Placement):
-                break
-            request = PlaceRequest(op_id=f"place-{tenant.name}-{uuid.uuid4()}", pod=request.pod)
+        devices = dict(tenant.kind.wants)
+        cpus = devices.pop("cpu", 0)
+        op_id = f"place-{tenant.name}"
+        while not (names := await self.lives.place(tenant.owner, op_id, devices.items(), cpus)):
+            op_id = f"place-{tenant.name}-{uuid.uuid4()}"
             await asyncio.sleep(_PAUSE_S)
-        names = {name for each in reply.result.containers for held in each.devices.values() for name in held}
-        await self._has(
-            tenant, frozenset(names | {cpu_name(cpu) for each in reply.result.containers for cpu in each.cpus})
-        )
+        await self._has(tenant, names)
 
     async def end(self, tenant: Tenant) -> None:
         """End a pod as its deletion does."""
