@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs.operator_verbs import report_interrupted, reset_device
@@ -110,6 +111,9 @@ def test_operation_is_forgotten_and_told_when_a_crash_cut_it_off(tmp_path: Path,
     second = Journal(tmp_path / "journal")
     second.load()
 
-    assert report_interrupted(second) == ["gpu-0"]
-    assert report_interrupted(second) == []
+    with capture_logs() as logs:
+        report_interrupted(second)
+        report_interrupted(second)
+
+    assert [(log["event"], log["device"], log["verb"]) for log in logs] == [("operation.interrupted", "gpu-0", verb)]
     assert list((tmp_path / "journal").glob("*.json")) == []

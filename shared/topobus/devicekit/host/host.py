@@ -205,7 +205,7 @@ class _DeviceHost:
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
-        self._ledger = NewestLedger(runtime.bus, runtime.node, self._note_ledger)
+        self._ledger = NewestLedger(runtime.bus, runtime.node, self._publisher.note_ledger)
         self._measures = any(driver.capabilities.measures for driver in registry.drivers)
         if self._measures:
             metrics.export_readings(self._readings)
@@ -321,10 +321,6 @@ class _DeviceHost:
                     await poller.watch(machine, self._functions_of(name))
                     self._publisher.note_poll()
                 await self._machine.wait_changed(poller.generation, None if machine is None else poller.pause_s())
-
-    def _note_ledger(self) -> None:
-        if self._settings.spares.count:
-            self._publisher.note_ledger()
 
     def _look_again(self, driver: str) -> None:
         self._pollers[driver].look_again()

@@ -72,11 +72,11 @@ class IsolatedDriver:
         self._watch: _Watch[Any] | None = None
         self._has_thread = False
 
-    def beside(self, *, timeout_s: float) -> IsolatedDriver:
-        """Return the same driver with a thread of its own, for calls that last longer than others
-        may wait.
+    def beside(self, driver: DeviceDriver | None = None, *, timeout_s: float) -> IsolatedDriver:
+        """Return the same driver, or the one that replaces it, with a thread of its own, for calls
+        that last longer than others may wait.
         """
-        return IsolatedDriver(self.driver, timeout_s=timeout_s, clock=self._clock, note_call=self.note_call)
+        return IsolatedDriver(driver or self.driver, timeout_s=timeout_s, clock=self._clock, note_call=self.note_call)
 
     @property
     def is_hung(self) -> bool:

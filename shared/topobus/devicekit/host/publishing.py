@@ -166,8 +166,9 @@ class DevicePublisher:
 
     def note_ledger(self) -> None:
         """Schedule a step after the ledger changed: a spare that an owner has is replaced."""
-        self._settled = None
-        self._has_news.set()
+        if self._settings.spares.count:
+            self._settled = None
+            self._has_news.set()
 
     def forgive(self, device: str) -> None:
         """Make the next step lift a device's sticky faults."""

@@ -23,7 +23,7 @@ from topobus.devicekit.host.publishing import DevicePublisher
 from topobus.devicekit.maintenance import maintenance, verdicts
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
 from topobus.devicekit.settings import BurnInSettings
-from topobus.devicekit.verbs.burn_in import begin_burn_in, end_burn_in, run_burn_in
+from topobus.devicekit.verbs.burn_in import begin_burn_in, run_burn_in
 from topobus.devicekit.verbs.device_hands import DeviceHands, device_unknown, driver_not_loaded, driver_reason
 from topobus.devicekit.verbs.operator_verbs import rebind_device, reset_device
 from topobus.engine.ledger.device_users import reset_together
@@ -266,7 +266,7 @@ class DeviceOperator:
             refusal = await _call(work, beside, partial(driver.burn_in, tree, device))
         if refusal is None and command:
             refusal = await run_burn_in(self._settings, device, nodes, clock=self._clock)
-        await asyncio.to_thread(end_burn_in, journal, device)
+        await asyncio.to_thread(journal.operation_record(device).undone, DeviceVerb.BURN_IN.value)
         return refusal
 
     async def _in_use(self, verb: DeviceVerb, device: Device, names: Iterable[str]) -> Refusal | None:

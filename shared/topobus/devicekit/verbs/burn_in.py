@@ -20,11 +20,10 @@ from topobus.devicekit.settings import BurnInSettings
 from topobus.process.clock import Clock
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
+from topobus.values.maintenance import DeviceVerb
 from topobus.values.outcome import Refusal, refuse
 
-__all__ = ["begin_burn_in", "end_burn_in", "run_burn_in"]
-
-_STEP = "burn-in"
+__all__ = ["begin_burn_in", "run_burn_in"]
 
 # What is kept of its output, for one reason that people read.
 _KEPT_BYTES, _KEPT_LINES = 1024, 5
@@ -38,16 +37,8 @@ def begin_burn_in(journal: Journal, driver: DeviceDriver, tree: Tree, device: De
     """
     nodes = function_nodes(tree, device.pci) if device.pci is not None else ()
     own = driver.own_nodes(tree, device)
-    journal.operation_record(device).intend(_STEP, {"op_id": op_id})
+    journal.operation_record(device).intend(DeviceVerb.BURN_IN.value, {"op_id": op_id})
     return tuple(sorted({*nodes, *own}))
-
-
-def end_burn_in(journal: Journal, device: Device) -> None:
-    """Record that it has ended. Blocks.
-
-    Errors: raises HardwareError when the journal cannot be written.
-    """
-    journal.operation_record(device).undone(_STEP)
 
 
 async def run_burn_in(

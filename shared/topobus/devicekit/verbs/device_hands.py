@@ -149,13 +149,8 @@ class DeviceHands:
         entry = self.journal.owner_entry(device, owner)
         if entry is None or not entry.is_passed_through:
             return isolated
-        limit_s = self._passthrough.switch_s * 2
-        return IsolatedDriver(
-            self.passthrough_driver(isolated.driver, owner),
-            timeout_s=limit_s,
-            clock=self._clock,
-            note_call=isolated.note_call,
-        )
+        driver = self.passthrough_driver(isolated.driver, owner)
+        return isolated.beside(driver, timeout_s=2 * self._passthrough.switch_s)
 
     def switching(self, isolated: IsolatedDriver) -> tuple[IsolatedDriver, FunctionSwitch]:
         """Return a driver with a thread of its own, because a kernel driver may take long to begin,

@@ -59,16 +59,20 @@ def rebind_device(journal: Journal, driver: DeviceDriver, switch: FunctionSwitch
 
     Errors: raises HardwareError when the journal cannot be written.
     """
-    before = _driver_to_rebind(switch, device)
-    if isinstance(before, Refusal) or device.pci is None:
-        return before if isinstance(before, Refusal) else None
+    address = device.pci
+    if address is None:
+        text = f"{device.name} is no PCI function, so it has no kernel driver to bind again"
+        return refuse("rebind-unsupported", text, device=device.name)
+    before = _driver_to_rebind(switch, device.name, address)
+    if isinstance(before, Refusal):
+        return before
     journal.operation_record(device).intend(REBIND, {"driver": before.name, "override": before.override})
     refusal: Refusal | None = None
     try:
         driver.let_go(switch.tree, device)
-        refusal = _refuse_used(driver, switch.tree, device, device.pci)
+        refusal = _refuse_used(driver, switch.tree, device, address)
         if refusal is None:
-            switch.release(device.pci)
+            switch.release(address)
     except HardwareError as err:
         refusal = refuse("rebind-failed", f"{device.name}: {err}", device=device.name)
     try:
@@ -93,43 +97,37 @@ def bind_again(journal: Journal, driver: DeviceDriver, switch: FunctionSwitch, d
     record.undone(REBIND)
 
 
-def report_interrupted(journal: Journal) -> list[str]:
-    """Report the operations that a crash has cut off, and return their devices.
+def report_interrupted(journal: Journal) -> None:
+    """Report the operations that a crash has cut off.
 
     They are removed from the journal, except a rebind, whose function may be without a driver.
     """
-    interrupted = [
-        (name, entry.device, step.name) for name, entry in journal.entries.items() for step in entry.operation.steps
-    ]
-    for name, device, verb in interrupted:
+    entries = journal.entries.values()
+    for device, verb in [(entry.device, step.name) for entry in entries for step in entry.operation.steps]:
         get_logger().warning(
             "operation.interrupted",
-            device=name,
+            device=device.name,
             verb=verb,
             next_step=f"it is not known whether the {verb} was done; ask for it again if in doubt",
         )
         if verb != REBIND:
             journal.operation_record(device).undone(verb)
-    return [name for name, _, _ in interrupted]
 
 
-def _driver_to_rebind(switch: FunctionSwitch, device: Device) -> FunctionDriver | Refusal:
+def _driver_to_rebind(switch: FunctionSwitch, device: str, address: PciAddress) -> FunctionDriver | Refusal:
     """Read which kernel driver has a device's function, or refuse a function that cannot be bound
     again as it is.
     """
-    if device.pci is None:
-        text = f"{device.name} is no PCI function, so it has no kernel driver to bind again"
-        return refuse("rebind-unsupported", text, device=device.name)
-    before = switch.present(device.pci)
-    parts = switch.tree.read_int(f"{pci_folder(device.pci)}/sriov_numvfs") or 0
+    before = switch.present(address)
+    parts = switch.tree.read_int(f"{pci_folder(address)}/sriov_numvfs") or 0
     if not before.name:
-        text = f"no kernel driver has PCI function {device.pci} of {device.name}: bind it to one first"
+        text = f"no kernel driver has PCI function {address} of {device}: bind it to one first"
     elif parts:
         # Most drivers remove them when they release the card, and none makes them again.
-        text = f"{device.name} has {parts} virtual functions, which would be lost: remove them first (sriov_numvfs)"
+        text = f"{device} has {parts} virtual functions, which would be lost: remove them first (sriov_numvfs)"
     else:
         return before
-    return refuse("rebind-unsupported", text, device=device.name)
+    return refuse("rebind-unsupported", text, device=device)
 
 
 def _refuse_used(driver: DeviceDriver, tree: Tree, device: Device, address: PciAddress) -> Refusal | None:
