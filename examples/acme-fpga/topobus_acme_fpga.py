@@ -14,10 +14,10 @@ from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,
     pci_device,
-    pci_folder,
     select_functions,
 )
 from topobus.sysfs.nodes import device_node
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits

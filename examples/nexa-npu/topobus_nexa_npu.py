@@ -20,10 +20,10 @@ from topobus.devicekit.pci import (
     observe_kernel_driver,
     pci_device,
     pci_device_name,
-    pci_folder,
     select_functions,
 )
 from topobus.sysfs.nodes import device_node
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet, CounterUse
 from topobus.values.device import Device

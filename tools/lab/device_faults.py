@@ -21,6 +21,7 @@ from typing import Literal
 
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.net import function_ports
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
 from topobus.values.health import HealthState
@@ -83,7 +84,7 @@ class PlacedFault:
         elif act in ("unbind", "unbind-parent"):
             self._unlink(machine.root / folders["folder" if act == "unbind" else "parent"] / "driver")
         elif act == "forget-parent":
-            self._unlink(machine.root / "sys/bus/pci/devices" / folders["parent"].rpartition("/")[2])
+            self._unlink(machine.root / pci_folder(folders["parent"].rpartition("/")[2]))
         elif act == "offline":
             machine.set_cpu_online(int(folders["cpu"]), is_online=False)
             self._undo.append(partial(machine.set_cpu_online, int(folders["cpu"]), is_online=True))

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from topobus.devicekit.pci import pci_folder
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.sysfs.uevent import Uevent, UeventsUnavailable, open_uevents
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction

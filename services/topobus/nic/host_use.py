@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.pci import awaits_driver, is_passthrough_driver, pci_folder
+from topobus.devicekit.pci import awaits_driver, is_passthrough_driver
 from topobus.nic.netlink.vf_count import functions_in_use
 from topobus.sysfs.net import default_route_interfaces, function_interfaces
 from topobus.sysfs.netdevs import addressed_interfaces
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.pci import PciAddress
 

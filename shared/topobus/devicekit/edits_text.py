@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topobus.devicekit.left_out import LeftOut
-from topobus.devicekit.pci import function_role, pci_folder, why_not_offered
+from topobus.devicekit.pci import function_role, why_not_offered
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole, Link
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
@@ -19,7 +20,6 @@ from topobus.values.names import to_dns_label
 from topobus.values.pci import PciAddress
 
 __all__ = [
-    "PCI_DEVICES",
     "PciHealth",
     "awaits_driver",
     "function_role",
@@ -28,12 +28,9 @@ __all__ = [
     "observe_kernel_driver",
     "pci_device",
     "pci_device_name",
-    "pci_folder",
     "select_functions",
     "why_not_offered",
 ]
-
-PCI_DEVICES = "sys/bus/pci/devices"
 
 # Kernel drivers that hold a function for a virtual machine or for user space: no container can use
 # it as what it is. Beside these, vfio-pci and the vendors' variants of it (nvgrace-gpu-vfio-pci,
@@ -44,16 +41,6 @@ _VFIO_ENDING = "vfio-pci"
 # So many corrected errors between two looks are a failing lane or riser, not cosmic noise (a
 # healthy link has a few per day).
 _CORRECTED_STORM = 100
-
-
-def pci_folder(address: PciAddress) -> str:
-    """Return the folder of a PCI function, relative to the tree's root. It may be absent.
-
-    >>> from topobus.values.pci import PciAddress
-    >>> pci_folder(PciAddress.parse("0000:3b:00.0"))
-    'sys/bus/pci/devices/0000:3b:00.0'
-    """
-    return f"{PCI_DEVICES}/{address}"
 
 
 def pci_device_name(device_class: str, address: PciAddress) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import structs
 
 from topobus.devicekit.edits_text import unreadable
-from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_folder
+from topobus.devicekit.pci import PciHealth, observe_kernel_driver
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.health import Observation

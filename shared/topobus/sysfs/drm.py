@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.pci import PciAddress
 
@@ -33,7 +34,7 @@ def function_drm_nodes(tree: Tree, address: PciAddress) -> DrmNodes:
     such driver is known) the first by name.
     Errors: raises HardwareError when the folder exists and cannot be read.
     """
-    return folder_drm_nodes(tree, f"sys/bus/pci/devices/{address}")
+    return folder_drm_nodes(tree, pci_folder(address))
 
 
 def folder_drm_nodes(tree: Tree, folder: str) -> DrmNodes:

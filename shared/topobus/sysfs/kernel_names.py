@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from topobus.sysfs.net import function_interfaces
 from topobus.sysfs.netdevs import innermost_function
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.pci import PciAddress
 
@@ -35,7 +36,7 @@ def read_kernel_names(tree: Tree, functions: Iterable[PciAddress]) -> dict[PciAd
         address: (
             *(interface.name for interface in function_interfaces(tree, address, only_link=True)),
             *sorted(disks.get(address, ())),
-            *tree.names(f"sys/bus/pci/devices/{address}/infiniband"),
+            *tree.names(f"{pci_folder(address)}/infiniband"),
         )
         for address in functions
     }

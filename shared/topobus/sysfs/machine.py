@@ -17,7 +17,7 @@ from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.cpus import read_cpu_facts
 from topobus.sysfs.limits import Limits, read_limits
 from topobus.sysfs.numa import read_node_cpus, read_numa_facts
-from topobus.sysfs.pci import read_pci_devices
+from topobus.sysfs.pci import pci_folder, read_pci_devices
 from topobus.sysfs.tree import Tree
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine, PciDevice
@@ -80,7 +80,7 @@ def _without_missing_nodes(devices: tuple[PciDevice, ...], nodes: set[int]) -> t
         if device.numa_node is not None and device.numa_node not in nodes
     }
     warnings = [
-        f"sys/bus/pci/devices/{address}/numa_node: got {node}, wanted one of the nodes "
+        f"{pci_folder(address)}/numa_node: got {node}, wanted one of the nodes "
         f"{str(NodeSet.of(nodes)) or 'none'}; taken as unknown"
         for address, node in lost.items()
     ]

@@ -13,6 +13,7 @@ import re
 
 from msgspec import Struct, structs
 
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.pci import PciAddress
 
@@ -21,7 +22,6 @@ __all__ = [
     "NetInterface",
     "default_route_interfaces",
     "function_interfaces",
-    "function_path",
     "function_ports",
     "read_interface",
     "read_node_file",
@@ -74,11 +74,6 @@ class FunctionPorts(Struct, frozen=True, kw_only=True):
     """Names of interfaces in its folder that belong to other functions."""
 
 
-def function_path(address: PciAddress) -> str:
-    """Give a PCI function's folder in the tree."""
-    return f"sys/bus/pci/devices/{address}"
-
-
 def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = False) -> tuple[NetInterface, ...]:
     """Read the interfaces of one PCI function that this network namespace sees, sorted by name.
 
@@ -86,7 +81,7 @@ def function_interfaces(tree: Tree, address: PciAddress, *, only_link: bool = Fa
     Cost: one read per field. `only_link` reads the fields of the link (switched on, carrier, speed,
     duplex) and leaves the others as their defaults: for a look each second.
     """
-    base = function_path(address)
+    base = pci_folder(address)
     folders = [
         base,
         *(

@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from topobus.sysfs.idsets import read_cpus, read_node_list
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.idset import CpuSet, NodeSet
@@ -231,7 +232,7 @@ def _read_gpu_nodes(tree: Tree, cpus: dict[int, CpuSet]) -> dict[int, CpuSet]:
     for address in tree.names("proc/driver/nvidia/gpus"):
         match = re.search(r"Node:\s*(\d+)", tree.read(f"proc/driver/nvidia/gpus/{address}/numa_status") or "")
         if match is not None and int(match[1]) in cpus:
-            near = read_cpus(tree, f"sys/bus/pci/devices/{address}", "local_cpus", "local_cpulist")
+            near = read_cpus(tree, pci_folder(address), "local_cpus", "local_cpulist")
             nodes[int(match[1])] = near or CpuSet()
     return nodes
 

@@ -18,9 +18,10 @@ from topobus.values.idset import CpuSet
 from topobus.values.machine import PciDevice, PciLink
 from topobus.values.pci import PciAddress
 
-__all__ = ["PCI_FOLDER", "read_pci_devices"]
+__all__ = ["PCI_DEVICES", "pci_folder", "read_pci_devices"]
 
-PCI_FOLDER = "sys/bus/pci/devices"
+PCI_DEVICES = "sys/bus/pci/devices"
+"""The folder that has a folder for each function."""
 
 _BRIDGE_CLASS = 0x0604
 _EXPRESS = 0x10
@@ -29,6 +30,15 @@ _ROOT_PORT, _UPSTREAM, _DOWNSTREAM = 4, 5, 6
 # Type 1 header: a bridge. Bit 7 means "several functions".
 _HEADER_BRIDGE = 1
 _MAX_CAPABILITIES = 48
+
+
+def pci_folder(address: PciAddress | str) -> str:
+    """Return the folder of a PCI function, relative to the tree's root. It may be absent.
+
+    >>> pci_folder(PciAddress.parse("0000:3b:00.0"))
+    'sys/bus/pci/devices/0000:3b:00.0'
+    """
+    return f"{PCI_DEVICES}/{address}"
 
 
 def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
@@ -40,12 +50,12 @@ def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...],
     pci_devices: dict[PciAddress, PciDevice] = {}
     warnings: list[str] = []
     ports: dict[PciAddress, int | None] = {}
-    for name in tree.names(PCI_FOLDER):
+    for name in tree.names(PCI_DEVICES):
         try:
             address = PciAddress.parse(name)
             device, port = _read(tree, name, address, usable, warnings)
         except (HardwareError, ValueError) as err:
-            warnings.append(f"{PCI_FOLDER}/{name}: {err.message if isinstance(err, HardwareError) else err}; left out")
+            warnings.append(f"{pci_folder(name)}: {err.message if isinstance(err, HardwareError) else err}; left out")
             continue
         if device is not None:
             pci_devices[address] = device
@@ -56,12 +66,12 @@ def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...],
 def _read(
     tree: Tree, name: str, address: PciAddress, usable: CpuSet, warnings: list[str]
 ) -> tuple[PciDevice | None, int | None]:
-    real = tree.real(f"{PCI_FOLDER}/{name}")
+    real = tree.real(pci_folder(name))
     if real is None:
         # The link dangles: the function went away between the listing and now.
         return None, None
     config = tree.read_bytes(f"{real}/config", 256) or b""
-    folder = f"{PCI_FOLDER}/{name}"
+    folder = pci_folder(name)
     # The offset of each number in configuration space, which the kernel shows to every user up to
     # byte 64 (PCI local bus specification, chapter 6).
     class_code = _number(tree, folder, "class", config[0x09:0x0C], warnings)

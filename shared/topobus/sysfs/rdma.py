@@ -11,7 +11,7 @@ import re
 
 from msgspec import Struct, structs
 
-from topobus.sysfs.net import function_path
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.pci import PciAddress
 
@@ -53,7 +53,7 @@ def function_rdma_devices(tree: Tree, address: PciAddress) -> tuple[RdmaDevice, 
     Errors: raises HardwareError for a file that cannot be read.
     Source: Documentation/ABI/stable/sysfs-class-infiniband.
     """
-    base = function_path(address)
+    base = pci_folder(address)
     return tuple(
         RdmaDevice(
             name=name, ports=_read_ports(tree, f"{base}/infiniband/{name}/ports"), nodes=_nodes(tree, base, name)
@@ -69,7 +69,7 @@ def function_rdma_ports(tree: Tree, address: PciAddress) -> tuple[RdmaPort, ...]
     Order, errors, source: as `function_rdma_devices`.
     Cost: four reads per port, for a look each second.
     """
-    folder = f"{function_path(address)}/infiniband"
+    folder = f"{pci_folder(address)}/infiniband"
     return tuple(
         port if port.is_active else structs.replace(port, physical_state=_word(tree.read(f"{port.path}/phys_state")))
         for name in tree.names(folder)

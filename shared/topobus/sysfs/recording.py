@@ -18,6 +18,7 @@ from pathlib import Path
 
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.kernel_names import DISKS, disk_function
+from topobus.sysfs.pci import PCI_DEVICES
 from topobus.sysfs.regular_file import open_regular
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
@@ -28,7 +29,7 @@ __all__ = ["Recording", "record"]
 _FOLDERS = (
     "sys/devices/system/cpu",
     "sys/devices/system/node",
-    "sys/bus/pci/devices",
+    PCI_DEVICES,
     "sys/class/net",
     "sys/class/infiniband",
     "sys/class/drm",

@@ -18,7 +18,7 @@ from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.cpus import CPU_FOLDER
 from topobus.sysfs.limits import Limits, read_limits
 from topobus.sysfs.numa import NODE_FOLDER
-from topobus.sysfs.pci import PCI_FOLDER
+from topobus.sysfs.pci import PCI_DEVICES, pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 
@@ -53,7 +53,7 @@ def read_volatile(tree: Tree) -> VolatileFacts:
         online_cpus=_read_online(scan, cpu_folders),
         nodes=_read_nodes(scan),
         limits=read_limits(scan) if tree.settings.honours_cpuset else Limits(),
-        functions=tuple(_read_function(scan, name) for name in scan.names(PCI_FOLDER)),
+        functions=tuple(_read_function(scan, name) for name in scan.names(PCI_DEVICES)),
     )
 
 
@@ -98,7 +98,7 @@ def _read_pages(tree: Tree, folder: str) -> tuple[str, ...]:
 
 
 def _read_function(tree: Tree, name: str) -> tuple[str, ...]:
-    folder = f"{PCI_FOLDER}/{name}"
+    folder = pci_folder(name)
     # A card that was removed and put back between two looks has another folder under the same name.
     return (
         name,

@@ -36,7 +36,6 @@ from topobus.devicekit.pci import (
     observe_kernel_driver,
     pci_device,
     pci_device_name,
-    pci_folder,
     select_functions,
 )
 from topobus.fpga.bitstreams.values import Bitstream, BitstreamForm, normal_id, normal_platform
@@ -44,6 +43,7 @@ from topobus.fpga.function_hands import FunctionHands, LoadsFunctions
 from topobus.fpga.programmer import KernelXrtProgrammer, XrtProgrammer
 from topobus.fpga.region import Region
 from topobus.sysfs.nodes import device_node
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from topobus.devicekit.pci import pci_folder
 from topobus.sysfs.drm import folder_drm_nodes, function_drm_nodes
 from topobus.sysfs.kfd import KfdNode, read_kfd_nodes
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.pci import PciAddress

@@ -28,11 +28,11 @@ from msgspec import Struct
 from topobus.devicekit.device_record import DeviceRecord, Json, Step
 from topobus.devicekit.partitioning.card_cuts import PART, SETTLE_S, UNDO_S, CardCuts
 from topobus.devicekit.pauses import Pauses, look_until
-from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.prepare_context import PrepareContext
 from topobus.gpu.amd.amd_cards import COUNTS, WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
 from topobus.gpu.processes import GpuProcess, holders_of, kfd_processes, own_processes, process_of
 from topobus.sysfs.drm import function_drm_nodes
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.outcome import Refusal, refuse

@@ -28,7 +28,6 @@ from topobus.devicekit.pci import (
     observe_kernel_driver,
     pci_device,
     pci_device_name,
-    pci_folder,
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
@@ -51,6 +50,7 @@ from topobus.gpu.sensor_health import ras_sign, temperature_sign
 from topobus.gpu.sensor_readings import amd_readings
 from topobus.sysfs.kfd import KfdLink, KfdNode, read_kfd_links
 from topobus.sysfs.nodes import device_node
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, DeviceRole, Link, LinkClass

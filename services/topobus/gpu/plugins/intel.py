@@ -29,7 +29,6 @@ from topobus.devicekit.pci import (
     observe_kernel_driver,
     pci_device,
     pci_device_name,
-    pci_folder,
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
@@ -41,6 +40,7 @@ from topobus.gpu.sensor_health import health_indicator_sign, survivability_sign,
 from topobus.gpu.sensor_readings import intel_readings
 from topobus.gpu.wedge_events import WedgeEvents
 from topobus.sysfs.drm import function_drm_nodes
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits

@@ -36,7 +36,6 @@ from topobus.devicekit.pci import (
     observe_kernel_driver,
     pci_device,
     pci_device_name,
-    pci_folder,
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth
@@ -59,6 +58,7 @@ from topobus.gpu.products import ProductTable
 from topobus.gpu.time_slices import TimeSlices
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole, Link, LinkClass
 from topobus.values.edits import ContainerEdits

@@ -45,7 +45,6 @@ from topobus.devicekit.pci import (
     observe_kernel_driver,
     pci_device,
     pci_device_name,
-    pci_folder,
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth, physical_function
@@ -77,6 +76,7 @@ from topobus.sysfs.net import (
 )
 from topobus.sysfs.netdevs import interface_path
 from topobus.sysfs.nodes import device_node
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.rdma import RdmaPort, function_rdma_devices, function_rdma_ports
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole
@@ -346,7 +346,7 @@ class PciNetdevDriver(AttachesInterfaces):
         link = tree.link_name(f"{pci_folder(device.pci)}/physfn") if device.pci is not None else ""
         if device.pci is None or not link:
             return None
-        folder = f"sys/bus/pci/devices/{link}"
+        folder = pci_folder(link)
         indexes = [
             name
             for name in tree.names(folder)

@@ -22,12 +22,12 @@ import msgspec
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceMetrics
 from topobus.devicekit.journal.journal import PassedThrough
-from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.engine.health.health_machine import silence
 from topobus.engine.health.inventory_merge import DriverView
 from topobus.process.clock import Clock, is_real, until_tick
 from topobus.process.logging import get_logger
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.health import Dimension, HealthState, Observation

@@ -20,9 +20,9 @@ from msgspec import Struct, structs
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.partitioning.card_cuts import PART, SETTLE_S, CardCuts
 from topobus.devicekit.pauses import look_until
-from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.prepare_context import PrepareContext
 from topobus.process.logging import get_logger
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.machine import Machine, PciDevice

@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts, FunctionWish, planned_functions
-from topobus.devicekit.pci import pci_device_name, pci_folder
+from topobus.devicekit.pci import pci_device_name
 from topobus.devicekit.prepare_context import LongWork, PrepareContext
 from topobus.devicekit.settings import FunctionRule
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits

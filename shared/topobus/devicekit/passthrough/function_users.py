@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator
 
 from msgspec import Struct
 
-from topobus.devicekit.pci import pci_folder
 from topobus.sysfs.net import default_route_interfaces, function_interfaces
 from topobus.sysfs.netdevs import addressed_interfaces
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.pci import PciAddress

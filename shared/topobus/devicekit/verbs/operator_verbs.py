@@ -19,8 +19,8 @@ from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.journal.journal_values import REBIND
 from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch
 from topobus.devicekit.passthrough.function_users import function_uses
-from topobus.devicekit.pci import pci_folder
 from topobus.process.logging import get_logger
+from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError

@@ -14,6 +14,7 @@ from topobus.simulation.machines.content import Content
 from topobus.simulation.machines.layout import PlacedFunction, PortKind
 from topobus.simulation.machines.processors import cpus_of_node, mask
 from topobus.simulation.machines.profile import Profile
+from topobus.sysfs.pci import pci_folder
 from topobus.values.idset import CpuSet
 from topobus.values.pci import PciAddress
 
@@ -140,7 +141,7 @@ def _add_pci(content: Content, placed_function: PlacedFunction, group: int) -> N
         for kind, names in _AER.items():
             content.text(f"{folder}/aer_dev_{kind}", "\n".join(f"{name} 0" for name in names))
     content.text(f"{folder}/uevent", "\n".join(_uevent(placed_function)))
-    content.link(f"sys/bus/pci/devices/{placed_function.address}", folder)
+    content.link(pci_folder(placed_function.address), folder)
     content.link(f"{folder}/subsystem", "sys/bus/pci")
     content.link(f"{folder}/iommu_group", f"sys/kernel/iommu_groups/{group}")
     content.link(f"sys/kernel/iommu_groups/{group}/devices/{placed_function.address}", folder)
