@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from support.sysfs_trees import write
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs.operator_verbs import report_interrupted, reset_device
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -87,6 +88,27 @@ def test_reset_is_refused_with_the_path_when_the_kernel_refuses(tmp_path: Path, 
     assert refusal is not None
     assert (refusal.reasons[0].code, str(function / "reset") in refusal.reasons[0].message) == ("reset-failed", True)
     assert journal.entries == {}
+
+
+def test_reset_is_refused_when_the_node_uses_an_interface_of_the_function(tmp_path: Path, function: Path) -> None:
+    """The reason names the interface, and nothing is written."""
+    root = tmp_path / "root"
+    write(
+        root,
+        {
+            f"{function.relative_to(root)}/reset": "",
+            f"{function.relative_to(root)}/net/eth0/flags": "0x1003",
+            "proc/net/route": "Iface\tDestination\neth0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\n",
+        },
+    )
+
+    refusal = reset_device(Journal(tmp_path / "journal"), ToyDriver(), tree(tmp_path), GPU, op_id="op-1")
+
+    assert refusal is not None
+    assert refusal.reasons[0].code == "reset-busy"
+    assert "its interface eth0 is up and has addresses or routes" in refusal.reasons[0].message
+    assert (function / "reset").read_text(encoding="ascii").strip() == ""
+    assert not (tmp_path / "journal").exists()
 
 
 @pytest.mark.parametrize("answer", [None, Refusal(reasons=(Reason(code="dirt", message="still busy"),))])

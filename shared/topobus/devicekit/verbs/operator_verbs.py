@@ -18,7 +18,7 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.journal.journal_values import REBIND
 from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch
-from topobus.devicekit.passthrough.function_users import function_uses
+from topobus.devicekit.passthrough.function_users import function_uses, interface_uses
 from topobus.process.logging import get_logger
 from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
@@ -35,6 +35,8 @@ _RESET = "reset"
 def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, *, op_id: str) -> Refusal | None:
     """Reset a device. None when it is done.
 
+    It is refused while the node itself uses an interface of its PCI function.
+
     Errors: raises HardwareError when the journal cannot be written, and what the driver raises;
     then it may be done or not.
     """
@@ -46,6 +48,9 @@ def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
         if isinstance(path, Refusal):
             return path
         reset = partial(_write_reset, path, device)
+    # The kernel resets a card below the node's own connections as well.
+    if device.pci is not None and (uses := interface_uses(tree, device.pci)):
+        return refuse("reset-busy", f"{device.name} is in use: {'; '.join(uses)}", device=device.name)
     record = journal.operation_record(device)
     record.intend(_RESET, {"op_id": op_id})
     try:
