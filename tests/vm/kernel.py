@@ -81,6 +81,16 @@ def state(name: str, *, with_addresses: bool = True) -> dict[str, Any]:
     return {"link": link, "functions": functions, "routes": routes, "settings": settings}
 
 
+def without_addresses(functions: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Leave out of a card's functions what a function itself announces to its card when it is first
+    used.
+    """
+    return [
+        [{key: value for key, value in each.items() if key not in ("address", "broadcast")} for each in of_card]
+        for of_card in functions
+    ]
+
+
 def driver(address: str) -> str:
     """Name the driver that has a PCI function; empty when none has."""
     link = PCI / address / "driver"

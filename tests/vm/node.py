@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from support.asking import ask_patiently
 from topobus.bus.bus import Bus
-from topobus.formats.messages.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PREPARE, UNPREPARE
+from topobus.formats.messages.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PERFORM, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import PrepareRequest, UnprepareRequest
+from topobus.formats.messages.operation_messages import Operated, PerformRequest
 from topobus.formats.messages.sandbox_messages import Accepted, AttachRequest, DetachRequest
+from topobus.process.config import NatsSettings
 from topobus.values.device import Device, Inventory
 from topobus.values.errors import PeerUnavailable
 from topobus.values.machine import Machine
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import Sandbox
@@ -32,6 +36,7 @@ URL = (JOB / "nats-url").read_text() if (JOB / "nats-url").exists() else "nats:/
 _READY = {"discovery": "machine.published", "topology": "machine.heard", "gateway": "driver.registered"}
 # An emulated processor is slow; on an idle machine each wait ends after a tenth of that.
 PATIENCE_S = 240.0
+_TIME = "2026-01-02T03:04:05.000000Z"
 
 
 class Node:
@@ -42,6 +47,7 @@ class Node:
         self._processes: dict[str, tuple[subprocess.Popen[bytes], Mapping[str, str]]] = {}
         # By device and claim: the pod that it was last attached to.
         self._held: dict[tuple[str, str], str] = {}
+        self._operations = 0
 
     async def start(self, name: str, **settings: str) -> None:
         """Start a service (again, with other settings), and wait until it is ready."""
@@ -205,6 +211,18 @@ class Node:
             for verb in ("detach", "unprepare"):
                 await self.ask(verb, device, pod=pod, claim=claim)
         self._held.clear()
+
+    async def operate(self, verb: DeviceVerb, device: str) -> Operated | Refusal:
+        """Ask what topology asks when an operator wants an operation, until it has ended."""
+        self._operations += 1
+        operation = DeviceOperation(device_class=device.split("-")[0], device=device, verb=verb, why="test", who="vm")
+        request = PerformRequest(op_id=f"operation-{self._operations}", operation=operation, time=_TIME)
+        # Only topology may ask.
+        async with Bus.session(NatsSettings(url=URL), name="topology") as bus:
+            reply = await ask_patiently(
+                bus, PERFORM, request, limit_s=PATIENCE_S, node=NAME, device_class=operation.device_class
+            )
+        return reply.result
 
     async def refused(
         self, verb: str, device: str, *configs: Mapping[str, Any], pod: str = "pod", claim: str = "claim-1"

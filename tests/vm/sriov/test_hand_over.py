@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vm.kernel import interfaces, links, sh, state
+from vm.kernel import interfaces, links, sh, state, without_addresses
 from vm.node import Node
 
 _PF, _VF, _VF_NAME = "nic-0000-63-00-0", "nic-0000-21-10-2", "ens1v1"
@@ -201,11 +201,3 @@ async def test_shared_card_gives_a_child_of_its_own(nic: Node, pod: str) -> None
     await nic.do("unprepare", "nic-ens33")
     assert interfaces(pod) == set()
     assert interfaces() == of_host
-
-
-def without_addresses(functions: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Leave out what the function itself announces to its card when it is first used."""
-    return [
-        [{key: value for key, value in each.items() if key not in ("address", "broadcast")} for each in of_card]
-        for of_card in functions
-    ]
