@@ -281,9 +281,10 @@ async def test_each_step_is_done_once_when_two_replicas_plan_the_same(rig: _Rig)
 async def test_person_is_called_once_and_device_stays_withheld_when_a_reset_does_not_help(rig: _Rig) -> None:
     """Long after that nothing more was done; a person who forgives it gets another try."""
     rig.gpus.is_broken = True
-    async with _replica(rig.url):
+    async with _replica(rig.url) as runtime:
         end = await rig.until_ended()
         await LoopClock().sleep(_LATER_S)
+        left = runtime.registry.get_sample_value("topobus_controller_repairs", {"state": "gave-up"})
         ends = [event.repair.end for event in await rig.decisions() if event.repair and event.repair.end]
         resets, device = list(rig.gpus.resets), rig.gpus.device()
         rig.gpus.is_broken = False
@@ -293,7 +294,7 @@ async def test_person_is_called_once_and_device_stays_withheld_when_a_reset_does
 
     assert isinstance(end.outcome, Refusal)
     assert end.outcome.reasons[0].code == "repair-gave-up"
-    assert (ends, resets) == ([RepairEnd.GAVE_UP], [_GPU])
+    assert (ends, resets, left) == ([RepairEnd.GAVE_UP], [_GPU], 1)
     assert device.maintenance is not None
     assert device.maintenance.who == REPAIR_POLICY
     assert (healed.is_allocatable, rig.gpus.resets) == (True, [_GPU, _GPU])
