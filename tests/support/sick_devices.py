@@ -37,7 +37,7 @@ from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import DRIVER, pool_of_class
 from topobus.values.health import HealthState
 
-__all__ = ["Outputs", "SickNode", "sick_node"]
+__all__ = ["Outputs", "SickNode", "device_service", "sick_node"]
 
 _LIMIT_S = 60.0
 
@@ -199,8 +199,8 @@ async def sick_node(
     With the default `hold_s` no device heals within a test.
     """
     hardware = HardwareSettings(root=str(root), rescan_s=0.2, library_path=library_path)
-    registry = DriverRegistry(drivers=tuple(drivers))
-    device_class = registry.drivers[0].device_class
+    drivers = tuple(drivers)
+    device_class = drivers[0].device_class
     server.put({"kind": "Node", "metadata": {"name": NODE}})
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(make_rig(url, classes=()))
@@ -218,26 +218,50 @@ async def sick_node(
         node = SickNode(rig=rig, server=server, device_class=device_class)
         await stack.enter_async_context(rig.kubelet)
         await stack.enter_async_context(rig.gateway())
-        settings = DeviceServiceSettings(
-            node=NODE,
-            hardware=hardware,
-            journal=JournalSettings(dir=str(folder / "journal")),
-            drivers=DriverSettings(timeout_s=_LIMIT_S, first_wait_s=_LIMIT_S),
-            health=HealthSettings(poll_s=0.05, hold_s=hold_s),
-            cleaning=cleaning or CleaningSettings(),
+        serving = device_service(
+            url, hardware, drivers, HealthSettings(poll_s=0.05, hold_s=hold_s), folder / "journal", cleaning=cleaning
         )
-        bus = await stack.enter_async_context(Bus.session(NatsSettings(url=url), name=device_class))
-        runtime = Runtime(
-            name=device_class, node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=node.metrics
-        )
-        task = asyncio.create_task(serve_devices(settings, runtime, device_class, registry=registry))
+        node.metrics = await stack.enter_async_context(serving)
         listening = asyncio.create_task(node.listen())
         try:
             yield node
         finally:
-            for running in (task, listening):
-                running.cancel()
-            result, _ = await asyncio.gather(task, listening, return_exceptions=True)
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+
+@asynccontextmanager
+async def device_service(
+    url: str,
+    hardware: HardwareSettings,
+    drivers: Iterable[DeviceDriver],
+    health: HealthSettings,
+    journal: Path,
+    *,
+    cleaning: CleaningSettings | None = None,
+) -> AsyncIterator[CollectorRegistry]:
+    """Run the device service of these drivers' class, for the length of a block. Its metrics."""
+    registry = DriverRegistry(drivers=tuple(drivers))
+    device_class = registry.drivers[0].device_class
+    settings = DeviceServiceSettings(
+        node=NODE,
+        hardware=hardware,
+        journal=JournalSettings(dir=str(journal)),
+        drivers=DriverSettings(timeout_s=_LIMIT_S, first_wait_s=_LIMIT_S),
+        health=health,
+        cleaning=cleaning or CleaningSettings(),
+    )
+    async with Bus.session(NatsSettings(url=url), name=device_class) as bus:
+        metrics = CollectorRegistry()
+        runtime = Runtime(
+            name=device_class, node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=metrics
+        )
+        task = asyncio.create_task(serve_devices(settings, runtime, device_class, registry=registry))
+        try:
+            yield metrics
+        finally:
+            task.cancel()
+            (result,) = await asyncio.gather(task, return_exceptions=True)
         assert isinstance(result, asyncio.CancelledError), result
 
 

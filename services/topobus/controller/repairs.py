@@ -145,12 +145,15 @@ class Repairs:
         policy = decode(text, RepairPolicy, where="policy of repairs") if text else RepairPolicy()
         fleet, now_s = self._fleet(policy), self._clock.now().timestamp()
         after = structs.replace(before, policy=text) if before.policy or policy != RepairPolicy() else before
-        for op_id, result in self._answers.items():
+        answers = dict(self._answers)
+        for op_id, result in answers.items():
             after = answered(policy, after, fleet, op_id, result, now_s)
         after = plan(policy, after, fleet, now_s)
         if not await self._write(after):
             return None
-        self._answers.clear()
+        # Others may have come while the document was written.
+        for op_id in answers:
+            del self._answers[op_id]
         self._policy = None
         self._own |= {asked.request.op_id for asked in operations(after, now_s)} - {
             asked.request.op_id for asked in operations(before, now_s)

@@ -78,12 +78,14 @@ _TEXTS = frozenset(
         "env",
         "evidence",
         "facts",
+        "failure",
         "host_path",
         "kubelet",
         "ledger",
         "message",
         "options",
         "path",
+        "policy",
     }
     | {"reason", "warnings", "why"}
 )
