@@ -33,7 +33,12 @@ JOB = Path("/job")
 # On machine `node` it runs on the host.
 URL = (JOB / "nats-url").read_text() if (JOB / "nats-url").exists() else "nats://127.0.0.1:4222"
 # What a service logs when it is ready; a device service that it knows the machine.
-_READY = {"discovery": "machine.published", "topology": "machine.heard", "gateway": "driver.registered"}
+_READY = {
+    "discovery": "machine.published",
+    "topology": "machine.heard",
+    "gateway": "driver.registered",
+    "controller": "controller.ready",
+}
 # An emulated processor is slow; on an idle machine each wait ends after a tenth of that.
 PATIENCE_S = 240.0
 _TIME = "2026-01-02T03:04:05.000000Z"
