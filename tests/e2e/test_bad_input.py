@@ -289,7 +289,14 @@ async def test_ask_writes_nowhere_when_its_reply_subject_is_none_or_not_an_inbox
 
 def bucket_keys(state: Any) -> list[str]:
     """The key that our services read, and some that none should ever have."""
-    parts = {"node": NODE, "device_class": "gpu", "kind": "resourceclaim", "namespace": "default", "name": "spoilt"}
+    parts = {
+        "node": NODE,
+        "device_class": "gpu",
+        "fleet": CLUSTER,
+        "kind": "resourceclaim",
+        "namespace": "default",
+        "name": "spoilt",
+    }
     good = state.key(**{part: parts[part] for part in state.parts})
     odd = [
         name for name in ODD_NAMES if name and name.isascii() and not set(name) & set(" .*>/\x00") and len(name) < 100

@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from docpages.samples import sample
-from support.account_nats import subject_of
+from support.account_nats import parts_of, subject_of
 from topobus.bus.server_config.inboxes import answerer_of, askers_of, inbox_branch
 from topobus.bus.server_config.streams import stream_names, wanted_streams
 from topobus.bus.server_config.up_subjects import up_nouns, up_subject
 from topobus.bus.streams.jetstream import API
 from topobus.formats.messages.catalogue import ASKS, EVENTS, LEDGER, STATES
 from topobus.formats.messages.codec import encode
-from topobus.formats.messages.nouns import CLUSTER, PREFIX
+from topobus.formats.messages.nouns import CLUSTER, PREFIX, Event, State
 
 __all__ = ["Attack", "Victim", "attacks", "eavesdropping", "is_granted"]
 
@@ -128,7 +129,7 @@ def _targets(victim: Victim) -> list[str]:
     return [
         *stored_subjects(victim),
         *_ask_subjects(victim),
-        *(".".join((PREFIX, state.name, *(_parts(victim)[part] for part in state.parts))) for state in STATES),
+        *(".".join((PREFIX, state.name, *_parts(victim, state).values())) for state in STATES),
         *(f"{API}.STREAM.{verb}.{stream}" for verb in ("PURGE", "DELETE") for stream in stream_names()),
         "$SYS.REQ.SERVER.PING",
         "_INBOX.gateway.nic.guess.guess",
@@ -162,25 +163,17 @@ def _direct(victim: Victim, granted: Sequence[str]) -> Iterator[Attack]:
                     )
                 yield Attack("forged-ask", subject, encode(sample(ask.request)), reply="_R_.guess1.guess2")
     for noun in up_nouns():
-        parts = {part: _parts(victim)[part] for part in noun.parts}
-        yield Attack("forged-up", up_subject(noun, **parts), encode(sample(noun.message)))
+        yield Attack("forged-up", up_subject(noun, **_parts(victim, noun)), encode(sample(noun.message)))
     for noun in (*STATES, *EVENTS):
         # What a server publishes of a write, and what a stream republishes.
         for branch in (f"{PREFIX}.{noun.name}", f"{PREFIX}.stored.{noun.name}"):
-            subject = ".".join((branch, *(_parts(victim)[part] for part in noun.parts)))
+            subject = ".".join((branch, *_parts(victim, noun).values()))
             if not is_granted(granted, subject):
                 yield Attack("forged-hint", subject, b"{}")
 
 
-def _parts(victim: Victim) -> dict[str, str]:
-    return {
-        "node": victim.node,
-        "device_class": victim.classes[-1],
-        "device": "device-0",
-        "kind": "Pod",
-        "namespace": "default",
-        "name": "trainer",
-    }
+def _parts(victim: Victim, noun: State[Any] | Event[Any]) -> dict[str, str]:
+    return parts_of(noun, victim.node, victim.classes[-1])
 
 
 def _answers(victim: Victim, granted: Sequence[str]) -> Iterator[Attack]:

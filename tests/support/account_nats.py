@@ -30,7 +30,7 @@ from topobus.bus.server_config.streams import stream_names
 from topobus.formats.messages.catalogue import EVENTS, STATES
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
-from topobus.formats.messages.nouns import Event, State
+from topobus.formats.messages.nouns import CLUSTER, Event, State
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer
@@ -57,6 +57,7 @@ def parts_of(noun: State[Any] | Event[Any], node: str, device_class: str) -> dic
         "node": node,
         "device_class": device_class,
         "device": "device-0",
+        "fleet": CLUSTER,
         "kind": "Pod",
         "namespace": "default",
         "name": "trainer",

@@ -112,7 +112,7 @@ async def test_device_operation_ends_with_the_name_of_the_service_that_hangs(ser
     await _hang(server, topology.ask.subject(**topology.parts), OPERATE.subject(node=NODE))
     said: list[str] = []
 
-    answer = await _ask(bus, ChosenDevice(node=NODE, device_class="gpu", device="gpu-0"), request, said.append)
+    answer = await _ask(bus, ChosenDevice(node=NODE, device_class="gpu", device="gpu-0"), request, said.append, "op")
 
     assert answer.reply is None
     assert answer.error.startswith("no answer from topology on n1 within 15 s")

@@ -111,7 +111,7 @@ def test_asked_subjects_are_all_asks_of_a_node_when_it_has_two_classes() -> None
     """
     subjects = asked_subjects("n1", ["nic", "gpu"])
 
-    assert len(subjects) == len(set(subjects)) == 8 + 2 * 7
+    assert len(subjects) == len(set(subjects)) == 8 + 2 * 8
     assert "topobus.v1.prepare.n1.nic" in subjects
     assert not [subject for subject in subjects if ".plan." in subject]
 
