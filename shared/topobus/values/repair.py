@@ -246,7 +246,12 @@ class RepairNote(Struct, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> str:
-        """Write for people what was decided."""
+        """Write for people what was decided.
+
+        >>> note = RepairNote(repair="r-1", rule="a", device_class="gpu", device="g", codes=(), what="reset", why="-")
+        >>> note.answer
+        'reset: -'
+        """
         return f"{self.what}: {self.why}" if self.why else self.what
 
 
