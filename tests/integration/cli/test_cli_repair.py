@@ -73,9 +73,8 @@ async def test_pause_is_in_the_document_until_it_is_resumed(nats_server: NatsSer
     listed = await run_cli(nats_server, "repair", "list")
     resumed = await run_cli(nats_server, "repair", "resume")
     after = await bus.get(REPAIR, fleet=CLUSTER)
-    wrong = await run_cli(nats_server, "repair", "pause", "--for", "0s")
 
-    assert (paused[0], resumed[0], wrong[0]) == (0, 0, 2)
+    assert (paused[0], resumed[0]) == (0, 0)
     assert during is not None
     assert during.value.repairs == before.repairs
     pause = during.value.pause
@@ -85,6 +84,28 @@ async def test_pause_is_in_the_document_until_it_is_resumed(nats_server: NatsSer
     assert "paused by ada" in listed[2]
     assert after is not None
     assert not is_paused(after.value, pause.since_s + 60.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--for", "0s"], "--for is 0:00:00, wanted more than nothing"),
+        (["--for", "9999999d"], "at most 366 days"),
+        (["--why", "x" * 1000], "why has 1000 characters, wanted at most 512"),
+        (["--who", "a\nb"], "who is 'a\\nb', wanted printable characters only"),
+    ],
+)
+async def test_pause_is_refused_when_the_document_could_not_have_it(
+    nats_server: NatsServer, bus: Bus, options: list[str], words: str
+) -> None:
+    """One text that is too long would make the document of all repairs unreadable."""
+    before = await _begin_repair(bus)
+    code, _, error = await run_cli(nats_server, "repair", "pause", *options)
+    after = await bus.get(REPAIR, fleet=CLUSTER)
+
+    assert (code, words in " ".join(error.split())) == (2, True)
+    assert after is not None
+    assert after.value == before
 
 
 async def test_decisions_show_what_was_decided_about_a_repair(nats_server: NatsServer, bus: Bus) -> None:

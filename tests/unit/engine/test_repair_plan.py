@@ -9,12 +9,13 @@ from msgspec import structs
 
 from topobus.engine.repair.fleet import Fleet, sick_places
 from topobus.engine.repair.plan import answered, obstacle, operations, plan
+from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, PerformedOperation
 from topobus.values.device import Device, Inventory
 from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.maintenance import DeviceOperation, DeviceVerb, Maintenance
-from topobus.values.outcome import Refusal, refuse
+from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.repair import (
     REPAIR_POLICY,
     Protected,
@@ -322,6 +323,17 @@ def test_person_takes_over_when_the_device_service_refuses_what_was_expected() -
     after = answered(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), repair.op_id, refusal, _NOW_S)
 
     assert (after.repairs, [left.end for left in after.left]) == ((), [RepairEnd.TAKEN_OVER])
+
+
+def test_document_stays_readable_when_a_node_refuses_at_length() -> None:
+    """A document out of bounds would be begun again, with all repairs lost."""
+    repair = _repair(3, is_asked=True, trial=9)
+    refusal = Refusal(reasons=tuple(Reason(code="reset-failed", message="why\n" * 10_000) for _ in range(9)))
+    after = answered(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), repair.op_id, refusal, _NOW_S)
+
+    assert decode(encode(after), RepairState, where="repairs") == after
+    assert len(after.repairs[0].failure) < 600
+    assert after.repairs[0].failure.startswith("reset was refused: why why")
 
 
 def test_repair_gives_up_without_steps_when_the_evidence_is_back_after_its_last_try() -> None:

@@ -19,6 +19,7 @@ from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.objects.device_selection import Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
+from topobus.engine.ledger.operation_faults import complaint_of_texts
 from topobus.engine.repair.fleet import Fleet, codes_of, rule_for
 from topobus.engine.repair.plan import is_paused, obstacle
 from topobus.formats.messages.catalogue import LEDGER, MAINTENANCE, REPAIR
@@ -41,6 +42,7 @@ repair_app = App(name="repair", help="Repairs by policy: what is done about sick
 
 # Controllers write the same document, a few times a second at most.
 _TRIES = 20
+_LONGEST_PAUSE = timedelta(days=366)
 
 
 @repair_app.command(name="list")
@@ -69,8 +71,11 @@ def pause(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Pause all repairs: none begins, and none goes on."""
-    if duration is not None and duration <= timedelta(0):
-        raise UsageError(f"--for is {duration}, wanted more than nothing", next_step="such as --for 2h")
+    if duration is not None and not timedelta(0) < duration <= _LONGEST_PAUSE:
+        raise UsageError(
+            f"--for is {duration}, wanted more than nothing and at most {_LONGEST_PAUSE.days} days",
+            next_step="such as --for 2h; without --for the pause lasts until `topobus repair resume`",
+        )
     now_s = time.time()
     until_s = now_s + duration.total_seconds() if duration is not None else None
     paused = RepairPause(who=who or operator_name(), why=why, since_s=now_s, until_s=until_s)
@@ -88,6 +93,9 @@ def resume(*, who: Who = None, options: BusOptions = BUS_DEFAULTS) -> int:
 
 async def _change(pause: RepairPause, done: str, options: BusOptions) -> int:
     """Write a pause into the document. Another writer may be first: then read it again."""
+    # The document has all repairs, and one text that is too long would make it unreadable.
+    if complaint := complaint_of_texts(pause.why, pause.who):
+        raise UsageError(complaint, next_step="give one line of printable text with --why and --who")
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         for _ in range(_TRIES):

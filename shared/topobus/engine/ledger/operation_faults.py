@@ -15,7 +15,7 @@ from topobus.values.maintenance import DeviceOperation, DeviceVerb
 from topobus.values.names import meant_name
 from topobus.values.outcome import Refusal, refuse
 
-__all__ = ["complaint_of_operation_text", "fault_of_operation"]
+__all__ = ["complaint_of_operation_text", "complaint_of_texts", "fault_of_operation"]
 
 # A sentence or two. The inventory carries it, and all services of the node read that.
 _WHY_CHARACTERS = 512
@@ -24,15 +24,22 @@ _WHO_CHARACTERS = 253
 
 def complaint_of_operation_text(operation: DeviceOperation) -> str:
     """Explain which of an operation's texts is out of bounds. Empty when none is."""
-    for key, text, most in (("why", operation.why, _WHY_CHARACTERS), ("who", operation.who, _WHO_CHARACTERS)):
-        if len(text) > most:
-            return f"{key} has {len(text)} characters, wanted at most {most}"
-        if not text.isprintable():
-            return f"{key} is {text!r}, wanted printable characters only"
+    if complaint := complaint_of_texts(operation.why, operation.who):
+        return complaint
     if not operation.who:
         return "who is empty: an operation names the person who wants it"
     if operation.verb.is_lasting and not operation.why:
         return f"why is empty: `{operation.verb}` lasts until it is undone, and others must be able to read why"
+    return ""
+
+
+def complaint_of_texts(why: str, who: str) -> str:
+    """Explain which text of a person is too long, or cannot be shown. Empty when none is."""
+    for key, text, most in (("why", why, _WHY_CHARACTERS), ("who", who, _WHO_CHARACTERS)):
+        if len(text) > most:
+            return f"{key} has {len(text)} characters, wanted at most {most}"
+        if not text.isprintable():
+            return f"{key} is {text!r}, wanted printable characters only"
     return ""
 
 

@@ -128,11 +128,16 @@ def _operation(repair: Repair) -> DeviceOperation | None:
         device_class=repair.device_class,
         device=repair.device,
         verb=verb,
-        why="".join(letter if letter.isprintable() else " " for letter in why)[:_WHY_CHARACTERS],
+        why=_one_line(why),
         who=REPAIR_POLICY,
         is_draining=not repair.failure and repair.what == Step.DRAIN,
         expects=repair.withheld_by,
     )
+
+
+def _one_line(text: str) -> str:
+    """Cut a text that topology and the bounds of the document take, whatever a node has answered."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_WHY_CHARACTERS])
 
 
 def _verb(step: str) -> DeviceVerb | None:
@@ -215,7 +220,8 @@ class _Round:
             else:
                 self._next(repair, withheld_by="" if repair.what == DeviceVerb.RETURN else repair.withheld_by)
             return
-        codes, text = {reason.code for reason in result.reasons}, "; ".join(each.message for each in result.reasons)
+        codes = {reason.code for reason in result.reasons}
+        text = _one_line("; ".join(each.message for each in result.reasons))
         if "maintenance-changed" in codes:
             self._end(repair, RepairEnd.TAKEN_OVER, text)
         elif repair.failure:
