@@ -96,6 +96,15 @@ def test_policy_is_refused_when_two_rules_have_one_name_or_a_protected_class_is_
     assert unprotected[0] == "protect[0].device_class"
 
 
+def test_policy_is_refused_when_the_document_of_repairs_could_not_have_it() -> None:
+    """A document out of bounds would be begun again, with all repairs lost."""
+    fault = fault_of_policy(RepairPolicy(rules=tuple(_rule(name=f"rule {number}") for number in range(400))))
+
+    assert fault is not None
+    assert fault[0] == "rules"
+    assert "bytes as JSON, wanted at most 65536" in fault[1]
+
+
 def test_policy_accepts_a_reason_of_ones_own_driver_when_it_is_listed() -> None:
     """A driver of another vendor has codes that this code has never seen."""
     assert fault_of_policy(RepairPolicy(rules=(_rule(reasons=("melted",)),), own_reasons=("melted",))) is None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from topobus.engine.health.reason_codes import REASON_CODES
 from topobus.engine.repair.fleet import ANY_REASON, disrupts, withholds
+from topobus.formats.messages.bounds import MAX_TEXT
+from topobus.formats.messages.codec import encode
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.values.maintenance import DeviceVerb
 from topobus.values.names import meant_name
@@ -33,6 +35,9 @@ def fault_of_policy(policy: RepairPolicy) -> tuple[str, str] | None:
             if fault:
                 return f"rules[{index}].{key}", fault
         names.add(rule.name)
+    # The document of repairs has the policy, and one out of bounds is unreadable.
+    if (size := len(encode(policy))) > MAX_TEXT:
+        return "rules", f"the whole policy has {size} bytes as JSON, wanted at most {MAX_TEXT}: fewer rules"
     return next(
         (
             (f"protect[{index}].device_class", fault)
