@@ -68,7 +68,8 @@ class RuntimeConnection:
         demultiplexer = Demultiplexer()
         try:
             async with asyncio.TaskGroup() as answers:
-                with suppress(ConnectionError):
+                # Also an error that is no ConnectionError: see `_send`.
+                with suppress(OSError):
                     while received := await self._reader.read(_READ_BYTES):
                         for message in demultiplexer.feed(received):
                             if message.type == MessageType.RESPONSE and message.channel == Channel.RUNTIME:
@@ -132,18 +133,19 @@ class RuntimeConnection:
             # break the CPU promises to all other containers.
             get_logger().exception("nri-call.crashed")
             answer = _failed(StatusCode.INTERNAL, f"topobus gateway: a bug: {type(err).__name__}: {err}")
-        with suppress(ConnectionError):
+        with suppress(OSError):
             await self._send(
                 Message(Channel.PLUGIN, message.stream_id, MessageType.RESPONSE, answer.SerializeToString())
             )
 
     async def _send(self, message: Message) -> None:
         # One write for each message, because pieces of two messages of one channel must not be
-        # mixed.
+        # mixed. A runtime that accepts no connection has a full queue, and asyncio then takes the
+        # socket for connected. Its first use fails with ENOTCONN, which is no ConnectionError.
         try:
             self._writer.write(frames_of(message))
             await self._writer.drain()
-        except ConnectionError as err:
+        except OSError as err:
             if message.type == MessageType.REQUEST:
                 raise PeerUnavailable(f"NRI: the connection to the container runtime has ended: {err}") from err
             raise

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from support.looks import until
+from support.looks import LIMIT_S, until
 from topobus.gateway.containers.frames import Channel, Demultiplexer, Message, MessageType, frames_of
 from topobus.gateway.containers.nri_plugin import NriPlugin
 from topobus.gateway.containers.rules.cpusets import ContainerCpuset
@@ -166,3 +167,63 @@ async def test_answer_to_an_update_that_is_none_is_an_error_of_that_update(tmp_p
         await until(lambda: plugin.is_ready)
         with pytest.raises(ContractError, match="UpdateContainers"):
             await plugin.update([CpusetUpdate(container_id="c", cpus=CpuSet(0))], within_s=60.0)
+
+
+@contextlib.contextmanager
+def full_queue(path: Path) -> Iterator[None]:
+    """Listen without accepting, with a full queue of connections: a runtime that hangs."""
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.settimeout(0)
+                waiting.connect(str(path))
+        yield
+
+
+@contextlib.asynccontextmanager
+async def running(plugin: NriPlugin) -> AsyncIterator[None]:
+    """Run a plugin for the length of the block. It must not end by itself meanwhile."""
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        task = group.create_task(plugin.run())
+        yield
+        task.cancel()
+
+
+async def test_runtime_whose_queue_is_full_is_tried_again(tmp_path: Path) -> None:
+    """The event loop takes such a socket for connected, and its first use fails with an error that
+    is no ConnectionError.
+    """
+    path, ended = tmp_path / "nri.sock", asyncio.Event()
+    plugin = NriPlugin(str(path), Deaf(), SystemClock(), lambda why: ended.set() if "ended" in why else None)
+
+    async with running(plugin):
+        with full_queue(path):
+            await ended.wait()
+        path.unlink()
+        async with Runtime(path).serving() as another:
+            await until(lambda: plugin.is_ready and another.is_ready)
+
+
+@pytest.mark.parametrize("part", ["nothing", "half a frame", "a whole request"])
+async def test_runtime_that_dies_in_the_handshake_is_tried_again(part: str, tmp_path: Path) -> None:
+    """It is killed after it has accepted the connection, at any point of the registration."""
+    path, deaths, enough = tmp_path / "nri.sock", 0, asyncio.Event()
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal deaths
+        if part == "a whole request":
+            await reader.read(65536)
+        elif part == "half a frame":
+            writer.write(b"\x00\x00\x00\x01\x00")
+        # Unread bytes make the kernel reset the connection.
+        writer.transport.abort()
+        deaths += 1
+        if deaths == 3:
+            enough.set()
+
+    async with await asyncio.start_unix_server(die, path), running(NriPlugin(str(path), Deaf(), SystemClock())):
+        await enough.wait()
