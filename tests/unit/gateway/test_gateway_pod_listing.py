@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import grpc.aio
 import pytest
 
@@ -16,6 +17,7 @@ from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.rules.exclusive import ExclusiveUse
 from topobus.gateway.device_plugins.pod_resources import Listing, PodResourcesReader
+from topobus.gateway.device_plugins.sockets import serving
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
@@ -136,6 +138,48 @@ async def test_an_answer_is_no_older_than_the_ask_when_somebody_has_just_asked(s
     ]
     assert pods_of_each == [[], *([["p"]] * 10), ["p", "q"]]
     assert looks == [0, 1, 2]
+
+
+async def test_list_that_cannot_be_read_is_no_list(socket: Path) -> None:
+    """Whoever answers at kubelet's socket: gRPC gives None for it, and the next list is read."""
+    server = grpc.aio.server()
+
+    async def babble(_: bytes, context: Any) -> bytes:
+        return b"\xff"
+
+    method = grpc.unary_unary_rpc_method_handler(babble, request_deserializer=bytes, response_serializer=bytes)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": method})])
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    try:
+        listing = await PodResourcesReader(socket, "n", {}).read()
+    finally:
+        await server.stop(None)
+
+    assert listing == "kubelet's PodResources failed: INTERNAL: its answer cannot be read"
+
+
+async def test_list_is_read_of_the_next_kubelet_when_one_is_killed_meanwhile(socket: Path) -> None:
+    """Neither the broken call nor the socket that was replaced ends anything."""
+    asked = asyncio.Event()
+
+    class Hanging(Lister):
+        async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: N802  (gRPC's name)
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    reader = PodResourcesReader(socket, "n", {})
+    async with serving(socket, lambda server: rpc.add_PodResourcesListerServicer_to_server(Hanging(), server)):
+        broken = asyncio.create_task(reader.read())
+        await asked.wait()
+    async with serving(socket, lambda server: rpc.add_PodResourcesListerServicer_to_server(Lister(), server)):
+        listings = [await broken, await reader.read()]
+
+    broken_by, listing = listings
+    assert isinstance(broken_by, str)
+    assert broken_by.startswith("kubelet's PodResources failed: ")
+    assert isinstance(listing, Listing)
 
 
 async def test_shape_is_listed_as_its_parts(socket: Path, tmp_path: Path) -> None:

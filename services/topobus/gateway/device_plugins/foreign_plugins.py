@@ -142,9 +142,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
         return call
 
     async def run(self) -> None:
-        """Serve until cancelled, and serve again when the socket disappears.
+        """Serve until cancelled, and serve again when the socket or the folder disappears.
 
-        Errors: raises ConfigError when the folder cannot be used.
+        Errors: raises ConfigError when the folder cannot be used at the start.
         """
         self._runtime.readiness.set(_PART, is_ready=False, why="not served yet")
         async with asyncio.TaskGroup() as group:
@@ -153,14 +153,32 @@ class ForeignPlugins(rpc.RegistrationServicer):
                 self._serve_devices(resource)
             group.create_task(self._watch.run())
             while True:
-                await asyncio.to_thread(_remove_sockets, self._folder)
-                path = self._folder / KUBELET_SOCKET
-                async with serving(path, lambda server: rpc.add_RegistrationServicer_to_server(self, server)):
-                    own = identity(path)
-                    get_logger().info("foreign.served", socket=str(path))
-                    self._is_served = True
-                    self._report_readiness()
-                    await self._watch.until(lambda path=path, own_socket=own: identity(path) != own_socket)  # type: ignore[misc]  # bound at once
+                try:
+                    await self._serve_once()
+                except (ConfigError, OSError) as err:
+                    text = f"gateway: foreign.dir: cannot serve in {self._folder}: {err}"
+                    if not self._is_served:
+                        raise ConfigError(
+                            text, next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR", key="foreign.dir"
+                        ) from err
+                    # An installer may be replacing the folder. What has registered is still followed.
+                    get_logger().error("foreign.not-served", error=text)
+                    self._runtime.readiness.set(_PART, is_ready=True, why=text)
+                    await self._runtime.clock.sleep(_AGAIN_S)
+
+    async def _serve_once(self) -> None:
+        """Serve until the socket disappears.
+
+        Errors: raises ConfigError or OSError when the folder cannot be used.
+        """
+        await asyncio.to_thread(_remove_sockets, self._folder)
+        path = self._folder / KUBELET_SOCKET
+        async with serving(path, lambda server: rpc.add_RegistrationServicer_to_server(self, server)):
+            own = identity(path)
+            get_logger().info("foreign.served", socket=str(path))
+            self._is_served = True
+            self._report_readiness()
+            await self._watch.until(lambda: identity(path) != own)
 
     async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]

@@ -1,9 +1,9 @@
-"""Turns undecodable bytes, in calls to our sockets and in answers of plugins, into an error and one
-log line.
+"""Turns undecodable bytes, in calls to our sockets and in answers of kubelet and of plugins, into an
+error and one log line.
 
-A call gets INVALID_ARGUMENT, and a client gets a value instead of a message. gRPC itself would log
-a traceback for each, as often as any process on the node likes, and give a client None instead of
-the message.
+A call gets INVALID_ARGUMENT. An answer of a plugin becomes a value instead of a message: gRPC itself
+would log a traceback for each, as often as any process on the node likes. gRPC gives a client None
+instead of the message, which becomes an error of the call where kubelet or a gateway answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 from topobus.process.logging import get_logger
 from topobus.process.tracing import entered
 
-__all__ = ["Malformed", "MalformedCalls", "reading"]
+__all__ = ["Malformed", "MalformedAnswers", "MalformedCalls", "reading"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -45,6 +45,23 @@ def reading(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return Malformed(len(data), str(err))
 
     return careful
+
+
+class MalformedAnswers(grpc.aio.UnaryUnaryClientInterceptor):
+    """Raises the error of a call for an answer that gRPC could not decode."""
+
+    async def intercept_unary_unary(
+        self, continuation: Callable[..., Awaitable[Any]], client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        """Pass the call on.
+
+        Errors: raises AioRpcError, as for any other failure of the call.
+        """
+        answer = await (await continuation(client_call_details, request))
+        if answer is None:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "its answer cannot be read")
+        return answer
 
 
 class MalformedCalls(grpc.aio.ServerInterceptor):

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from topobus.gateway.broadcast import Broadcast
-from topobus.gateway.device_plugins.malformed_calls import MalformedCalls
+from topobus.gateway.device_plugins.malformed_calls import MalformedAnswers, MalformedCalls
 from topobus.gateway.metrics import CallMetrics
 from topobus.process.clock import until_tick
 from topobus.process.folder_events import FolderEvents
@@ -144,9 +144,12 @@ def dialling(path: Path) -> grpc.aio.Channel:
     """Open a separate channel to a socket of kubelet.
 
     gRPC shares connections (and their back-off) between the channels of one process, while a
-    restarted kubelet listens under the same name.
+    restarted kubelet listens under the same name. An answer that cannot be decoded is an error of
+    the call.
     """
-    return grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
+    return grpc.aio.insecure_channel(
+        f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)], interceptors=[MalformedAnswers()]
+    )
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:
@@ -164,9 +167,12 @@ def identity(path: Path) -> tuple[int, int, int] | None:
 
 def remove_stale(folder: Path, pattern: str) -> None:
     """Remove sockets of ours without a listener. One that answers belongs to a running gateway."""
-    for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
-        if identity(path) is None:
-            continue
+    try:
+        paths = [path for path in sorted(folder.glob(pattern)) if identity(path) is not None]
+    except FileNotFoundError:
+        # kubelet's folder is being replaced.
+        return
+    for path in paths:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(0.2)
             try:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +123,23 @@ async def test_plugin_is_served_when_another_one_has_left_and_when_it_comes_back
             await rig.kubelet.wait_for_resource(THREE, allocatable=1)
             async with trivial_plugin(rig, listed("a", 0), resource=ONE):
                 await rig.kubelet.wait_for_resource(ONE, allocatable=1)
+
+
+async def test_plugins_register_again_when_the_folder_was_replaced(rig: Rig) -> None:
+    """An installer that replaces the folder, with a file in its place for a moment, ends no gateway."""
+    folder = Path(rig.settings.foreign.dir)
+    async with rig.kubelet, rig.gateway():
+        async with trivial_plugin(rig, listed("a", 0), resource=ONE):
+            await rig.kubelet.wait_for_resource(ONE, allocatable=1)
+            shutil.rmtree(folder)
+            folder.write_text("")  # noqa: ASYNC240  (one line of a test)
+            report = await rig.readiness.until(lambda report: "cannot serve" in report["foreign-plugins"])
+            folder.unlink()  # noqa: ASYNC240  (one line of a test)
+            await rig.readiness.until(lambda report: "cannot serve" not in report["foreign-plugins"])
+        async with trivial_plugin(rig, listed("b", 0), resource=TWO):
+            await rig.kubelet.wait_for_resource(TWO, allocatable=1)
+
+    assert report["foreign-plugins"].startswith("ready")
 
 
 async def test_plugin_is_refused_and_told_of_when_its_device_host_ends(
