@@ -38,7 +38,6 @@ from topobus.devicekit.verbs.prepare import Preparer
 from topobus.engine.alignment.devices.device_hints import device_hints
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.resource_hints import ResourceHints
-from topobus.engine.health.health_machine import clear_sticky_faults
 from topobus.engine.health.inventory_merge import MergedInventory
 from topobus.engine.health.pool_assignment import check_pools
 from topobus.formats.messages.catalogue import (
@@ -274,16 +273,8 @@ class _DeviceHost:
                 continue
             if inventory is not None:
                 self._publisher.inventory_before, self._publisher.counter_sets = inventory, inventory.counter_sets
-                self._publisher.devices = tuple(self._clear_repaired(device) for device in inventory.devices)
+                self._publisher.devices = inventory.devices
                 await self._remind(inventory.devices)
-            for name in sorted(
-                set(self._settings.health.forgive) - {device.name for device in self._publisher.devices}
-            ):
-                self._log.warning(
-                    "forgiveness.unused",
-                    device=name,
-                    next_step="health.forgive names a device that this node does not know",
-                )
             return
 
     async def _remind(self, devices: Sequence[Device]) -> None:
@@ -299,12 +290,6 @@ class _DeviceHost:
                     await isolated.call("remember", partial(driver.remember, own))
                 except (DriverHung, DriverFailed) as err:
                     self._log.warning("devices.forgotten", driver=name, why=str(err))
-
-    def _clear_repaired(self, device: Device) -> Device:
-        """Clear the sticky faults of a device that the operator's settings name as repaired."""
-        if device.name not in self._settings.health.forgive:
-            return device
-        return msgspec.structs.replace(device, health=clear_sticky_faults(device.health))
 
     async def _poll_driver(self, name: str) -> None:
         """Poll one driver without end. A change of the machine ends the pause."""

@@ -52,9 +52,6 @@ class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     forget_s: Annotated[float, Meta(ge=0)] = 600.0
     """Seconds a vanished device stays listed as Unhealthy after its last owner. 10 min: longer
     than a node's drain and a card's re-seat."""
-    forgive: tuple[str, ...] = ()
-    """Devices whose sticky faults are forgiven as the service starts: an operator has repaired or
-    replaced them."""
     sources: dict[Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")], Literal["evidence", "advice"]] = {}
     """Who else may say how devices are, and what it counts for: `{"dcgm": "evidence"}`. `evidence`
     counts as what the driver sees, so Unhealthy withholds the device; `advice` makes it Degraded at
