@@ -3,8 +3,9 @@ and `observe` at each poll.
 
 `view` is the driver's last answer. A driver that hangs or fails gives a view with a silence. As
 long as the answers do not change, the driver's own thread repeats the polls (`watch`), and the
-event loop is woken for changes only. The observations of a look stay in the shown answer until an
-inventory with them was published, because a counter shows its rise at one look alone.
+event loop is woken for changes only. A counter shows its rise at one look alone, so the observations
+of a look stay in the shown answer until an inventory with them was published, and for at least 5 s,
+which those who look at inventories from time to time need.
 
 A driver that measures gives its readings after such a look, each 10 s, in the same thread.
 """
@@ -45,6 +46,9 @@ _MOST_LOOKS = 8
 # Looks in a row that differ and that are not published while NATS is away: a minute's. The oldest
 # is forgotten first.
 _LOOKS = 64
+# Seconds for which evidence is shown at least. A round of repairs reads the inventories of all nodes,
+# a second or two after the round before. Where operators want a shorter hold they get it.
+_SHOWN_S = 5.0
 # Seconds between two readings of what people graph: Prometheus asks each 15 or 30 s, and a reading
 # of eight GPUs takes longer than a look at their health.
 READ_EVERY_S = 10.0
@@ -73,17 +77,18 @@ class DriverPoller:
         before. Both are called in the driver's thread.
         """
         self.view = DriverView()
-        self._looks: deque[Mapping[str, Sequence[Observation]]] = deque(maxlen=_LOOKS)
-        """Observations of looks that differed from the look before, written in the driver's thread.
-        The result of a look that was interrupted, or took too long, arrives only here."""
+        self._looks: deque[tuple[float, Mapping[str, Sequence[Observation]]]] = deque(maxlen=_LOOKS)
+        """Until when to show what a look saw that the look before did not, written in the driver's
+        thread. The result of a look that was interrupted, or took too long, arrives only here."""
         self._last_look: Mapping[str, Sequence[Observation]] = {}
-        self._earlier: dict[str, dict[_Kind, Observation]] = {}
-        """By device: observations of earlier looks that were not read yet."""
+        self._earlier: dict[str, dict[_Kind, tuple[float, Observation]]] = {}
+        """By device: observations of earlier looks that are still to be shown, and until when."""
         self.generation = 0
         """Generation of the machine on which the driver last looked for devices."""
         self._isolated = isolated
         self._tree = tree
         self._poll_s = settings.health.poll_s
+        self._shown_s = min(_SHOWN_S, settings.health.hold_s)
         self._rescan_s = settings.hardware.rescan_s
         self._clock = clock
         self._metrics = metrics
@@ -176,25 +181,27 @@ class DriverPoller:
         return self._measured if self.view.silence is None else {}
 
     def shown(self) -> DriverView:
-        """Return the last answer, together with earlier observations that are not published yet."""
+        """Return the last answer, together with earlier observations that are still to be shown."""
         while self._looks:
-            for name, seen in self._looks.popleft().items():
-                self._earlier.setdefault(name, {}).update({_kind(observation): observation for observation in seen})
+            until_s, fresh = self._looks.popleft()
+            for name, seen in fresh.items():
+                self._earlier.setdefault(name, {}).update({_kind(each): (until_s, each) for each in seen})
         observations = {name: tuple(seen) for name, seen in self.view.observations.items()}
         for name, earlier in self._earlier.items():
             present = {_kind(observation) for observation in observations.get(name, ())}
-            unread = tuple(observation for kind, observation in earlier.items() if kind not in present)
-            if unread:
-                observations[name] = (*observations.get(name, ()), *unread)
+            ended = tuple(observation for kind, (_, observation) in earlier.items() if kind not in present)
+            if ended:
+                observations[name] = (*observations.get(name, ()), *ended)
         return replace(self.view, observations=observations) if self._earlier else self.view
 
     def note_published(self, view: DriverView) -> None:
         """Note that an inventory was published with all that `shown` returned, or more."""
-        left: dict[str, dict[_Kind, Observation]] = {}
+        now_s = self._clock.monotonic()
+        left: dict[str, dict[_Kind, tuple[float, Observation]]] = {}
         for name, earlier in self._earlier.items():
-            published_kinds = {_kind(observation) for observation in view.observations.get(name, ())}
-            if unread := {kind: observation for kind, observation in earlier.items() if kind not in published_kinds}:
-                left[name] = unread
+            published = {_kind(observation) for observation in view.observations.get(name, ())}
+            if kept := {kind: due for kind, due in earlier.items() if kind not in published or now_s < due[0]}:
+                left[name] = kept
         self._earlier = left
 
     def interrupt(self) -> None:
@@ -339,7 +346,11 @@ class DriverPoller:
             if name not in passed
         }
         if observations != self._last_look:
-            self._looks.append(observations)
+            last = self._last_look
+            fresh = {
+                name: [each for each in seen if each not in last.get(name, ())] for name, seen in observations.items()
+            }
+            self._looks.append((self._clock.monotonic() + self._shown_s, fresh))
             self._last_look = observations
         return observations
 

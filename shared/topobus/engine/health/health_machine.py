@@ -45,7 +45,8 @@ class HealthSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scheduler could use the device again."""
     hold_s: Annotated[float, Meta(ge=0)] = 30.0
     """Seconds without evidence until Recovering becomes Healthy. 30 s: longer than a GPU reset or a
-    link's retraining takes."""
+    link's retraining takes. Evidence of a moment is shown for 5 s, or for this time where it is
+    shorter."""
     flap_count: Annotated[int, Meta(ge=0, le=16)] = 4
     """After so many relapses the hold stops growing: it doubles with each relapse while Recovering.
     4: at most 16 times `hold_s`."""
