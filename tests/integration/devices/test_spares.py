@@ -11,6 +11,7 @@ from msgspec import structs
 
 from support.device_bench import NODE, OWNER, DeviceBench, has_state
 from topobus.bus.bus import Bus
+from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.host import check_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings
@@ -38,6 +39,10 @@ async def _hold(bench: DeviceBench, sequence: int, *devices: str) -> None:
     await bench.bus.put(LEDGER, Ledger(node=NODE, sequence=sequence, allocations=allocations), node=NODE)
 
 
+async def _refuse_to_read(self: DeviceHolders) -> bool:
+    raise AssertionError("the ledger is followed")
+
+
 def _spares(inventory: Inventory) -> list[str]:
     return [device.name for device in inventory.devices if device.is_spare]
 
@@ -52,10 +57,13 @@ def _has_spares(*places: int, sick: tuple[int, ...] = ()) -> Callable[[Inventory
     return wanted
 
 
-async def test_each_sick_device_releases_one_spare_and_takes_it_back_when_it_is_well(bench: DeviceBench) -> None:
+async def test_each_sick_device_releases_one_spare_and_takes_it_back_when_it_is_well(
+    bench: DeviceBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of four devices two are spares; two get sick one after the other, and one comes back. A spare
-    that an owner has is replaced by a free one.
+    that an owner has is replaced by a free one. The ledger, which is followed, is not read as well.
     """
+    monkeypatch.setattr(DeviceHolders, "read", _refuse_to_read)
     await bench.publish_machine()
     driver = ToyDriver(count=4)
     async with bench.service(driver, spares=2):

@@ -1,4 +1,4 @@
-"""Reads the holders of the devices of one class on this node from the node's ledger.
+"""The holders of the devices of one class on this node, read from the node's ledger.
 
 For health the ledger is read when it is needed: it is written for each pod and claim, while the
 health of a device, which the owners are notified of, seldom changes. Only a class whose drivers
@@ -19,7 +19,7 @@ from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.ledger import Holders
 from topobus.values.request import Owner
 
-__all__ = ["DeviceHolders", "NewestLedger"]
+__all__ = ["DeviceHolders"]
 
 
 class DeviceHolders:
@@ -29,6 +29,8 @@ class DeviceHolders:
         self._bus = bus
         self._node = node
         self._class = device_class
+        self.ledger: Holders | None = None
+        """The ledger that was read last. None until there is one. Readable from any thread."""
         self._owners: dict[str, tuple[Owner, ...]] | None = None
         self._pods: dict[str, tuple[Owner, ...]] = {}
 
@@ -42,9 +44,23 @@ class DeviceHolders:
         except (PeerUnavailable, ContractError) as err:
             get_logger().warning("ledger.unread", why=err.message)
             return False
-        ledger = entry.value if entry is not None else None
-        self._owners, self._pods = owners_of_devices(ledger, self._class), pods_of_devices(ledger, self._class)
+        self._note(entry.value if entry is not None else None)
         return True
+
+    async def follow(self, on_change: Callable[[], None]) -> None:
+        """Follow the ledger until cancelled. While it cannot be read, the earlier holders stay.
+
+        Shapes: on_change — called after each change, and when it is certain that there is no ledger.
+        """
+        async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
+            is_missing = change.kind is ChangeKind.SNAPSHOT_END and self._owners is None
+            if is_missing or change.kind in (ChangeKind.PUT, ChangeKind.DELETE):
+                self._note(change.value)
+                on_change()
+
+    def _note(self, ledger: Holders | None) -> None:
+        self.ledger = ledger
+        self._owners, self._pods = owners_of_devices(ledger, self._class), pods_of_devices(ledger, self._class)
 
     @property
     def held(self) -> frozenset[str] | None:
@@ -61,22 +77,3 @@ class DeviceHolders:
     def pods(self, device: str) -> tuple[Owner, ...]:
         """Return the pods that use a device, through either API."""
         return self._pods.get(device, ())
-
-
-class NewestLedger:
-    """The node's ledger, followed. Readable from any thread."""
-
-    def __init__(self, bus: Bus, node: str, on_change: Callable[[], None]) -> None:
-        """Follow the ledger of a node. `on_change` is called after each change."""
-        self._bus = bus
-        self._node = node
-        self._on_change = on_change
-        self.value: Holders | None = None
-        """None until there is one."""
-
-    async def follow(self) -> None:
-        """Follow the ledger until cancelled. While it cannot be read, the earlier one stays."""
-        async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
-            if change.kind in (ChangeKind.PUT, ChangeKind.DELETE):
-                self.value = change.value
-                self._on_change()

@@ -17,7 +17,7 @@ import msgspec
 
 from topobus.bus.connection.reply_inbox import new_token
 from topobus.devicekit.driver import DeviceDriver, HostServices
-from topobus.devicekit.host.device_holders import DeviceHolders, NewestLedger
+from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.device_readings import ClassReadings
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.inventory_store import InventoryStore
@@ -204,7 +204,6 @@ class _DeviceHost:
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
-        self._ledger = NewestLedger(runtime.bus, runtime.node, self._publisher.note_ledger)
         self._measures = any(driver.capabilities.measures for driver in registry.drivers)
         if self._measures:
             metrics.export_readings(self._readings)
@@ -260,7 +259,7 @@ class _DeviceHost:
             group.create_task(self._publisher.confirm())
             group.create_task(self._maintenance.run(self._settings.hardware.rescan_s))
             if self._measures or self._settings.spares.count:
-                group.create_task(self._ledger.follow())
+                group.create_task(self._publisher.follow_ledger())
 
     async def _load_inventory(self) -> None:
         """Load the inventory of the earlier run, so that its devices stay listed."""
@@ -356,7 +355,7 @@ class _DeviceHost:
         """Return what is exported of the devices. Called in the thread of a scrape."""
         readings = {name: seen for poller in self._pollers.values() for name, seen in poller.readings.items()}
         return ClassReadings(
-            node=self._node, devices=self._publisher.devices, readings=readings, ledger=self._ledger.value
+            node=self._node, devices=self._publisher.devices, readings=readings, ledger=self._publisher.ledger
         )
 
     def _find(self, name: str) -> Device | None:

@@ -38,6 +38,7 @@ from topobus.values.counters import CounterSet
 from topobus.values.device import Device, Inventory
 from topobus.values.errors import PeerUnavailable
 from topobus.values.health import HealthState, Observation
+from topobus.values.ledger import Holders
 from topobus.values.machine import Machine
 from topobus.values.timestamps import rfc3339
 
@@ -164,8 +165,18 @@ class DevicePublisher:
         if not self.is_settled():
             self._has_news.set()
 
-    def note_ledger(self) -> None:
-        """Schedule a step after the ledger changed: a spare that an owner has is replaced."""
+    async def follow_ledger(self) -> None:
+        """Follow the ledger until cancelled, with a step after each change where there are spares: one
+        that an owner has is replaced.
+        """
+        await self._holders.follow(self._note_ledger)
+
+    @property
+    def ledger(self) -> Holders | None:
+        """The ledger that was read last. Readable from any thread."""
+        return self._holders.ledger
+
+    def _note_ledger(self) -> None:
         if self._settings.spares.count:
             self._settled = None
             self._has_news.set()
@@ -261,14 +272,14 @@ class DevicePublisher:
             # Here and not at once: a step in progress would overwrite it.
             self.devices, self._to_forgive = forgiven(self.devices, self._to_forgive), set()
         now = self._runtime.clock.now()
-        merged = await self._advance(machine, views, now, held=None)
-        if (
+        # A held device is not removed and is no spare: with spares the ledger is followed.
+        is_followed = bool(self._settings.spares.count)
+        merged = await self._advance(machine, views, now, held=self._holders.held if is_followed else None)
+        if not is_followed and (
             merged.devices != self._published
-            or self._settings.spares.count
             or any(device.health.state is not HealthState.HEALTHY for device in merged.devices)
         ):
-            # The holders of a device are notified of its health, and a held device is not removed
-            # and is no spare.
+            # The holders of a device are notified of its health.
             await self._holders.read()
             merged = await self._advance(machine, views, now, held=self._holders.held)
         # Set before it is true, because the store may lose its history meanwhile.
