@@ -8,14 +8,17 @@ import errno
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from support.sriov_bench import COUNT, SriovBench
 from support.sriov_kernel import PHYSICAL
 from support.sysfs_trees import write
 from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.verbs.journaled_verbs import JournaledWork
 from topobus.nic.config import InterfaceSettings
 from topobus.nic.host_services import NicServices
@@ -23,8 +26,10 @@ from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.deaths import deaths
+from topobus.values.machine import PciDevice
 from topobus.values.outcome import Refusal
 from topobus.values.partitions import Partitions
+from topobus.values.pci import PciAddress
 from topobus.values.request import Owner, OwnerKind
 
 CARD = "nic-0000-3b-00-0"
@@ -481,14 +486,30 @@ def test_plan_stands_when_the_card_begins_to_change_while_a_look_goes_on(bench: 
     nor lets them go uncounted.
     """
     on_demand = bench.driver.on_demand_functions
+    assert on_demand is not None
+    other = structs.replace(bench.kernel.physical, address=PciAddress.parse("0000:3b:01.0"))
+    change = ExitStack()
 
-    on_demand.begin_look()
-    with on_demand.cuts.locks.changing(PHYSICAL):
-        during = on_demand.changing(bench.kernel.physical)
-    after = on_demand.changing(bench.kernel.physical)
-    on_demand.end_look(during or ())
+    def begin(_: PciAddress) -> tuple[str, ...]:
+        change.enter_context(on_demand.cuts.locks.changing(PHYSICAL))
+        return ()
 
-    assert [device.name for device in during or ()] == [device.name for device in after or ()] == [CARD, *PARTS]
+    def end(function: PciDevice) -> None:
+        # Called between the card and its virtual functions.
+        assert function == other
+        change.close()
+
+    devices = on_demand.look(
+        bench.tree,
+        bench.kernel.machine,
+        [bench.kernel.physical, other],
+        LeftOut(),
+        uses=begin,
+        describe=lambda function: structs.replace(bench.devices[CARD], pci=function.address),
+        offer=end,
+    )
+
+    assert [device.name for device in devices] == [CARD, *PARTS]
     assert on_demand.has_any([bench.devices[PARTS[0]]])
 
 

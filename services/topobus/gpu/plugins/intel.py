@@ -85,60 +85,31 @@ class IntelDriver(ChecksLeftovers):
         """List the GPUs, by address."""
         left_out = LeftOut()
         functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
-        planned = self._plan(tree, machine, functions, left_out)
-        devices: list[Device] = []
-        for function in sorted(
-            {**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address
-        ):
-            changing = self._on_demand.changing(function)
-            role = self._role(tree, function, left_out) if changing is None else None
-            devices += changing or ([self._device(tree, function, role)] if role is not None else [])
-        self._on_demand.end_look(devices)
+        devices = self._on_demand.look(
+            tree,
+            machine,
+            functions,
+            left_out,
+            uses=lambda _: (),
+            describe=lambda function: self._device(tree, function, DeviceRole.COMPUTE),
+            offer=lambda function: self._offer(tree, function, left_out),
+        )
         # Opened before the first look at health, because what the kernel sent earlier is lost.
         self._wedges.take(tree)
         blind = [f"a wedged GPU is not noticed: {self._wedges.blind}"] if devices and self._wedges.blind else []
-        return Discovery(
-            devices=tuple(devices), warnings=(*left_out, *blind), kept=left_out.kept, uncut=self._on_demand.uncut
-        )
+        return Discovery(devices=devices, warnings=(*left_out, *blind), kept=left_out.kept, uncut=self._on_demand.uncut)
 
-    def _plan(
-        self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut
-    ) -> Mapping[PciAddress, PciDevice]:
-        """Find the virtual functions of cards that are cut on demand, whether they exist now or
-        not.
-        """
-        on_demand = self._on_demand
-        on_demand.begin_look()
-        planned: dict[PciAddress, PciDevice] = {}
-        for function in functions if on_demand.rules else ():
-            if function.physfn is not None or on_demand.changing(function) is not None:
-                continue
-            try:
-                is_passed = function_role(tree, function.address)[0] is DeviceRole.PASSTHROUGH
-                uses = ("it is held for passthrough",) if is_passed else ()
-            except HardwareError as err:
-                uses = (err.message,)
-            parts, why_not = on_demand.planned(
-                tree, machine, self._device(tree, function, DeviceRole.COMPUTE), function, uses
-            )
-            planned |= {part.address: part for part in parts}
-            if why_not:
-                left_out.append(why_not)
-        return planned
-
-    def _role(self, tree: Tree, function: PciDevice, left_out: LeftOut) -> DeviceRole | None:
-        """Return the role that a function is offered in, or None when it is not offered and
-        `left_out` has the reason.
-        """
+    def _offer(self, tree: Tree, function: PciDevice, left_out: LeftOut) -> Device | None:
+        """Return a function's device, or None when it is not offered and `left_out` has the reason."""
         try:
             role, why = function_role(tree, function.address)
         except HardwareError:
             # It keeps its role, and `observe` reports what is wrong with it.
-            return DeviceRole.COMPUTE
+            role, why = DeviceRole.COMPUTE, ""
         if role is DeviceRole.PARTITION_PARENT and self._on_demand.is_cut(function):
-            return DeviceRole.COMPUTE
+            role = DeviceRole.COMPUTE
         if role is DeviceRole.COMPUTE or (role is DeviceRole.PARTITION_PARENT and self.host.offers_parents):
-            return role
+            return self._device(tree, function, role)
         left_out.keep(function.address, role, why)
         return None
 
@@ -148,11 +119,7 @@ class IntelDriver(ChecksLeftovers):
         """
         tree = tree.for_scan()
         self._wedges.take(tree)
-        addresses = {
-            device.name: device.pci
-            for device in devices
-            if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
-        }
+        addresses = self._on_demand.present(tree, devices)
         parents = self._parents.observe(tree, addresses.values())
         return {
             name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()

@@ -136,47 +136,21 @@ class PciNetdevDriver(AttachesInterfaces):
         routed = default_route_interfaces(tree)
         functions = select_functions(tree, machine, accept=lambda device: _is_network(tree, device))
         left_out = LeftOut()
-        planned = self._plan(tree, machine, functions, left_out)
-        devices: list[Device] = []
-        for function in sorted(
-            {**{each.address: each for each in functions}, **planned}.values(), key=lambda each: each.address
-        ):
-            changing = self._on_demand.changing(function)
-            device = self._discover_one(tree, function, routed, left_out) if changing is None else None
-            devices += changing or ([device] if device is not None else [])
-        self._on_demand.end_look(devices)
-        return Discovery(
-            devices=tuple(devices), warnings=tuple(left_out), kept=left_out.kept, uncut=self._on_demand.uncut
+        devices = self._on_demand.look(
+            tree,
+            machine,
+            functions,
+            left_out,
+            uses=partial(self._uses, tree),
+            describe=lambda function: self._device(function, {}),
+            offer=lambda function: self._discover_one(tree, function, routed, left_out),
         )
+        return Discovery(devices=devices, warnings=tuple(left_out), kept=left_out.kept, uncut=self._on_demand.uncut)
 
-    def _plan(
-        self, tree: Tree, machine: Machine, functions: Sequence[PciDevice], left_out: LeftOut
-    ) -> Mapping[PciAddress, PciDevice]:
-        """Find the virtual functions of cards that are cut on demand, whether they exist now or
-        not.
-        """
-        on_demand = self._on_demand
-        on_demand.begin_look()
-        planned: dict[PciAddress, PciDevice] = {}
-        for function in functions if on_demand.rules else ():
-            if function.physfn is not None or on_demand.changing(function) is not None:
-                continue
-            try:
-                interfaces = function_interfaces(tree, function.address, only_link=True)
-                shared = tuple(f"pods share {each.name}" for each in interfaces if self._settings.shared(each.name))
-                is_passed = function_role(tree, function.address)[0] is DeviceRole.PASSTHROUGH
-                uses = (
-                    *host_uses(tree, function.address),
-                    *shared,
-                    *(["it is held for passthrough"] if is_passed else []),
-                )
-            except HardwareError as err:
-                uses = (err.message,)
-            parts, why_not = on_demand.planned(tree, machine, self._device(function, {}), function, uses)
-            planned |= {part.address: part for part in parts}
-            if why_not:
-                left_out.append(why_not)
-        return planned
+    def _uses(self, tree: Tree, address: PciAddress) -> tuple[str, ...]:
+        interfaces = function_interfaces(tree, address, only_link=True)
+        shared = (f"pods share {each.name}" for each in interfaces if self._settings.shared(each.name))
+        return (*host_uses(tree, address), *shared)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Observe presence, PCIe errors and link of each function.
@@ -184,11 +158,7 @@ class PciNetdevDriver(AttachesInterfaces):
         An unreadable function does not affect the others.
         """
         tree = tree.for_scan()
-        addresses = {
-            device.name: device.pci
-            for device in devices
-            if device.pci is not None and not self._on_demand.is_absent(tree, device.pci)
-        }
+        addresses = self._on_demand.present(tree, devices)
         parents = self._parents.observe(tree, addresses.values())
         self._settling.begin_look()
         restarting = self._restarting(tree, addresses.values())

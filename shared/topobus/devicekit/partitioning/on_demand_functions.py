@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts, FunctionWish, planned_functions
-from topobus.devicekit.pci import pci_device_name
+from topobus.devicekit.pci import function_role, pci_device_name
 from topobus.devicekit.prepare_context import LongWork, PrepareContext
 from topobus.devicekit.settings import FunctionRule
 from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
-from topobus.values.device import Device
+from topobus.values.device import Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
 from topobus.values.machine import Machine, PciDevice
@@ -54,18 +55,42 @@ class OnDemandFunctions:
         self._seen: Mapping[PciAddress, tuple[Device, ...]] = {}
         self._has_looked = False
 
-    def begin_look(self) -> None:
-        """Begin a new plan."""
-        self._next, self._changed, self._next_uncut = {}, set(), set()
+    def look(
+        self,
+        tree: Tree,
+        machine: Machine,
+        functions: Sequence[PciDevice],
+        left_out: LeftOut,
+        *,
+        uses: Callable[[PciAddress], Sequence[str]],
+        describe: Callable[[PciDevice], Device],
+        offer: Callable[[PciDevice], Device | None],
+    ) -> tuple[Device, ...]:
+        """Return the devices of a driver's functions, and of virtual functions that a claim would make,
+        by address.
 
-    def end_look(self, devices: Sequence[Device]) -> None:
-        """Put the plan since the beginning into effect. `devices` are those that the look found."""
+        Shapes: uses — how the host uses a physical function, for people, which is not cut then;
+        describe — the device by which rules know a physical function; offer — a function's device, None
+        where it is not offered.
+        """
+        self._next, self._changed, self._next_uncut = {}, set(), set()
+        listed = {function.address: function for function in functions}
+        for physical in functions if self.rules else ():
+            if physical.physfn is None and self._changing(physical) is None:
+                parts = self._plan(tree, machine, describe(physical), physical, uses, left_out)
+                listed |= {part.address: part for part in parts}
+        devices: list[Device] = []
+        for _, function in sorted(listed.items()):
+            changing = self._changing(function)
+            device = offer(function) if changing is None else None
+            devices += changing or ([device] if device is not None else [])
         self._plans, self.uncut, self._has_looked = self._next, frozenset(self._next_uncut), True
         by_name = {device.name: device for device in devices}
         self._seen = {
             address: tuple(by_name[name] for name in (plan.name, *(name for _, name in plan.parts)) if name in by_name)
             for address, plan in self._plans.items()
         }
+        return tuple(devices)
 
     def is_cut(self, function: PciDevice) -> bool:
         """Return, during a look, whether a function belongs to a card that is cut on demand: as the
@@ -74,27 +99,7 @@ class OnDemandFunctions:
         plan = self._next.get(function.physfn or function.address)
         return plan is not None and (function.physfn is None or any(function.address == part for part, _ in plan.parts))
 
-    def rule(self, device: Device) -> FunctionRule | None:
-        """Find the rule of a physical function's device: the first that fits."""
-        return next((rule for rule in self.rules if all(condition.holds(device) for condition in rule.where)), None)
-
-    def plan(self, tree: Tree, machine: Machine, device: Device, physical: PciDevice) -> tuple[PciDevice, ...]:
-        """Return the virtual functions to offer beside a physical one.
-
-        Empty where no rule fits, or the kernel does not show their addresses.
-        """
-        rule = self.rule(device) if physical.physfn is None else None
-        total = tree.read_int(f"{pci_folder(physical.address)}/sriov_totalvfs") if rule is not None else None
-        if rule is None or not total:
-            return ()
-        functions = planned_functions(tree, machine, physical, min(rule.count, total))
-        if functions:
-            self._parts.update(function.address for function in functions)
-            parts = tuple((function.address, pci_device_name(self._class, function.address)) for function in functions)
-            self._next[physical.address] = _Plan(name=device.name, parts=parts, removes=rule.when_idle == "remove")
-        return functions
-
-    def changing(self, function: PciDevice) -> Sequence[Device] | None:
+    def _changing(self, function: PciDevice) -> Sequence[Device] | None:
         """Return the last seen devices of a card that is changing, for its physical function.
 
         Empty for its virtual ones, None for every other function. A card that changed at any moment
@@ -117,6 +122,14 @@ class OnDemandFunctions:
         be cut now.
         """
         return address in self._parts and not tree.exists(pci_folder(address))
+
+    def present(self, tree: Tree, devices: Sequence[Device]) -> dict[str, PciAddress]:
+        """Return the addresses of the devices that exist, by name."""
+        return {
+            device.name: device.pci
+            for device in devices
+            if device.pci is not None and not self.is_absent(tree, device.pci)
+        }
 
     def prepare(
         self,
@@ -174,28 +187,48 @@ class OnDemandFunctions:
                 )
         return None
 
-    def planned(
-        self, tree: Tree, machine: Machine, device: Device, physical: PciDevice, why_not: Sequence[str]
-    ) -> tuple[tuple[PciDevice, ...], str]:
-        """Plan, unless the host uses the physical function itself. Then return the reason, where a
-        rule fits.
+    def _plan(
+        self,
+        tree: Tree,
+        machine: Machine,
+        device: Device,
+        physical: PciDevice,
+        uses: Callable[[PciAddress], Sequence[str]],
+        left_out: LeftOut,
+    ) -> tuple[PciDevice, ...]:
+        """Return the virtual functions to offer beside a physical one.
 
-        Shapes: why_not — how the host uses it, for people.
+        Empty where no rule fits, and with the reason where one does: the host uses the physical
+        function, or the kernel does not show the addresses.
         """
-        try:
-            if why_not and self.rule(device) is not None:
-                self._next_uncut.add(device.name)
-                return (), f"{physical.address} is not cut on demand: {'; '.join(why_not)}"
-            functions = self.plan(tree, machine, device, physical)
-        except HardwareError as err:
-            return (), f"{physical.address} is not cut on demand: {err.message}"
-        if not functions and physical.physfn is None and self.rule(device) is not None:
-            return (
-                (),
-                f"{physical.address} is not cut on demand: the kernel does not show its virtual functions "
-                "(sriov_totalvfs, sriov_offset, sriov_stride)",
-            )
-        return functions, ""
+        rule = next((rule for rule in self.rules if all(condition.holds(device) for condition in rule.where)), None)
+        if rule is None:
+            return ()
+        functions: tuple[PciDevice, ...] = ()
+        if why_not := _use_of(tree, physical.address, uses):
+            self._next_uncut.add(device.name)
+        else:
+            try:
+                total = tree.read_int(f"{pci_folder(physical.address)}/sriov_totalvfs")
+                functions = planned_functions(tree, machine, physical, min(rule.count, total)) if total else ()
+                why_not = "the kernel does not show its virtual functions (sriov_totalvfs, sriov_offset, sriov_stride)"
+            except HardwareError as err:
+                why_not = err.message
+        if not functions:
+            left_out.append(f"{physical.address} is not cut on demand: {why_not}")
+            return ()
+        self._parts.update(function.address for function in functions)
+        parts = tuple((function.address, pci_device_name(self._class, function.address)) for function in functions)
+        self._next[physical.address] = _Plan(name=device.name, parts=parts, removes=rule.when_idle == "remove")
+        return functions
+
+
+def _use_of(tree: Tree, address: PciAddress, uses: Callable[[PciAddress], Sequence[str]]) -> str:
+    try:
+        is_passed = function_role(tree, address)[0] is DeviceRole.PASSTHROUGH
+        return "; ".join((*uses(address), *(["it is held for passthrough"] if is_passed else [])))
+    except HardwareError as err:
+        return err.message
 
 
 def _refuse(message: str, devices: Sequence[Device]) -> Refusal:
