@@ -46,7 +46,7 @@ _ALLOWED = {
     ("asyncio/base_events.py", "subprocess_exec"): "this is how asyncio starts a process",
     ("weakref.py", "__call__"): "a finalizer of something collected runs wherever it happens to be",
     ("linecache.py", "updatecache"): "the lines of a traceback for the log, read once a file",
-    ("local_system/local_logins.py", "find_login"): "a command reads its login before it connects, and serves nobody",
+    ("cli/contexts.py", "running_at"): "a command reads its login before it connects, and serves nobody",
     ("gateway/node_lock.py", "open_node_lock"): "at start: nobody is served yet",
     (
         "gateway/node_lock.py",

@@ -64,6 +64,11 @@ class Announcement:
                 use = Use(name=context.name, is_selected=is_selected, selected=folder.selected())
             except ConfigError as err:
                 say(f"this system gets no context: {err.message}")
+                if system.has_users:
+                    say(
+                        "commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli "
+                        f"TOPOBUS_CLI__NATS__PASSWORD_FILE={system.password_file('cli')}"
+                    )
                 use = Use()
             yield use
 
@@ -84,6 +89,7 @@ class Announcement:
             user=login.user,
             password_file=login.password_file,
             tls_ca_file=login.tls_ca_file,
+            hosts=system.hosts,
             node=system.node,
             state_dir=str(self.state),
         )

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -28,8 +30,19 @@ from topobus.local_system.processes import is_process, process_start
 from topobus.process.own_folder import objection_to_folder
 from topobus.values.errors import ConfigError
 
-__all__ = ["Context", "ContextFolder", "ContextState", "announced_context", "check_name", "name_of_folder"]
+__all__ = [
+    "DEFAULT_PORT",
+    "Context",
+    "ContextFolder",
+    "ContextState",
+    "announced_context",
+    "check_name",
+    "is_loopback",
+    "name_of_folder",
+]
 
+DEFAULT_PORT = 4222
+"""NATS' own."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 # The name of a `topobus up` without --dir, whose folder has a random name.
@@ -57,6 +70,8 @@ class Context(Struct, frozen=True, kw_only=True):
     user: str = ""
     password_file: str = ""
     tls_ca_file: str = ""
+    hosts: tuple[str, ...] = ()
+    """Names and addresses of its server besides those of loopback and of `nats`."""
     node: str = ""
     """The node of a `topobus up`."""
     state_dir: str = ""
@@ -116,6 +131,22 @@ class ContextFolder:
                 next_step=f"known are {names}" if names else "`topobus up` makes one; `topobus context add` another",
             )
         return context
+
+    def running_at(self, url: str) -> Context | None:
+        """Find the `topobus up` of this user whose NATS server a URL means.
+
+        None when no such server runs here now, or the URL names a user itself: another server may
+        have the port, and would be sent a password that is not for it.
+        """
+        host, port, has_user = _server_of(url)
+        if has_user or "," in url:
+            return None
+        for context in self.all():
+            own_host, own_port, _ = _server_of(context.nats)
+            is_same = host in (own_host, *context.hosts) or (is_loopback(host) and is_loopback(own_host))
+            if context.state is ContextState.RUNNING and port == own_port and is_same and _is_near(context.pid):
+                return context
+        return None
 
     def selected(self) -> str:
         """Return the selected name. Empty: none."""
@@ -226,6 +257,35 @@ class ContextFolder:
         with os.fdopen(handle, "wb") as opened:
             opened.write(content)
         unready.replace(file)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host is this machine's loopback interface.
+
+    >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("10.0.0.1"), is_loopback("nats")
+    (True, True, False, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _server_of(url: str) -> tuple[str, int, bool]:
+    """Read host and port of one server's URL, and whether it names a user. Port 0 is none."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    try:
+        return parts.hostname or "", parts.port or DEFAULT_PORT, parts.username is not None
+    except ValueError:
+        return "", 0, False
+
+
+def _is_near(pid: int) -> bool:
+    """Say whether a process is in this network namespace: each has ports of its own."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino == Path("/proc/self/ns/net").stat().st_ino
+    except OSError:
+        return False
 
 
 def check_name(name: str) -> str:

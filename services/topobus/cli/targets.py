@@ -17,17 +17,15 @@ from msgspec import Struct
 
 from topobus.bus.connection.endpoint import read_url
 from topobus.cli.config import CliSettings
-from topobus.cli.contexts import Context, ContextFolder, ContextState
+from topobus.cli.contexts import DEFAULT_PORT, Context, ContextFolder, ContextState, is_loopback
 from topobus.cli.exits import NotFoundError, UsageError
-from topobus.local_system.local_logins import find_login
 from topobus.process.config import NatsSettings, load_settings, origin_of
 from topobus.values.errors import ConfigError, PeerUnavailable
 
-__all__ = ["VARIABLE", "Target", "check_server_url", "choose_target", "refuses"]
+__all__ = ["VARIABLE", "Target", "check_server_url", "choose_target", "is_local", "refuses"]
 
 VARIABLE = "TOPOBUS_CONTEXT"
 _DEFAULT = "the default"
-_DEFAULT_PORT = 4222
 # A server, or its absence, answers at once. A distant one gets the time of the connection itself.
 _REFUSAL_S = 1.0
 
@@ -74,19 +72,19 @@ def choose_target(*, nats: str | None, context: str | None, config: Path | None,
     if nats is not None:
         check_server_url(nats)
         return _with_login(
-            msgspec.structs.replace(settings, nats=msgspec.structs.replace(settings.nats, url=nats)), "--nats"
+            msgspec.structs.replace(settings, nats=msgspec.structs.replace(settings.nats, url=nats)), "--nats", environ
         )
     if context is not None:
         return _of_context(settings, context, "by --context", environ)
     origin = origin_of(CliSettings, "cli", "nats.url", file=config, environ=environ)
     if origin != _DEFAULT:
-        return _with_login(settings, origin)
+        return _with_login(settings, origin, environ)
     if named := environ.get(VARIABLE, ""):
         return _of_context(settings, named, f"by {VARIABLE}", environ)
     folder = ContextFolder(environ)
     if (selected := folder.selected()) and folder.get(selected) is not None:
         return _of_context(settings, selected, "the selected one", environ)
-    return _with_login(settings, "the default, because no option, variable or context names one")
+    return _with_login(settings, "the default, because no option, variable or context names one", environ)
 
 
 def check_server_url(text: str) -> None:
@@ -105,9 +103,21 @@ def check_server_url(text: str) -> None:
         if "://" not in server and server != "localhost" and not set(server) & set(".:["):
             raise UsageError(
                 f"--nats: got {server!r}, which is no URL; wanted nats://HOST:PORT",
-                next_step=f"for the host of this name: --nats nats://{server}:{_DEFAULT_PORT}; for a context: --context "  # noqa: E501
+                next_step=f"for the host of this name: --nats nats://{server}:{DEFAULT_PORT}; for a context: --context "
                 f"{server}",
             )
+
+
+def is_local(url: str) -> bool:
+    """Say whether all servers of a setting `nats.url` are at this machine's loopback interface.
+
+    >>> is_local("nats://127.0.0.1:4222,localhost"), is_local("tls://[::1]"), is_local("nats://nats,nats://127.0.0.1")
+    (True, True, False)
+    """
+    return all(
+        is_loopback(urlsplit(server if "://" in server else f"nats://{server}").hostname or "")
+        for server in read_url(url)[0]
+    )
 
 
 async def refuses(url: str) -> bool:
@@ -120,7 +130,7 @@ async def refuses(url: str) -> bool:
 
 async def _is_refused(server: str) -> bool:
     parts = urlsplit(server if "://" in server else f"nats://{server}")
-    default = {"ws": 80, "wss": 443}.get(parts.scheme, _DEFAULT_PORT)
+    default = {"ws": 80, "wss": 443}.get(parts.scheme, DEFAULT_PORT)
     try:
         async with asyncio.timeout(_REFUSAL_S):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or default)
@@ -152,6 +162,7 @@ def _of_context(settings: CliSettings, name: str, source: str, environ: Mapping[
     return _with_login(
         msgspec.structs.replace(settings, nats=_nats_of(settings.nats, context)),
         f"context {name}, {source}",
+        environ,
         context=name,
     )
 
@@ -169,12 +180,12 @@ def _nats_of(nats: NatsSettings, context: Context) -> NatsSettings:
     )
 
 
-def _with_login(settings: CliSettings, source: str, *, context: str = "") -> Target:
+def _with_login(settings: CliSettings, source: str, environ: Mapping[str, str], *, context: str = "") -> Target:
     """Add the login of a `topobus up` of this user that runs at that
     address, where none is named.
     """
     nats = settings.nats
-    login = None if nats.user else find_login(nats.url)
+    login = None if nats.user else ContextFolder(environ).running_at(nats.url)
     if login is not None:
         ca_file = nats.tls_ca_file or login.tls_ca_file
         nats = msgspec.structs.replace(nats, user=login.user, password_file=login.password_file, tls_ca_file=ca_file)

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from topobus.local_system.local_logins import port_name, run_folder
 from topobus.local_system.nats_listening import free_to_listen
 from topobus.process.own_folder import objection_to_folder
 from topobus.simulation.nats_server import free_port
@@ -24,6 +23,9 @@ __all__ = ["PORTS", "reserved_port"]
 PORTS = (4222, *range(4230, 4250))
 """NATS' own port, then twenty others that no well-known service has (IANA's list), so that an
 `export` or a bookmark also works in the next run."""
+# The same for all terminals of a user, whatever their TMPDIR. The folder in it is checked before it
+# is used.
+_PARENT = Path("/tmp")
 _REMEMBERED = "nats-port"
 _LOCK_FLAGS = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -65,12 +67,14 @@ def _lock(locks: contextlib.ExitStack, port: int) -> bool:
 
     Where the folder cannot be used there is no lock.
     """
-    folder = run_folder()
+    folder = _PARENT / f"topobus-ports-{os.geteuid()}"
+    # Each network namespace has ports of its own, while /tmp may be shared.
+    name = f"{Path('/proc/self/ns/net').stat().st_ino}-{port}.lock"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or objection_to_folder(folder.lstat()):
             return True
-        handle = os.open(folder / f"{port_name(port)}.lock", _LOCK_FLAGS, 0o600)
+        handle = os.open(folder / name, _LOCK_FLAGS, 0o600)
     except OSError:
         return True
     locks.callback(os.close, handle)

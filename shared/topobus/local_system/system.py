@@ -12,8 +12,8 @@ import os
 import shutil
 import signal
 import sysconfig
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from topobus.bus.server_config.nats_accounts import DEFAULT_ACCOUNT, STREAMS_ACC
 from topobus.formats.messages.catalogue import PROVISIONER
 from topobus.formats.messages.device_classes import has_own_service
 from topobus.local_system.account_store import bring_store
-from topobus.local_system.local_logins import LocalLogin, announced_login
 from topobus.local_system.nats_listening import Listening, NatsCertificate
 from topobus.local_system.nats_port import reserved_port
 from topobus.local_system.nats_store import (
@@ -122,6 +121,8 @@ class System:
     """Whether this NATS wants a login: one that we started ourselves, and not open."""
     tls_ca_file: str = ""
     """Whom to trust; empty: no TLS, or whom the system trusts."""
+    hosts: tuple[str, ...] = ()
+    """Names and addresses of our NATS' certificate."""
     url_elsewhere: str = ""
     """Where other machines connect; empty: they cannot."""
 
@@ -210,7 +211,7 @@ async def start_system(
         for name in services:
             probe = partial(probe_http, ports[name])
             supervisor.start(Program(name=name, command=_command(name), environment=environments[name], probe=probe))
-        system = System(
+        yield System(
             layout=layout,
             node=node,
             nats_url=nats_url,
@@ -219,28 +220,9 @@ async def start_system(
             services=services,
             has_users=has_users,
             tls_ca_file=certificate.authority_file,
+            hosts=certificate.hosts,
             url_elsewhere=certificate.url_elsewhere(_port_of(nats_url)),
         )
-        with _login_announced(system, certificate.hosts, say) if has_users else nullcontext():
-            yield system
-
-
-@contextmanager
-def _login_announced(system: System, hosts: tuple[str, ...], say: Callable[[str], None]) -> Iterator[None]:
-    """Let commands of this user find the login of the command line by themselves."""
-    login = LocalLogin(
-        user="cli",
-        password_file=str(system.password_file("cli")),
-        tls_ca_file=system.tls_ca_file,
-        hosts=hosts,
-    )
-    with announced_login(_port_of(system.nats_url), login) as is_announced:
-        if not is_announced:
-            say(
-                "commands find no login by themselves: set TOPOBUS_CLI__NATS__USER=cli "
-                f"TOPOBUS_CLI__NATS__PASSWORD_FILE={login.password_file}"
-            )
-        yield
 
 
 async def start_nats(

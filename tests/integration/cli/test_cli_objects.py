@@ -23,7 +23,7 @@ import yaml
 
 from support.claim_manifests import claim
 from topobus.bus.bus import Bus
-from topobus.cli.options import BusOptions
+from topobus.cli.targets import choose_target
 from topobus.formats.kubernetes.built_in_classes import BUILT_IN
 from topobus.formats.messages.catalogue import ADOPT, LEDGER, RELEASE
 from topobus.formats.messages.messages import AdoptRequest, ReleaseRequest
@@ -42,6 +42,8 @@ class System:
 
     process: subprocess.Popen[str]
     nats_url: str = ""
+    contexts: str = field(default_factory=lambda: os.environ["XDG_CONFIG_HOME"])
+    """Where its context is, by which commands find its login."""
     pids: dict[str, int] = field(default_factory=dict)
 
     def next_line(self) -> dict[str, Any]:
@@ -54,10 +56,15 @@ class System:
             self.pids[event["service"]] = event["pid"]
         return event
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The caller's environment, pointed at this system."""
+        return {**os.environ, "XDG_CONFIG_HOME": self.contexts, "TOPOBUS_ALL__NATS__URL": self.nats_url}
+
     def run(self, *arguments: object, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run one command against the system and check its exit code."""
         # Wide enough that no table breaks a word.
-        environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": self.nats_url, "COLUMNS": "160"}
+        environment = {**self.environment, "COLUMNS": "160"}
         done = subprocess.run(
             [*_TOPOBUS, *map(str, arguments)],
             env=environment,
@@ -89,7 +96,8 @@ class System:
         """Do something on the bus as a node's gateway would."""
 
         async def session() -> Any:
-            async with Bus.session(BusOptions(nats=self.nats_url).settings().nats, name="topobus-cli") as bus:
+            target = choose_target(nats=None, context=None, config=None, environ=self.environment)
+            async with Bus.session(target.settings.nats, name="topobus-cli") as bus:
                 return await work(bus)
 
         return asyncio.run(session())

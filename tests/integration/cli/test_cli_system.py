@@ -34,6 +34,8 @@ class Running:
     process: subprocess.Popen[str]
     state: Path
     nats_url: str
+    contexts: str = field(default_factory=lambda: os.environ["XDG_CONFIG_HOME"])
+    """Where its context is, by which commands find its login."""
     pids: dict[str, int] = field(default_factory=dict)
 
     def next_line(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class Running:
     @property
     def environment(self) -> dict[str, str]:
         """The caller's environment, pointed at this system."""
-        return {**os.environ, "TOPOBUS_ALL__NATS__URL": self.nats_url}
+        return {**os.environ, "XDG_CONFIG_HOME": self.contexts, "TOPOBUS_ALL__NATS__URL": self.nats_url}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from topobus.bus.bus import Bus
-from topobus.cli.options import BusOptions
+from topobus.cli.targets import choose_target
 from topobus.formats.messages.catalogue import INVENTORY, OBJECT
 from topobus.simulation.nats_server import NatsServer
 
@@ -45,13 +45,15 @@ class System:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self.url = url
+        own = {"XDG_CONFIG_HOME": os.environ["XDG_CONFIG_HOME"], "TOPOBUS_ALL__NATS__URL": url}
+        self.environment = {**os.environ, **own, "COLUMNS": "200"}
+        """Of commands: its context is there, by which they find its login."""
 
     def topobus(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run one command against the system and check its exit code."""
-        environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": self.url, "COLUMNS": "200"}
         done = subprocess.run(
             [*_TOPOBUS, *map(str, arguments)],
-            env=environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=_LIMIT_S,
@@ -116,7 +118,8 @@ def plugin(system: System) -> Iterator[None]:
 @pytest_asyncio.fixture
 async def widgets(system: System, plugin: None) -> AsyncIterator[Bus]:
     """Wait until the plugin's devices are in the inventory."""
-    async with Bus.session(BusOptions(nats=system.url).settings().nats, name="topobus-cli") as bus:
+    target = choose_target(nats=None, context=None, config=None, environ=system.environment)
+    async with Bus.session(target.settings.nats, name="topobus-cli") as bus:
         async for change in bus.watch(INVENTORY, node="demo-node", device_class=CLASS):
             if (
                 change.value is not None

@@ -100,7 +100,7 @@ def test_systems_have_names_of_their_own_when_they_start_at_the_same_moment(tmp_
 def test_system_runs_without_a_context_when_none_can_be_written(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file where the folder should be costs a remark."""
+    """A file where the folder should be costs a remark, and one on how commands log in."""
     (tmp_path / "config").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     remarks: list[str] = []
@@ -108,4 +108,8 @@ def test_system_runs_without_a_context_when_none_can_be_written(
     with Announcement(wanted=None, state=state, is_kept=True).made(_system(state), remarks.append) as use:
         assert (use.name, use.is_selected) == ("", False)
 
-    assert [remark.partition(":")[0] for remark in remarks] == ["this system gets no context"]
+    assert [remark.partition(":")[0] for remark in remarks] == [
+        "this system gets no context",
+        "commands find no login by themselves",
+    ]
+    assert f"TOPOBUS_CLI__NATS__PASSWORD_FILE={_system(state).password_file('cli')}" in remarks[-1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -116,6 +118,57 @@ def test_context_is_stopped_when_its_process_was_of_another_boot(folder: Context
 
     assert context is not None
     assert context.state is ContextState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("url", "is_found"),
+    [
+        ("nats://127.0.0.1:4222", True),
+        ("127.0.0.1:4222", True),
+        ("nats://localhost", True),
+        ("nats://[::1]:4222", True),
+        ("tls://10.0.0.1:4222", True),
+        ("tls://gpu1.example.org:4222", True),
+        ("tls://[fd00::1]:4222", True),
+        ("nats://127.0.0.1:4223", False),
+        ("nats://me:secret@127.0.0.1:4222", False),
+        ("tls://10.0.0.2:4222", False),
+        ("nats://127.0.0.1:4222,nats://127.0.0.1:4223", False),
+        ("nats://127.0.0.1:port", False),
+    ],
+)
+def test_run_is_found_by_its_server_while_it_runs_and_no_other_server_is(
+    folder: ContextFolder, tmp_path: Path, url: str, is_found: bool
+) -> None:
+    """By the port and each name of its certificate. No password goes where it does not belong, and
+    a user in the URL stays who it is.
+    """
+    hosts = ("10.0.0.1", "gpu1.example.org", "fd00::1")
+    context = msgspec.structs.replace(_up(tmp_path / "lab", nats="nats://127.0.0.1:4222"), hosts=hosts)
+    folder.put(msgspec.structs.replace(_ADDED, nats=url))
+    with announced_context(folder, context, is_kept=True):
+        assert folder.running_at(url) == (folder.get("lab") if is_found else None)
+
+    assert folder.running_at(url) is None
+
+
+def test_run_of_another_network_is_not_found_by_its_port(folder: ContextFolder, tmp_path: Path) -> None:
+    """In a container that shares the home folder, another server has that port."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: only root can make a network namespace")
+    context = _up(tmp_path / "lab")
+    with announced_context(folder, context, is_kept=True):
+        script = f"from topobus.cli.contexts import ContextFolder; print(ContextFolder().running_at({context.nats!r}))"
+        done = subprocess.run(
+            ["unshare", "-n", sys.executable, "-c", script],
+            env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+
+        assert folder.running_at(context.nats) is not None
+    assert done.stdout == "None\n"
 
 
 def test_second_run_leaves_the_selection_when_the_first_still_runs(folder: ContextFolder, tmp_path: Path) -> None:

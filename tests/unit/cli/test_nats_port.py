@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.local_system import local_logins, nats_port
+from topobus.local_system import nats_port
 from topobus.local_system.nats_port import reserved_port
 from topobus.simulation.nats_server import free_port
 
@@ -21,7 +21,7 @@ def ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
     """
     chosen = (free_port(), free_port(), free_port())
     monkeypatch.setattr(nats_port, "PORTS", chosen)
-    monkeypatch.setattr(local_logins, "_PARENT", tmp_path)
+    monkeypatch.setattr(nats_port, "_PARENT", tmp_path)
     return chosen
 
 

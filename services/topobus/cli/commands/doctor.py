@@ -49,6 +49,7 @@ from topobus.cli.rules.checkup import (
 )
 from topobus.cli.rules.slice_templates import devices_of_type, template_differences
 from topobus.cli.simulation.node import open_machine
+from topobus.cli.targets import is_local
 from topobus.devicekit.registry import unserved_drivers
 from topobus.engine.health.silence import Answered, Silent
 from topobus.formats.messages.catalogue import (
@@ -69,7 +70,6 @@ from topobus.formats.messages.messages import ApiObject, PodsRequest
 from topobus.formats.messages.nouns import CLUSTER, State
 from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.formats.messages.relay_messages import NodeRelay
-from topobus.local_system.local_logins import is_local
 from topobus.values.device import Inventory
 from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.ledger import Ledger

@@ -25,10 +25,9 @@ from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions, cancel_at
 from topobus.cli.render.output import Output
 from topobus.cli.render.program_status import log_text, status_line, status_table
-from topobus.cli.targets import check_server_url, refuses
+from topobus.cli.targets import check_server_url, is_local, refuses
 from topobus.cli.users_file import extra_classes
 from topobus.devicekit.registry import unserved_drivers
-from topobus.local_system.local_logins import is_local
 from topobus.local_system.nats_listening import Listening
 from topobus.local_system.state_folder import state_folder
 from topobus.local_system.supervision import ProgramState, ProgramStatus
