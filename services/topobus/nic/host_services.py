@@ -5,6 +5,7 @@ from __future__ import annotations
 from topobus.devicekit.driver import HostServices
 from topobus.nic.config import InterfaceSettings
 from topobus.nic.interfaces.interface_hands import InterfaceHands
+from topobus.values.pci import PciAddress
 
 __all__ = ["NicServices"]
 
@@ -17,3 +18,5 @@ class NicServices(HostServices, frozen=True, kw_only=True):
     """None: nothing is handed over."""
     why_not: str = ""
     """Why there are no hands."""
+    counted: frozenset[PciAddress] = frozenset()
+    """Physical functions whose number of virtual functions the service keeps: no claim changes it."""

@@ -16,6 +16,7 @@ from topobus.nic.virtual_functions import check_virtual_functions, keep_virtual_
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.sysfs.filesystem import is_kernels
+from topobus.values.pci import PciAddress
 
 __all__ = ["check", "serve"]
 
@@ -29,7 +30,7 @@ def check(settings: NicSettings) -> None:
     Errors: raises ConfigError that names the key.
     """
     check_devices("nic", settings)
-    check_virtual_functions(settings.virtual_functions, settings.partitions.virtual_functions)
+    check_virtual_functions(settings.virtual_functions)
 
 
 async def serve(settings: NicSettings, runtime: Runtime) -> None:
@@ -53,7 +54,12 @@ async def serve(settings: NicSettings, runtime: Runtime) -> None:
         elif settings.virtual_functions:
             holders = DeviceHolders(runtime.bus, node=runtime.node, device_class="nic")
             group.create_task(keep_virtual_functions(settings.virtual_functions, holders, sys))
-        services = NicServices(interfaces=settings.interfaces, hands=hands, why_not=why_not)
+        services = NicServices(
+            interfaces=settings.interfaces,
+            hands=hands,
+            why_not=why_not,
+            counted=frozenset(PciAddress.parse(wish.address) for wish in settings.virtual_functions),
+        )
         await serve_devices(settings, runtime, "nic", host_services=services)
 
 

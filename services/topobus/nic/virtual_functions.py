@@ -9,16 +9,14 @@ once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.pci import pci_device_name
-from topobus.devicekit.settings import FunctionRule
 from topobus.nic.config import VirtualFunctions
 from topobus.nic.netlink.vf_count import set_vf_count
 from topobus.process.logging import get_logger
-from topobus.values.device import Device
 from topobus.values.errors import ConfigError
 from topobus.values.outcome import Refusal
 from topobus.values.pci import PciAddress
@@ -30,9 +28,8 @@ __all__ = ["check_virtual_functions", "devices_of_function", "keep_virtual_funct
 _LOOK_S = 30.0
 
 
-def check_virtual_functions(wishes: Iterable[VirtualFunctions], rules: Sequence[FunctionRule] = ()) -> None:
-    """Refuse invalid addresses, addresses that are listed twice, and those that a rule of
-    `partitions.virtual_functions` names as well.
+def check_virtual_functions(wishes: Iterable[VirtualFunctions]) -> None:
+    """Refuse invalid addresses, and addresses that are listed twice.
 
     Errors: raises ConfigError that names the key.
     """
@@ -45,15 +42,6 @@ def check_virtual_functions(wishes: Iterable[VirtualFunctions], rules: Sequence[
             raise ConfigError(f"{key} is {wish.address!r}, wanted a PCI address such as 0000:3b:00.0", key=key) from err
         if address in addresses:
             raise ConfigError(f"{key} is {wish.address!r}, wanted each physical function once", key=key)
-        # Only the address is compared: the other facts that a rule asks for are not known before
-        # the first look.
-        device = Device(name=pci_device_name("nic", address), device_class="nic", pci=address)
-        if any(all(condition.holds(device) for condition in rule.where) for rule in rules):
-            text = (
-                f"{key} is {wish.address!r}, which partitions.virtual_functions also names: one setting keeps the "
-                "number of its virtual functions, the other changes it for claims"
-            )
-            raise ConfigError(text, next_step="name the function in one of them", key=key)
         addresses.append(address)
 
 

@@ -176,6 +176,20 @@ def test_card_is_not_cut_when_the_node_uses_it(
     assert bench.journal.entries == {}
 
 
+def test_card_is_not_cut_when_a_setting_keeps_its_number(bench: SriovBench) -> None:
+    """One of two that change one number would undo the other's work: the inventory says which counts."""
+    bench.driver.configure(
+        structs.replace(NicServices(counted=frozenset({PHYSICAL})), partitions=bench.driver.host.partitions)
+    )
+
+    devices = bench.look()
+
+    assert list(devices) == [CARD]
+    assert bench.discovery.warnings == (
+        f"{PHYSICAL} is not cut on demand: the setting virtual_functions keeps its number",
+    )
+
+
 def test_card_under_the_default_route_is_offered_in_no_form(bench: SriovBench) -> None:
     """The node would lose its network."""
     write(bench.root, {"proc/net/route": DEFAULT_ROUTE})

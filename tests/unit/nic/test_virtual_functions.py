@@ -12,14 +12,12 @@ import pytest
 
 from support.physical_functions import ADDRESS, Function
 from topobus.devicekit.host.device_holders import DeviceHolders
-from topobus.devicekit.settings import FunctionRule
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.nic.config import VirtualFunctions
 from topobus.nic.virtual_functions import check_virtual_functions, keep_virtual_functions
 from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.values.errors import ConfigError, PeerUnavailable
 from topobus.values.ledger import Allocation, Holding, Ledger
-from topobus.values.pools import Condition
 from topobus.values.request import Owner, OwnerKind
 
 NODE = "n1"
@@ -150,17 +148,3 @@ def test_settings_are_refused_when_an_address_is_none_or_stands_twice(addresses:
         check_virtual_functions([VirtualFunctions(address=address, count=1) for address in addresses])
 
     assert refused.value.facts["key"] == key
-
-
-@pytest.mark.parametrize(("pattern", "is_refused"), [("0000:3b:00.0", True), ("0000:3b:*", True), ("0000:5e:*", False)])
-def test_settings_are_refused_when_a_function_is_kept_and_cut_on_demand(pattern: str, *, is_refused: bool) -> None:
-    """Two that change one number would undo each other."""
-    rule = FunctionRule(where=(Condition(field="pci", glob=pattern),), count=4)
-    refused = ""
-
-    try:
-        check_virtual_functions([VirtualFunctions(address="0000:3b:00.0", count=1)], [rule])
-    except ConfigError as err:
-        refused = str(err.facts["key"])
-
-    assert refused == ("virtual_functions[0].address" if is_refused else "")

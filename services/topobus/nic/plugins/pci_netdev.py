@@ -31,7 +31,7 @@ from functools import partial
 
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.device_record import DeviceRecord
-from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
+from topobus.devicekit.driver import Discovery, HostServices, LongWork, PrepareContext
 from topobus.devicekit.edits_text import gone, own_variable, unreadable
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts
@@ -48,6 +48,7 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.devicekit.pci_parent import ParentHealth, physical_function
+from topobus.nic.host_services import NicServices
 from topobus.nic.host_use import function_users, host_uses, lacks_interface
 from topobus.nic.interfaces.interface_hands import read_config
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, interface_of
@@ -123,12 +124,18 @@ class PciNetdevDriver(AttachesInterfaces):
         self._function_counts: dict[PciAddress, int | None] = {}
         """By physical function: how many virtual ones it had at the last look."""
         self._counters = CounterRises()
+        self._counted: frozenset[PciAddress] = frozenset()
         self._on_demand = OnDemandFunctions("nic", FunctionCuts(function_users, lacks_interface))
 
     @property
     def on_demand_functions(self) -> OnDemandFunctions:
         """Makes virtual functions by the operator's rules."""
         return self._on_demand
+
+    def configure(self, host: HostServices) -> None:
+        """Take the service's settings."""
+        super().configure(host)
+        self._counted = host.counted if isinstance(host, NicServices) else frozenset()
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List the network functions that may be allocated, by address."""
@@ -150,7 +157,8 @@ class PciNetdevDriver(AttachesInterfaces):
     def _uses(self, tree: Tree, address: PciAddress) -> tuple[str, ...]:
         interfaces = function_interfaces(tree, address, only_link=True)
         shared = (f"pods share {each.name}" for each in interfaces if self._settings.shared(each.name))
-        return (*host_uses(tree, address), *shared)
+        counted = ["the setting virtual_functions keeps its number"] if address in self._counted else []
+        return (*host_uses(tree, address), *shared, *counted)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Observe presence, PCIe errors and link of each function.
