@@ -145,7 +145,7 @@ async def _check_bus(
                 is_local=is_local(nats.url),
             )
             findings = [
-                Finding(level=Level.OK, what="system", found=system_text(options)),
+                Finding.ok("system", system_text(options)),
                 check_server(bus.server_version),
                 access,
             ]
@@ -161,16 +161,14 @@ async def _check_bus(
             except PeerUnavailable as err:
                 return [
                     *findings,
-                    Finding(
-                        level=Level.FAIL,
-                        what="jetstream",
-                        found=err.message,
-                        next_step=err.next_step
-                        or "see the NATS server's log, and whether its disk or its store is full",
+                    Finding.fail(
+                        "jetstream",
+                        err.message,
+                        err.next_step or "see the NATS server's log, and whether its disk or its store is full",
                     ),
                 ]
     except PeerUnavailable as err:
-        return [Finding(level=Level.FAIL, what="nats", found=err.message, next_step=err.next_step)]
+        return [Finding.fail("nats", err.message, err.next_step)]
 
 
 @dataclass(frozen=True)
@@ -234,11 +232,10 @@ async def _check_services(bus: Bus, node: str | None, checked: list[str], foreto
     findings += check_unserved_drivers((driver.name, driver.device_class, driver.next_step) for driver in unserved)
     if not nodes:
         findings.append(
-            Finding(
-                level=Level.FAIL,
-                what="nodes",
-                found="no node reports anything",
-                next_step="start the node's services: `topobus up`, or `kubectl apply -k deploy/kubernetes`",
+            Finding.fail(
+                "nodes",
+                "no node reports anything",
+                "start the node's services: `topobus up`, or `kubectl apply -k deploy/kubernetes`",
             )
         )
     of_each = await side_by_side(nodes, partial(_check_stored_node, bus, fleet))
@@ -337,7 +334,7 @@ async def _check_controller(bus: Bus, *, is_missed: bool) -> list[Finding]:
         pass
     sign = await sign_of_life(bus, PLAN, node=CLUSTER)
     releases = check_releases("", {"controller": sign.release}, bus.release) if isinstance(sign, Answered) else []
-    return [Finding(level=Level.OK, what="controller", found="answers"), *releases]
+    return [Finding.ok("controller", "answers"), *releases]
 
 
 async def _check_gateway(bus: Bus, node: str, *, has_devices: bool, is_missed: bool) -> list[Finding]:
@@ -351,7 +348,7 @@ async def _check_gateway(bus: Bus, node: str, *, has_devices: bool, is_missed: b
         step = "start topobus-gateway on this node: without it kubelet is offered no device"
         return [Finding(level=_level(err, is_missed=is_missed), what=what, found=err.message, next_step=step)]
     except TopobusError as err:
-        return [Finding(level=Level.WARN, what=what, found=err.message, next_step="see the log of topobus-gateway")]
+        return [Finding.warn(what, err.message, "see the log of topobus-gateway")]
     runtime = check_runtime(node, pods.runtime)
     slices = check_slice_fields(node, pods.dropped_slice_fields)
     return [

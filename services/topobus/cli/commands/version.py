@@ -17,11 +17,11 @@ from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.responding_services import side_by_side, silence_text
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus, system_text
 from topobus.cli.render.output import Output
-from topobus.cli.rules.checkup import first_names
 from topobus.engine.health.silence import Answered, Silent
 from topobus.formats.messages.catalogue import HINT, MACHINE, PLAN, PODS, PREFER, RELAY
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
 from topobus.formats.messages.nouns import CLUSTER
+from topobus.values.node_text import first_of
 
 __all__ = ["version"]
 
@@ -100,7 +100,7 @@ def _nodes_text(nodes: Sequence[str]) -> str:
     """
     if len(nodes) == 1:
         return nodes[0] or "cluster"
-    return f"{len(nodes)} nodes: {first_names(nodes)}"
+    return f"{len(nodes)} nodes: {first_of(nodes, 3)}"
 
 
 async def _ask(options: BusOptions) -> tuple[str, list[ServiceVersion]]:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from topobus.bus.bus import Bus, Entry
-from topobus.cli.rules.checkup import first_names
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.formats.messages.nouns import State
 from topobus.values.device import Inventory
+from topobus.values.node_text import first_of
 
 __all__ = ["list_inventories", "list_inventories_as", "nodes_without_a_machine", "unread_text"]
 
@@ -74,4 +74,4 @@ def unread_text(nodes: tuple[str, ...]) -> str:
     >>> unread_text(("a", "b", "c", "d"))
     '4 nodes have inventories and no machine, and were not read: a, b, c and 1 more'
     """
-    return f"{len(nodes)} nodes have inventories and no machine, and were not read: {first_names(nodes)}"
+    return f"{len(nodes)} nodes have inventories and no machine, and were not read: {first_of(nodes, 3)}"

@@ -19,6 +19,7 @@ from topobus.formats.kubernetes.pod import pod_request
 from topobus.formats.kubernetes.workloads import WORKLOAD_KINDS
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
+from topobus.values.node_text import first_of
 from topobus.values.request import PodRequest
 
 __all__ = [
@@ -102,9 +103,8 @@ def only_ours(parts: Sequence[MixedManifest], named: Sequence[Path], note: Note)
         name_of(api_object) for api_object in objects if api_object.kind == "Pod" and _GROUPED & api_object.spec.keys()
     ]
     if grouped:
-        more = f" and {len(grouped) - 1} more" if len(grouped) > 1 else ""
         note(
-            f"{grouped[0]}{more}: the group in its spec ({', '.join(sorted(_GROUPED))}) is not "
+            f"{first_of(grouped, 1)}: the group in its spec ({', '.join(sorted(_GROUPED))}) is not "
             "considered: pods are placed one by one, not all or none"
         )
     if text:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from topobus.cli.render.answers import reason_lines
 from topobus.values.cluster_answers import Holder, NodeGroup, Verdict
+from topobus.values.node_text import first_of
 
 __all__ = ["verdict_view"]
 
@@ -62,11 +63,8 @@ def _holder_table(holders: list[Holder]) -> Table:
     for title in ("node", "held by claim", "of pod", "devices"):
         table.add_column(title, overflow="fold")
     for holder in holders:
-        devices = sorted(holder.devices)
-        more = f" and {len(devices) - _SHOWN_DEVICES} more" if len(devices) > _SHOWN_DEVICES else ""
-        table.add_row(
-            holder.node, holder.claim, ", ".join(holder.pods) or "-", ", ".join(devices[:_SHOWN_DEVICES]) + more
-        )
+        devices = first_of(sorted(holder.devices), _SHOWN_DEVICES)
+        table.add_row(holder.node, holder.claim, ", ".join(holder.pods) or "-", devices)
     return table
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -47,7 +47,6 @@ __all__ = [
     "check_streams",
     "check_unread",
     "check_unserved_drivers",
-    "first_names",
     "grouped",
 ]
 
@@ -134,6 +133,21 @@ class Finding(Struct, frozen=True, kw_only=True):
     found: str
     next_step: str = ""
 
+    @classmethod
+    def ok(cls, what: str, found: str) -> Self:
+        """Make a finding that needs nothing."""
+        return cls(level=Level.OK, what=what, found=found)
+
+    @classmethod
+    def warn(cls, what: str, found: str, next_step: str) -> Self:
+        """Make a finding to look at."""
+        return cls(level=Level.WARN, what=what, found=found, next_step=next_step)
+
+    @classmethod
+    def fail(cls, what: str, found: str, next_step: str) -> Self:
+        """Make a finding of what does not work."""
+        return cls(level=Level.FAIL, what=what, found=found, next_step=next_step)
+
 
 def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
     """Merge equal findings of many nodes, and order the worst last, where a terminal ends.
@@ -167,21 +181,11 @@ def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
             Finding(
                 level=first.level,
                 what=what,
-                found=f"{first.found}{of_first}; on {first_names([name for name, _ in same])}",
+                found=f"{first.found}{of_first}; on {first_of([name for name, _ in same], _NAMED)}",
                 next_step=first.next_step,
             )
         )
     return sorted(shown, key=lambda finding: list(Level).index(finding.level))
-
-
-def first_names(nodes: Sequence[str]) -> str:
-    """Name the first of many nodes.
-
-    >>> first_names(["a", "b"]), first_names(["a", "b", "c", "d"])
-    ('a, b', 'a, b, c and 1 more')
-    """
-    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    return f"{', '.join(nodes[:_NAMED])}{more}"
 
 
 def _without(node: str, text: str) -> str:
@@ -198,13 +202,8 @@ def check_server(version: tuple[int, int, int]) -> Finding:
     text = ".".join(map(str, version))
     if version < _OLDEST_SERVER:
         wanted = ".".join(map(str, _OLDEST_SERVER))
-        return Finding(
-            level=Level.FAIL,
-            what="nats",
-            found=f"the server runs {text}, wanted {wanted} or later",
-            next_step="upgrade nats-server",
-        )
-    return Finding(level=Level.OK, what="nats", found=f"the server answers, version {text}")
+        return Finding.fail("nats", f"the server runs {text}, wanted {wanted} or later", "upgrade nats-server")
+    return Finding.ok("nats", f"the server answers, version {text}")
 
 
 def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: bool) -> Finding:
@@ -219,14 +218,12 @@ def check_access(*, user: str, wants_login: bool, is_encrypted: bool, is_local: 
         text = "the server is open: everyone who reaches it may read and write everything"
         where = "; it is reached over this machine's loopback interface here" if is_local else ""
         step = "give each process a user of its own: docs/how-to/secure-nats.md"
-        return Finding(level=Level.WARN, what=what, found=f"{text}{where}", next_step=step)
+        return Finding.warn(what, f"{text}{where}", step)
     text = f"the server has users; this is {f'user {user}' if user else 'a login in the URL'}"
     if not is_encrypted and not is_local:
         step = "give the server a certificate, and name its authority in nats.tls_ca_file: docs/how-to/secure-nats.md"
-        return Finding(
-            level=Level.WARN, what=what, found=f"{text}; passwords cross the wire in clear text", next_step=step
-        )
-    return Finding(level=Level.OK, what=what, found=f"{text}{'; TLS' if is_encrypted else ''}")
+        return Finding.warn(what, f"{text}; passwords cross the wire in clear text", step)
+    return Finding.ok(what, f"{text}{'; TLS' if is_encrypted else ''}")
 
 
 def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
@@ -237,8 +234,8 @@ def check_certificate(*, issuer: str, until: str, days: int) -> Finding:
             "renew it at the server: topobus keys certify FOLDER --renew, and send nats-server a SIGHUP: "
             "docs/how-to/secure-nats.md"
         )
-        return Finding(level=Level.WARN, what=what, found=text, next_step=step)
-    return Finding(level=Level.OK, what=what, found=text)
+        return Finding.warn(what, text, step)
+    return Finding.ok(what, text)
 
 
 def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, int, int]) -> Finding | None:
@@ -250,7 +247,7 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
         return None
     text = f"hub of {counted(len(nodes), 'node')} with servers of their own"
     if wants_login:
-        return Finding(level=Level.OK, what="hub", found=f"{text}, which come as its users")
+        return Finding.ok("hub", f"{text}, which come as its users")
     isolation = (
         ""
         if version >= _ISOLATES_LEAVES
@@ -260,35 +257,20 @@ def check_hub(nodes: Sequence[str], *, wants_login: bool, version: tuple[int, in
         "give each node a user and an account of its own (topobus keys make --shape hub --node …): "
         "docs/how-to/choose-a-nats-shape.md"
     )
-    return Finding(
-        level=Level.WARN,
-        what="hub",
-        found=f"{text}, and no users: each of them may write what is stored here for the others{isolation}",
-        next_step=step,
+    return Finding.warn(
+        "hub", f"{text}, and no users: each of them may write what is stored here for the others{isolation}", step
     )
 
 
 def check_streams(differences: Mapping[str, str]) -> list[Finding]:
     """Check what provisioning created."""
     bad = [
-        Finding(
-            level=Level.FAIL,
-            what=f"stream {name}",
-            found=trouble,
-            next_step=_stream_step(name, trouble),
-        )
+        Finding.fail(f"stream {name}", trouble, _stream_step(name, trouble))
         for name, trouble in differences.items()
         if trouble
     ]
-    good = sum(1 for trouble in differences.values() if not trouble)
-    return [
-        *(
-            [Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} streams as they should be")]
-            if good
-            else []
-        ),
-        *bad,
-    ]
+    good = len(differences) - len(bad)
+    return [*([Finding.ok("streams", f"{good} of {len(differences)} streams as they should be")] if good else []), *bad]
 
 
 def _stream_step(name: str, trouble: str) -> str:
@@ -312,23 +294,17 @@ def check_rejected(rejected: Sequence[tuple[State[Any], str, str]]) -> list[Find
     Shapes: rejected — for each value its state, its key and what is wrong with it.
     """
     findings = [
-        Finding(
-            level=Level.FAIL,
-            what=f"{from_token(key.partition('.')[0])}: {state.name}" if "node" in state.parts else state.name,
+        Finding.fail(
+            f"{from_token(key.partition('.')[0])}: {state.name}" if "node" in state.parts else state.name,
             # Most reasons begin with the key.
-            found=f"cannot read {(place := f'{state.home_of_key(key).bucket}/{key}')}: "
-            f"{why.removeprefix(f'{place}: ')}",
-            next_step=_repair_step(state, key),
+            f"cannot read {(place := f'{state.home_of_key(key).bucket}/{key}')}: {why.removeprefix(f'{place}: ')}",
+            _repair_step(state, key),
         )
         for state, key, why in rejected[:_SHOWN_REJECTED]
     ]
     if len(rejected) > _SHOWN_REJECTED:
         left_out = f"{len(rejected) - _SHOWN_REJECTED} more values that cannot be read"
-        findings.append(
-            Finding(
-                level=Level.FAIL, what="buckets", found=left_out, next_step="find out what writes into these buckets"
-            )
-        )
+        findings.append(Finding.fail("buckets", left_out, "find out what writes into these buckets"))
     return findings
 
 
@@ -363,12 +339,11 @@ def check_holders(
     shown = first_of([f"{owner} on {node}" for owner, node, _, _ in lost], _SHOWN_REJECTED)
     _, _, kind, name = lost[0]
     return [
-        Finding(
-            level=Level.WARN,
-            what="holders",
-            found=f"{len(lost)} {'holder has' if len(lost) == 1 else 'holders have'} no object: {shown}; "
+        Finding.warn(
+            "holders",
+            f"{len(lost)} {'holder has' if len(lost) == 1 else 'holders have'} no object: {shown}; "
             "the store is older than they are, or their objects were removed alone",
-            next_step=f"`topobus apply -f` the manifest restores it, `topobus release {kind.value} {name}` frees what "
+            f"`topobus apply -f` the manifest restores it, `topobus release {kind.value} {name}` frees what "
             "it holds; `topobus holders` lists all",
         )
     ]
@@ -380,11 +355,10 @@ def check_unserved_drivers(drivers: Iterable[tuple[str, str, str]]) -> list[Find
     Shapes: drivers — name, class, and the step to serve that class.
     """
     return [
-        Finding(
-            level=Level.WARN,
-            what=f"driver {name}",
-            found=f"it is installed here, and no service of class {device_class} runs on any node",
-            next_step=next_step,
+        Finding.warn(
+            f"driver {name}",
+            f"it is installed here, and no service of class {device_class} runs on any node",
+            next_step,
         )
         for name, device_class, next_step in drivers
     ]
@@ -423,7 +397,7 @@ def check_unread(nodes: Sequence[str]) -> list[Finding]:
         "find out who writes them, and give that login another password; then `topobus forget node "
         "--without-machine` removes them"
     )
-    return [Finding(level=Level.WARN, what="inventories", found=text, next_step=step)]
+    return [Finding.warn("inventories", text, step)]
 
 
 def _repair_step(state: State[Any], key: str) -> str:
@@ -478,8 +452,8 @@ def check_runtime(node: str, runtime: RuntimeConnection | None) -> Finding | Non
             f"claims get CPUs for themselves by {runtime.socket}, and it cannot be checked whether the kernel "
             f"keeps to it: {runtime.cpusets_unseen}"
         )
-        return Finding(level=Level.WARN, what=what, found=text, next_step=step)
-    return Finding(level=Level.OK, what=what, found=f"reports containers to the gateway by {runtime.socket} (NRI)")
+        return Finding.warn(what, text, step)
+    return Finding.ok(what, f"reports containers to the gateway by {runtime.socket} (NRI)")
 
 
 def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
@@ -497,7 +471,7 @@ def check_slice_fields(node: str, dropped: Sequence[str]) -> Finding | None:
         if features
         else "upgrade the API server"
     )
-    return Finding(level=Level.WARN, what=f"{node}: slices", found=text, next_step=step)
+    return Finding.warn(f"{node}: slices", text, step)
 
 
 def check_template(node: str, differences: Sequence[str]) -> Finding:
@@ -505,12 +479,11 @@ def check_template(node: str, differences: Sequence[str]) -> Finding:
     autoscaler.
     """
     if not differences:
-        return Finding(level=Level.OK, what=f"{node}: template", found="its devices are those of the recorded machine")
-    return Finding(
-        level=Level.WARN,
-        what=f"{node}: template",
-        found=f"differs from the recorded machine: {first_of(differences)}",
-        next_step="record this machine (`topobus record`) and give its slices to the autoscaler, or mend the node",
+        return Finding.ok(f"{node}: template", "its devices are those of the recorded machine")
+    return Finding.warn(
+        f"{node}: template",
+        f"differs from the recorded machine: {first_of(differences)}",
+        "record this machine (`topobus record`) and give its slices to the autoscaler, or mend the node",
     )
 
 
@@ -520,7 +493,7 @@ def check_rivals(node: str, rivals: Mapping[str, str]) -> list[Finding]:
     """
     step = "remove that device plugin from the node, or take its vendor out of the gateway's setting profiles"
     return [
-        Finding(level=Level.FAIL, what=f"{node}: {resource}", found=f"not offered by Topobus: {why}", next_step=step)
+        Finding.fail(f"{node}: {resource}", f"not offered by Topobus: {why}", step)
         for resource, why in sorted(rivals.items())
     ]
 
@@ -534,26 +507,21 @@ def check_registrations(
     has_devices — the node has something to offer, so kubelet must know of it.
     """
     gateway, what = f"{node}: gateway", f"{node}: kubelet"
-    answers = Finding(level=Level.OK, what=gateway, found="answers")
+    answers = Finding.ok(gateway, "answers")
     if not registrations.has_kubelet:
         text = f"none where the gateway looks: {registrations.folder} there has no kubelet.sock"
         step = (
             "start kubelet: the gateway registers as soon as it is there; into a gateway's container its folder "
             "must be mounted"
         )
-        return [answers, Finding(level=Level.WARN, what=what, found=text, next_step=step)]
+        return [answers, Finding.warn(what, text, step)]
     plugins = {resource: status for resource, status in registrations.plugins.items() if resource not in rivals}
     if not plugins and not registrations.drivers:
         if not has_devices:
             # A class is registered when it has a device to offer.
-            return [answers, Finding(level=Level.OK, what=what, found="runs; this node has no devices to offer")]
+            return [answers, Finding.ok(what, "runs; this node has no devices to offer")]
         step = "see the gateway's setting exposure, and the log of topobus-gateway"
-        return [
-            answers,
-            Finding(
-                level=Level.FAIL, what=what, found="nothing is registered, and this node has devices", next_step=step
-            ),
-        ]
+        return [answers, Finding.fail(what, "nothing is registered, and this node has devices", step)]
     registered = sorted(
         name for name, status in (*plugins.items(), *registrations.drivers.items()) if status == _REGISTERED
     )
@@ -570,11 +538,7 @@ def check_registrations(
         for name, status in sorted(kind.items())
         if status != _REGISTERED
     ]
-    return [
-        answers,
-        *([Finding(level=Level.OK, what=what, found=f"has {', '.join(registered)}")] if registered else []),
-        *missing,
-    ]
+    return [answers, *([Finding.ok(what, f"has {', '.join(registered)}")] if registered else []), *missing]
 
 
 def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Finding]:
@@ -586,12 +550,7 @@ def check_plugin_failures(node: str, failures: Mapping[str, str]) -> list[Findin
         "of topobus-gateway"
     )
     return [
-        Finding(
-            level=Level.FAIL,
-            what=f"{node}: {resource}",
-            found=f"its device plugin is not served: {why}",
-            next_step=step,
-        )
+        Finding.fail(f"{node}: {resource}", f"its device plugin is not served: {why}", step)
         for resource, why in sorted(failures.items())
     ]
 
@@ -626,7 +585,7 @@ def check_stored_clock(node: str, origins: Sequence[Origin]) -> list[Finding]:
     )
     if newest is None or not newest.clock_remark:
         return []
-    return [Finding(level=Level.WARN, what=f"{node}: clock", found=newest.clock_remark, next_step=_SAME_TIME)]
+    return [Finding.warn(f"{node}: clock", newest.clock_remark, _SAME_TIME)]
 
 
 def check_releases(node: str, releases: Mapping[str, str], own: str) -> list[Finding]:
@@ -641,7 +600,7 @@ def check_releases(node: str, releases: Mapping[str, str], own: str) -> list[Fin
     remarks = [release_remark(", ".join(services), release, own) for release, services in sorted(by_release.items())]
     what = f"{node}: releases" if node else "releases"
     step = "upgrade all to one release, in any order"
-    return [Finding(level=Level.WARN, what=what, found=remark, next_step=step) for remark in remarks if remark]
+    return [Finding.warn(what, remark, step) for remark in remarks if remark]
 
 
 def _clock_findings(what: str, clock_name: str, ahead_s: float, than: str) -> list[Finding]:
@@ -672,17 +631,16 @@ def check_node(
         yield _inventory_finding(node, device_class, by_class.get(device_class), machine, silent)
     if ledger is None:
         step = "topobus-topology writes one as soon as it knows the machine: is it running?"
-        yield Finding(level=Level.FAIL, what=f"{node}: ledger", found="there is none", next_step=step)
+        yield Finding.fail(f"{node}: ledger", "there is none", step)
     else:
-        text = f"sequence {ledger.sequence}, {counted(len(ledger.allocations), 'owner')}"
-        yield Finding(level=Level.OK, what=f"{node}: ledger", found=text)
+        yield Finding.ok(f"{node}: ledger", f"sequence {ledger.sequence}, {counted(len(ledger.allocations), 'owner')}")
     if "topology" in silent:
         step = (
             f"start topobus-topology on this node; if the node is gone for good: topobus forget node {node} --dry-run"
         )
-        yield Finding(level=Level.FAIL, what=f"{node}: topology", found=silent["topology"], next_step=step)
+        yield Finding.fail(f"{node}: topology", silent["topology"], step)
     else:
-        yield Finding(level=Level.OK, what=f"{node}: topology", found="answers")
+        yield Finding.ok(f"{node}: topology", "answers")
 
 
 def _has_hardware(machine: Machine, device_class: str) -> bool:
@@ -702,19 +660,16 @@ def _machine_finding(node: str, machine: Machine | None) -> Finding:
             f"start topobus-discovery on this node; if there is no such node any more: topobus forget node {node} "
             "--dry-run"
         )
-        return Finding(level=Level.FAIL, what=what, found="not reported", next_step=step)
+        return Finding.fail(what, "not reported", step)
     text = (
         f"generation {machine.generation}, {counted(len(machine.numa_nodes), 'NUMA node')}, "
         f"{counted(len(machine.online_cpus), 'CPU')}"
     )
     if machine.warnings:
-        return Finding(
-            level=Level.WARN,
-            what=what,
-            found=f"{text}; {counted(len(machine.warnings), 'warning')}: {machine.warnings[0]}",
-            next_step="see `topobus machine`",
+        return Finding.warn(
+            what, f"{text}; {counted(len(machine.warnings), 'warning')}: {machine.warnings[0]}", "see `topobus machine`"
         )
-    return Finding(level=Level.OK, what=what, found=text)
+    return Finding.ok(what, text)
 
 
 def _inventory_finding(
@@ -724,20 +679,16 @@ def _inventory_finding(
     start = f"start topobus-{device_class} on this node"
     if inventory is None:
         if machine is not None and device_class in silent and not _has_hardware(machine, device_class):
-            return Finding(
-                level=Level.OK, what=what, found="no service, and no PCI function of this kind on the machine"
-            )
+            return Finding.ok(what, "no service, and no PCI function of this kind on the machine")
         if device_class in silent:
             # An operator may run a few services on purpose. A service that ran before and is silent
             # now is another case, below.
-            return Finding(
-                level=Level.WARN, what=what, found="no service of this class has ever run here", next_step=start
-            )
-        return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
+            return Finding.warn(what, "no service of this class has ever run here", start)
+        return Finding.fail(what, "not published", start)
     text = f"generation {inventory.generation}, {counted(len(inventory.devices), 'device')}"
     if device_class in silent:
         text += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
-        return Finding(level=Level.FAIL, what=what, found=text, next_step=start)
+        return Finding.fail(what, text, start)
     if machine is not None and inventory.machine_generation < machine.generation:
         # No finding: a machine whose change affects no device of this class does not cause a new
         # inventory.
@@ -747,27 +698,12 @@ def _inventory_finding(
     withheld = [device for device in inventory.devices if device.maintenance is not None]
     sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
     if sick:
-        return Finding(
-            level=Level.WARN,
-            what=what,
-            found=f"{text}, not well: {', '.join(sick[:6])}",
-            next_step="`topobus health` shows why",
-        )
+        return Finding.warn(what, f"{text}, not well: {', '.join(sick[:6])}", "`topobus health` shows why")
     if withheld:
-        text += f", withheld: {', '.join(f'{device.name} ({device.why_not})' for device in withheld[:3])}"
-        if len(withheld) > 3:
-            text += f" and {len(withheld) - 3} more"
-        return Finding(
-            level=Level.WARN,
-            what=what,
-            found=text,
-            next_step="`topobus device list` lists all; `topobus device return NAME` ends it",
+        names = first_of([f"{device.name} ({device.why_not})" for device in withheld], _NAMED)
+        return Finding.warn(
+            what, f"{text}, withheld: {names}", "`topobus device list` lists all; `topobus device return NAME` ends it"
         )
     if inventory.warnings:
-        return Finding(
-            level=Level.WARN,
-            what=what,
-            found=f"{text}; {inventory.warnings[0]}",
-            next_step=f"see the log of topobus-{device_class}",
-        )
-    return Finding(level=Level.OK, what=what, found=text)
+        return Finding.warn(what, f"{text}; {inventory.warnings[0]}", f"see the log of topobus-{device_class}")
+    return Finding.ok(what, text)

@@ -25,6 +25,7 @@ from topobus.sysfs.tree import natural_key
 from topobus.values.health import HEALTHY, DeviceHealth, HealthState
 from topobus.values.ledger import Holders
 from topobus.values.maintenance import DeviceVerb, Maintenance
+from topobus.values.node_text import first_of
 from topobus.values.view import NodeAlignment
 
 __all__ = [
@@ -360,8 +361,7 @@ def _row(
         states |= of_class | {f"{device_class}:{state}" for state in of_class} | {device_class}
         rank = min(rank, Rank.FULL) if use.is_full else rank
     unwell.sort(key=lambda entry: entry[0])
-    more = f" and {len(unwell) - 1} more" if len(unwell) > 1 else ""
-    troubles = [f"{device.name} {device.trouble}{more}" for _, device in unwell[:1]]
+    troubles = [first_of([f"{device.name} {device.trouble}" for _, device in unwell], 1)] if unwell else []
     if silent:
         rank = min(rank, Rank.UNKNOWN)
         states |= {"silent", "unknown"}
