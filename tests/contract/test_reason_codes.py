@@ -96,23 +96,21 @@ def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
     return expressions
 
 
-@cache
-def _imports(within: Iterable[ast.AST], name: str, home: Path) -> bool:
-    """Say whether a module imports a helper by its name from the module that has it."""
-    module = ".".join(home.relative_to(ROOT).with_suffix("").parts[1:])
-    return any(
-        isinstance(node, ast.ImportFrom) and node.module == module and any(alias.name == name for alias in node.names)
-        for node in within
+def imported_names(within: Iterable[ast.AST]) -> frozenset[tuple[str | None, str]]:
+    """Each name that a module imports from another one, with that module."""
+    return frozenset(
+        (node.module, alias.name) for node in within if isinstance(node, ast.ImportFrom) for alias in node.names
     )
 
 
+@cache
 def codes_in_source() -> dict[str, set[str]]:
     """Every code that a Reason is made with, and where.
 
     Helpers that take a code are followed to their callers.
     """
-    # Each module is walked once: there are hundreds of them, and for each
-    # helper all are looked through.
+    # Each module is walked once: there are hundreds of them, and for each helper all are looked
+    # through.
     nodes = {path: tuple(ast.walk(tree)) for path, tree in modules().items()}
     functions_of = {
         path: [node for node in within if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -121,6 +119,7 @@ def codes_in_source() -> dict[str, set[str]]:
     calls_of = {
         path: [(name_of(node), node) for node in within if isinstance(node, ast.Call)] for path, within in nodes.items()
     }
+    imports_of = {path: imported_names(within) for path, within in nodes.items()}
     # A helper's name may be another helper's in another module, so helpers are known by both.
     makers: dict[tuple[str, Path | None], tuple[int, str]] = {("Reason", None): (-1, "code")}
     codes: dict[str, set[str]] = {}
@@ -129,8 +128,9 @@ def codes_in_source() -> dict[str, set[str]]:
         maker, home = key = min(makers.keys() - seen, key=str)
         seen.add(key)
         position, keyword = makers[key]
+        module = ".".join(home.relative_to(ROOT).with_suffix("").parts[1:]) if home is not None else ""
         for path, calls in calls_of.items():
-            if home not in (None, path) and not _imports(nodes[path], maker, home):
+            if home not in (None, path) and (module, maker) not in imports_of[path]:
                 continue
             for call in (call for called, call in calls if called == maker):
                 value = argument(call, position, keyword)
