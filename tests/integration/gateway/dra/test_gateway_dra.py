@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
 import pytest
+from google.protobuf.message import Message
 
 from support.dra_claims import HOLDER, TRAINING, UID, cdi_file, prepare, service_socket
 from support.gateway_rig import Rig
@@ -19,8 +21,7 @@ from topobus.formats.containers.cdi import parse
 from topobus.formats.messages.catalogue import RELEASE
 from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, ReleaseRequest
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
-from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
+from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
 from topobus.values.dra_names import DRIVER
 from topobus.values.edits import ContainerEdits
@@ -28,6 +29,15 @@ from topobus.values.edits import ContainerEdits
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 BOTH = ClaimReference(name="both", uid="u-both", drivers=(DRIVER,))
+
+
+def call_beta(channel: grpc.aio.Channel, verb: str, request: Message) -> Any:
+    """Call a method as kubelet 1.33 does: v1beta1 has the messages of v1."""
+    return channel.unary_unary(
+        f"/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/Node{verb}Resources",
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=getattr(dra, f"Node{verb}ResourcesResponse").FromString,
+    )(request, timeout=45)
 
 
 async def test_gateway_prepares_a_claim_and_writes_its_cdi_file_when_kubelet_asks(rig: Rig) -> None:
@@ -108,11 +118,8 @@ async def test_gateway_leaves_nothing_when_kubelet_gives_a_prepare_up_and_undoes
         await rig.kubelet.wait_for_driver(DRIVER)
         gate = rig.plane.asks.hold("prepare")
         async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
-            call = dra_beta_rpc.DRAPluginStub(channel).NodePrepareResources(
-                dra_beta.NodePrepareResourcesRequest(
-                    claims=[dra_beta.Claim(namespace="default", name="training", uid=UID)]
-                )
-            )
+            claims = [dra.Claim(namespace="default", name="training", uid=UID)]
+            call = call_beta(channel, "Prepare", dra.NodePrepareResourcesRequest(claims=claims))
             await rig.plane.asks.wait_for("prepare")
             call.cancel()
         await rig.plane.drop("training")
@@ -130,18 +137,13 @@ async def test_gateway_serves_v1beta1_with_the_same_answer_when_an_older_kubelet
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
         async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
-            stub = dra_beta_rpc.DRAPluginStub(channel)
-            wanted = dra_beta.Claim(namespace="default", name="training", uid=UID)
-            prepared = await stub.NodePrepareResources(
-                dra_beta.NodePrepareResourcesRequest(claims=[wanted]), timeout=45
-            )
-            undone = await stub.NodeUnprepareResources(
-                dra_beta.NodeUnprepareResourcesRequest(claims=[wanted]), timeout=45
-            )
+            claims = [dra.Claim(namespace="default", name="training", uid=UID)]
+            prepared = await call_beta(channel, "Prepare", dra.NodePrepareResourcesRequest(claims=claims))
+            undone = await call_beta(channel, "Unprepare", dra.NodeUnprepareResourcesRequest(claims=claims))
 
     assert [each_device.device_name for each_device in prepared.claims[UID].devices] == ["gpu-0", "gpu-1"]
     assert prepared.claims[UID].devices[0].cdi_device_ids == [f"topobus.dev/gpu=claim-{UID}-gpu-0"]
-    assert dict(undone.claims) == {UID: dra_beta.NodeUnprepareResourceResponse()}
+    assert dict(undone.claims) == {UID: dra.NodeUnprepareResourceResponse()}
 
 
 async def test_gateway_fails_only_the_claim_that_is_wrong_when_several_are_asked(rig: Rig) -> None:
