@@ -333,6 +333,7 @@ class _Gateway:
             CpusetReports(
                 reports, self._cpuset_metrics, lambda why: self._readiness.set("cpusets", is_ready=True, why=why)
             ),
+            self._plugins.pods.cpus,
         )
 
     async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:

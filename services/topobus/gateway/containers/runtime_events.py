@@ -9,7 +9,7 @@ for this container.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from topobus.formats.messages.messages import RuntimeConnection
@@ -25,7 +25,6 @@ from topobus.gateway.containers.live_containers import LiveContainer
 from topobus.gateway.containers.nri_plugin import NriPlugin
 from topobus.gateway.containers.rules.cpusets import ContainerCpuset
 from topobus.gateway.containers.values import ContainerAnswer, CpusetUpdate, RunningContainer
-from topobus.gateway.device_plugins.allocatable_cpus import AllocatableCpus
 from topobus.gateway.node_state import NodeState
 from topobus.process.clock import Clock
 from topobus.sysfs.tree import Tree
@@ -57,9 +56,10 @@ class RuntimeDoor:
         asks: NodeAsks,
         report: Callable[[str], None],
         reports: CpusetReports,
+        kubelet_cpus: Callable[[], Awaitable[CpuSet]],
     ) -> None:
         """`report` is called with the reason why there is no connection, or with an empty text when
-        there is one.
+        there is one. `kubelet_cpus` returns the CPUs that kubelet's CPU manager may give.
         """
         self.plugin = NriPlugin(settings.runtime.socket, self, clock, report)
         self.pinning: CpuPinning | None = None
@@ -72,7 +72,7 @@ class RuntimeDoor:
                 state,
                 checkpoint.entries,
                 clock,
-                AllocatableCpus(Path(settings.pod_resources_socket)).read,
+                kubelet_cpus,
                 KernelCpusets(Tree(settings.hardware)),
                 reports,
             )

@@ -88,9 +88,7 @@ class DevicePlugins:
         self._by_claims: set[str] = set()
         self.pods = PodResourcesReader(Path(settings.pod_resources_socket), state.node, self.classes, state.name_of)
         kubelet = settings.kubelet
-        self._vendors = VendorPlugins(
-            (Path(kubelet.device_plugin_dir), Path(kubelet.plugins_registry_dir)), Path(settings.pod_resources_socket)
-        )
+        self._vendors = VendorPlugins((Path(kubelet.device_plugin_dir), Path(kubelet.plugins_registry_dir)), self.pods)
 
     async def run(self, lists: asyncio.TaskGroup, record: AllocationRecord) -> None:
         """Serve what is offered, until cancelled. The registrars run in `lists`."""

@@ -1,16 +1,19 @@
-"""kubelet's PodResources as values: which container has which of our devices.
+"""kubelet's PodResources as values: which container has which of our devices, and what kubelet can
+give.
 
-kubelet is never asked more often than its rate limit allows.
+kubelet is never asked for its list more often than its rate limit allows.
+Source: kubelet 1.36 cm/cpumanager/policy_{none,static}.go, GetAllocatableCPUs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -25,20 +28,28 @@ from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
+from topobus.values.idset import CpuSet
 from topobus.values.request import Owner
 
 __all__ = ["Listing", "PodResourcesReader"]
 
 _CALL_LIMIT_S = 5.0
+# In seconds. A claim or a registration waits for what kubelet can give, which it answers from memory.
+_ALLOCATABLE_S = 1.0
 # In seconds. kubelet answers ten calls at once and then a hundred per second, for all its clients
 # together. Ours stays far below.
 _BETWEEN_S = 0.1
+
+R = TypeVar("R")
+
+_Identity = tuple[int, int, int]
+"""Of a kubelet: its socket."""
 
 
 class Listing(Struct, frozen=True, kw_only=True):
     """One answer of kubelet."""
 
-    kubelet: tuple[int, int, int]
+    kubelet: _Identity
     """Identity of the kubelet that answered: its socket before the call."""
     in_use: dict[str, frozenset[str]]
     """Resource to the devices that pods have, ours by their names. Resources of other vendors
@@ -53,7 +64,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 class _Connection:
     """An open channel: it ends when this value does."""
 
-    kubelet: tuple[int, int, int]
+    kubelet: _Identity
     channel: grpc.aio.Channel
     lister: rpc.PodResourcesListerStub
 
@@ -86,6 +97,8 @@ class PodResourcesReader:
         self._rests_until = 0.0
         self._contents = PodContents()
         self._connection: _Connection | None = None
+        self._cpus: tuple[_Identity, CpuSet] | None = None
+        """The CPUs of a kubelet's CPU manager, which do not change while that kubelet runs."""
         self._allocating = 0
         """How many of kubelet's running calls allocate devices."""
         self._is_idle = asyncio.Event()
@@ -135,22 +148,41 @@ class PodResourcesReader:
 
         Empty when kubelet has none of that name, or its Get is off (before 1.34).
         """
-        kubelet = identity(self.socket)
-        if kubelet is None:
+        request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
+        seen = await self._call(lambda lister: lister.Get(request, timeout=_CALL_LIMIT_S))
+        if isinstance(seen, str):
             return ()
-        connection = self._connect(kubelet)
-        try:
-            request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
-            answer = await connection.lister.Get(request, timeout=_CALL_LIMIT_S)
-        except grpc.aio.AioRpcError as err:
-            # kubelet answers UNKNOWN for a pod that it does not have, and where Get is disabled.
-            if err.code() is not grpc.StatusCode.UNKNOWN:
-                self._connection = None
-                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
-            return ()
+        kubelet, answer = seen
         return self._to_listing(
             kubelet, pb.ListPodResourcesResponse(pod_resources=[answer.pod_resources]), PodContents()
         ).uses
+
+    async def cpus(self) -> CpuSet:
+        """Return the CPUs that kubelet's own CPU manager may give to containers: with the static
+        policy all but the reserved ones, else none.
+
+        Empty when kubelet does not answer: what it has already given is known from other sources.
+        The next call asks it again.
+        """
+        if self._cpus is None or self._cpus[0] != identity(self.socket):
+            seen = await self._allocatable()
+            if isinstance(seen, str):
+                return CpuSet()
+            kubelet, answer = seen
+            cpus = CpuSet.of(cpu for cpu in answer.cpu_ids if 0 <= cpu <= CpuSet.MAX_ID)
+            self._cpus = kubelet, cpus
+            get_logger().info("kubelet-cpus.read", cpus=str(cpus), policy="static" if cpus else "none")
+        return self._cpus[1]
+
+    async def allocatable(self, resource: str) -> int:
+        """Count the devices of a resource that kubelet can allocate. 0 when it does not answer."""
+        seen = await self._allocatable()
+        entries = seen[1].devices if not isinstance(seen, str) else ()
+        return len({device for entry in entries if entry.resource_name == resource for device in entry.device_ids})
+
+    async def _allocatable(self) -> tuple[_Identity, pb.AllocatableResourcesResponse] | str:
+        request = pb.AllocatableResourcesRequest()
+        return await self._call(lambda lister: lister.GetAllocatableResources(request, timeout=_ALLOCATABLE_S))
 
     async def read(self) -> Listing | str:
         """Read the list. A text is the reason why kubelet does not give it.
@@ -172,19 +204,24 @@ class PodResourcesReader:
             return self._seen[1]
 
     async def _list_pods(self) -> Listing | str:
+        seen = await self._call(lambda lister: lister.List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S))
+        return seen if isinstance(seen, str) else self._to_listing(*seen, self._contents)
+
+    async def _call(self, call: Callable[[rpc.PodResourcesListerStub], Awaitable[R]]) -> tuple[_Identity, R] | str:
+        """Call kubelet, and say which one answered. A text is the reason why none does."""
         kubelet = identity(self.socket)
         if kubelet is None:
             return f"there is no kubelet at {self.socket}"
-        connection = self._connect(kubelet)
         try:
-            answer = await connection.lister.List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
+            return kubelet, await call(self._connect(kubelet).lister)
         except grpc.aio.AioRpcError as err:
-            self._connection = None
-            get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+            # kubelet answers UNKNOWN for a pod that it does not have, and where Get is disabled.
+            if err.code() is not grpc.StatusCode.UNKNOWN:
+                self._connection = None
+                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
             return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
-        return self._to_listing(kubelet, answer, self._contents)
 
-    def _connect(self, kubelet: tuple[int, int, int]) -> _Connection:
+    def _connect(self, kubelet: _Identity) -> _Connection:
         """Give the connection to this kubelet. It is kept, because to make one costs more than a call.
 
         After a failed call it is made again. The former one is not closed here, which would cancel
@@ -195,9 +232,7 @@ class PodResourcesReader:
             self._connection = _Connection(kubelet, channel, rpc.PodResourcesListerStub(channel))
         return self._connection
 
-    def _to_listing(
-        self, kubelet: tuple[int, int, int], answer: pb.ListPodResourcesResponse, contents: PodContents
-    ) -> Listing:
+    def _to_listing(self, kubelet: _Identity, answer: pb.ListPodResourcesResponse, contents: PodContents) -> Listing:
         in_use: dict[str, set[str]] = {}
         devices: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []

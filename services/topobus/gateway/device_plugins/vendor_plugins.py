@@ -13,28 +13,22 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
-import grpc.aio
-
-from topobus.gateway.device_plugins.sockets import dialling, identity
-from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
-from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.gateway.device_plugins.pod_resources import PodResourcesReader
+from topobus.gateway.device_plugins.sockets import identity
 from topobus.values.vendor_profiles import socket_names
 
 __all__ = ["VendorPlugins"]
 
-# In seconds. Both answer from memory.
 _CONNECT_LIMIT_S = 1.0
-_CALL_LIMIT_S = 1.0
 
 
 class VendorPlugins:
     """Looks for the plugin of a resource."""
 
-    def __init__(self, folders: Sequence[Path], pod_resources: Path) -> None:
-        """Device plugins serve in `folders`. `pod_resources` is kubelet's PodResources socket."""
+    def __init__(self, folders: Sequence[Path], pods: PodResourcesReader) -> None:
+        """Device plugins serve in `folders`."""
         self._folders = tuple(folders)
-        self._pod_resources = pod_resources
+        self._pods = pods
 
     async def rival_of(self, resource: str, *, own_sockets: str, is_first: bool) -> str:
         """Return which plugin serves the resource. Empty: none.
@@ -48,7 +42,7 @@ class VendorPlugins:
             return f"another device plugin serves {resource} at {path}"
         if not is_first or await asyncio.to_thread(self._is_served_by, own_sockets):
             return ""
-        count = await self._allocatable(resource)
+        count = await self._pods.allocatable(resource)
         return f"kubelet can allocate {count} devices of {resource} that another device plugin lists" if count else ""
 
     def _listening(self, names: Sequence[str]) -> Path | None:
@@ -56,21 +50,6 @@ class VendorPlugins:
 
     def _is_served_by(self, pattern: str) -> bool:
         return any(_is_listening(path) for folder in self._folders for path in sorted(folder.glob(pattern)))
-
-    async def _allocatable(self, resource: str) -> int:
-        """Count what kubelet can allocate. 0 when it does not answer."""
-        if identity(self._pod_resources) is None:
-            return 0
-        async with dialling(self._pod_resources) as channel:
-            try:
-                answer = await rpc.PodResourcesListerStub(channel).GetAllocatableResources(
-                    pb.AllocatableResourcesRequest(), timeout=_CALL_LIMIT_S
-                )
-            except grpc.aio.AioRpcError:
-                return 0
-        return len(
-            {device_id for entry in answer.devices if entry.resource_name == resource for device_id in entry.device_ids}
-        )
 
 
 def _is_listening(path: Path) -> bool:
