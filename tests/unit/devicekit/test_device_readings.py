@@ -15,6 +15,7 @@ from topobus.devicekit.host.device_readings import ClassReadings
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceSeries
+from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
@@ -150,7 +151,9 @@ class _Measured:
         self.registry = CollectorRegistry()
         isolated = IsolatedDriver(driver, timeout_s=60.0, clock=self.clock)
         metrics = DeviceSeries(self.registry).of("gpu")
-        self.poller = DriverPoller(isolated, Tree(settings.hardware), settings, self.clock, metrics)
+        self.poller = DriverPoller(
+            isolated, Tree(settings.hardware), settings, self.clock, metrics, Journal(root / "journal")
+        )
 
     async def look(self, after_s: float = 1.0) -> float | None:
         """Look once, and give the power of the one device."""

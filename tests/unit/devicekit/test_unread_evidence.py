@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceSeries
+from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
@@ -33,9 +34,9 @@ class Polled:
         )
         self.clock = clock = ManualClock()
         metrics = DeviceSeries(CollectorRegistry()).of("toy")
-        self.poller = DriverPoller(
-            IsolatedDriver(self.driver, timeout_s=60.0, clock=clock), Tree(settings.hardware), settings, clock, metrics
-        )
+        isolated = IsolatedDriver(self.driver, timeout_s=60.0, clock=clock)
+        journal = Journal(root / "journal")
+        self.poller = DriverPoller(isolated, Tree(settings.hardware), settings, clock, metrics, journal)
 
     async def look(self, *faults: Observation) -> tuple[str, ...]:
         """Look once at a device with these faults, and give what is shown of it."""

@@ -22,7 +22,7 @@ import msgspec
 
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceMetrics
-from topobus.devicekit.journal.journal import PassedThrough
+from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.engine.health.health_machine import silence
 from topobus.engine.health.inventory_merge import DriverView
@@ -67,14 +67,10 @@ class DriverPoller:
         settings: DeviceServiceSettings,
         clock: Clock,
         metrics: DeviceMetrics,
-        *,
-        away: Callable[[], Mapping[str, Device]] = dict,
-        passed: Callable[[], PassedThrough] = lambda: PassedThrough(0, {}),
+        journal: Journal,
     ) -> None:
-        """Keep the collaborators.
-
-        `away` returns the devices that are in a sandbox, `passed` those that VFIO has, as they were
-        before. Both are called in the driver's thread.
+        """Keep the collaborators. `journal` has the devices that are in a sandbox or that VFIO has, as
+        they were before; it is asked in the driver's thread.
         """
         self.view = DriverView()
         self._looks: deque[tuple[float, Mapping[str, Sequence[Observation]]]] = deque(maxlen=_LOOKS)
@@ -92,8 +88,7 @@ class DriverPoller:
         self._rescan_s = settings.hardware.rescan_s
         self._clock = clock
         self._metrics = metrics
-        self._away = away
-        self._passed = passed
+        self._journal = journal
         self._switched: frozenset[PciAddress] = frozenset()
         """Functions that VFIO has, or had in this life: the machine that discovery publishes may be
         older than their driver."""
@@ -303,7 +298,7 @@ class DriverPoller:
 
     def _with_present_drivers(self, machine: Machine) -> Machine:
         """Return the machine with the present kernel drivers of switched functions."""
-        self._switched |= {device.pci for device in self._passed().devices.values() if device.pci is not None}
+        self._switched |= {device.pci for device in self._journal.passed().devices.values() if device.pci is not None}
         if not self._switched:
             return machine
         return msgspec.structs.replace(
@@ -322,12 +317,12 @@ class DriverPoller:
         Return what was seen, and the devices that VFIO has, as they were before.
         """
         for _ in range(_MOST_LOOKS - 1):
-            before = self._passed()
+            before = self._journal.passed()
             seen = look()
-            if self._passed().turn == before.turn:
+            if self._journal.passed().turn == before.turn:
                 return seen, before.devices
-        before = self._passed()
-        return look(), {**before.devices, **self._passed().devices}
+        before = self._journal.passed()
+        return look(), {**before.devices, **self._journal.passed().devices}
 
     def _off_bus(self, pcis: Collection[PciAddress]) -> frozenset[PciAddress]:
         return frozenset(pci_address for pci_address in pcis if not self._tree.exists(pci_folder(pci_address)))
@@ -379,7 +374,7 @@ class DriverPoller:
 
         A device that several pods may hold stays, and gives each a part.
         """
-        return {name: device for name, device in self._away().items() if not device.allows_multiple}
+        return {name: device for name, device in self._journal.away().items() if not device.allows_multiple}
 
 
 def _copied(measured: Mapping[str, Sequence[Reading]]) -> dict[str, tuple[Reading, ...]]:

@@ -124,31 +124,31 @@ class _DeviceHost:
         registry: DriverRegistry,
         metrics: DeviceMetrics,
         host_services: HostServices,
-        resource: str = "",
+        resource: str,
     ) -> None:
-        self._resource = resource
         self._settings = settings
         self._runtime = runtime
         self._bus = runtime.bus
         self._node = runtime.node
         self._class = device_class
+        self._resource = resource
+        self._registry = registry
+        self._metrics = metrics
         self._log = get_logger()
         self._tree = Tree(settings.hardware, is_revisited=True)
         self._boot_id = ""
-        self._skipped = registry.skipped
-        self._ignored = registry.ignored
-        self._metrics = metrics
         self._drivers = {
             driver.name: IsolatedDriver(
-                driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock, note_call=self._metrics.note_call
+                driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock, note_call=metrics.note_call
             )
             for driver in registry.drivers
         }
+        journal = Journal(journal_folder(settings.journal.dir, device_class, self._tree))
         self._hands = DeviceHands(
             self._drivers,
             self._tree,
             self._find,
-            Journal(journal_folder(settings.journal.dir, device_class, self._tree)),
+            journal,
             clock=runtime.clock,
             cleaning=settings.cleaning,
             passthrough=settings.passthrough,
@@ -156,27 +156,14 @@ class _DeviceHost:
         )
         for driver in registry.drivers:
             driver.configure(
-                msgspec.structs.replace(
-                    host_services, partitions=settings.partitions, recorded=self._hands.journal.steps_of
-                )
+                msgspec.structs.replace(host_services, partitions=settings.partitions, recorded=journal.steps_of)
             )
-        self._preparer = Preparer(device_class, self._hands, self._find)
-        self._attacher = Attacher(device_class, self._hands)
-        self._adjuster = Adjuster(device_class, self._hands)
         self._pollers = {
-            name: DriverPoller(
-                isolated,
-                self._tree,
-                settings,
-                runtime.clock,
-                self._metrics,
-                away=self._hands.journal.away,
-                passed=self._hands.journal.passed,
-            )
+            name: DriverPoller(isolated, self._tree, settings, runtime.clock, metrics, journal)
             for name, isolated in self._drivers.items()
         }
         self._machine = NodeMachine(runtime)
-        self._store = InventoryStore(runtime, device_class, metrics=self._metrics, root=str(self._tree.root))
+        self._store = InventoryStore(runtime, device_class, metrics=metrics, root=str(self._tree.root))
         self._views = DriverViews(self._pollers, self._hands)
         self._maintenance = MaintenanceStore(runtime, device_class)
         self._publisher = DevicePublisher(
@@ -184,23 +171,10 @@ class _DeviceHost:
             runtime,
             machine=self._machine,
             store=self._store,
-            metrics=self._metrics,
+            metrics=metrics,
             views=self._views,
             make_inventory=self._inventory,
             maintenance=self._maintenance,
-        )
-        self._operator = DeviceOperator(
-            device_class,
-            self._hands,
-            self._maintenance,
-            self._publisher,
-            DeviceHolders(runtime.bus, node=runtime.node, device_class=device_class),
-            self._look_again,
-            burn_in=settings.burn_in,
-            clock=runtime.clock,
-        )
-        self._verdicts = VerdictTaker(
-            device_class, settings.health.sources, self._maintenance, self._publisher, runtime.clock
         )
         self._hands.look_again, self._hands.looked_again = self._look_again, self._looked_again
         self._hands.on_change(self._publisher.note_poll, self._publisher.publish)
@@ -210,12 +184,12 @@ class _DeviceHost:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        for skipped_plugin in self._skipped:
+        for skipped_plugin in self._registry.skipped:
             self._log.warning(
                 "plugin.skipped", plugin=skipped_plugin.name, value=skipped_plugin.value, why=skipped_plugin.why
             )
             self._metrics.count_skipped(skipped_plugin.name)
-        for driver in self._ignored:
+        for driver in self._registry.ignored:
             # A driver that its own service runs needs no warning, but an operator who looks for it
             # here must find it.
             log = self._log.info if driver.is_served_elsewhere else self._log.warning
@@ -240,26 +214,40 @@ class _DeviceHost:
             self._hands.journal.close()
 
     async def _serve(self) -> None:
-        await self._bus.answer(PREPARE, self._preparer.prepare, node=self._node, device_class=self._class)
-        await self._bus.answer(UNPREPARE, self._preparer.unprepare, node=self._node, device_class=self._class)
-        if has_own_service(self._class):
-            await self._bus.answer(ATTACH, self._attacher.attach, node=self._node, device_class=self._class)
-            await self._bus.answer(DETACH, self._attacher.detach, node=self._node, device_class=self._class)
-            await self._bus.answer(ADJUST, self._adjuster.adjust, node=self._node, device_class=self._class)
-            await self._bus.answer(PERFORM, self._operator.perform, node=self._node, device_class=self._class)
-            await self._bus.answer(REPORT, self._verdicts.take, node=self._node, device_class=self._class)
-        await self._bus.answer(HINT, self._hints, node=self._node, device_class=self._class)
+        bus, node, device_class = self._bus, self._node, self._class
+        hands, clock, maintenance, publisher = self._hands, self._runtime.clock, self._maintenance, self._publisher
+        preparer = Preparer(device_class, hands, self._find)
+        operator = DeviceOperator(
+            device_class,
+            hands,
+            maintenance,
+            publisher,
+            DeviceHolders(bus, node=node, device_class=device_class),
+            burn_in=self._settings.burn_in,
+            clock=clock,
+        )
+        await bus.answer(PREPARE, preparer.prepare, node=node, device_class=device_class)
+        await bus.answer(UNPREPARE, preparer.unprepare, node=node, device_class=device_class)
+        if has_own_service(device_class):
+            attacher = Attacher(device_class, hands)
+            verdicts = VerdictTaker(device_class, self._settings.health.sources, maintenance, publisher, clock)
+            await bus.answer(ATTACH, attacher.attach, node=node, device_class=device_class)
+            await bus.answer(DETACH, attacher.detach, node=node, device_class=device_class)
+            await bus.answer(ADJUST, Adjuster(device_class, hands).adjust, node=node, device_class=device_class)
+            await bus.answer(PERFORM, operator.perform, node=node, device_class=device_class)
+            await bus.answer(REPORT, verdicts.take, node=node, device_class=device_class)
+        await bus.answer(HINT, self._hints, node=node, device_class=device_class)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._hands.run())
-            group.create_task(self._operator.run())
-            group.create_task(self._machine.follow(on_change=self._views.interrupt, on_reset=self._publisher.republish))
+            group.create_task(hands.run())
+            group.create_task(operator.run())
+            group.create_task(self._machine.follow(on_change=self._views.interrupt, on_reset=publisher.republish))
             for name in self._drivers:
                 group.create_task(self._poll_driver(name))
-            group.create_task(self._publisher.run())
-            group.create_task(self._publisher.confirm())
-            group.create_task(self._maintenance.run(self._settings.hardware.rescan_s))
+            group.create_task(publisher.run())
+            group.create_task(publisher.confirm())
+            group.create_task(maintenance.run(self._settings.hardware.rescan_s))
             if self._measures or self._settings.spares.count:
-                group.create_task(self._publisher.follow_ledger())
+                group.create_task(publisher.follow_ledger())
 
     async def _load_inventory(self) -> None:
         """Load the inventory of the earlier run, so that its devices stay listed."""
@@ -339,7 +327,7 @@ class _DeviceHost:
             warnings=(
                 *(
                     f"{skipped_plugin.name}: plugin is skipped: {skipped_plugin.why}"
-                    for skipped_plugin in self._skipped
+                    for skipped_plugin in self._registry.skipped
                 ),
                 *merged.warnings,
             ),

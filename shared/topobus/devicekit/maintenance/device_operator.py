@@ -79,20 +79,16 @@ class DeviceOperator:
         store: MaintenanceStore,
         publisher: DevicePublisher,
         holders: DeviceHolders,
-        look_again: Callable[[str], None],
         *,
         burn_in: BurnInSettings,
         clock: Clock,
     ) -> None:
-        """Keep the collaborators. `look_again` makes a driver, by name, look for its devices at
-        once.
-        """
+        """Keep the collaborators."""
         self._class = device_class
         self._hands = hands
         self._store = store
         self._publisher = publisher
         self._holders = holders
-        self._look_again = look_again
         self._settings = burn_in
         self._clock = clock
         self._works: dict[str, _Work] = {}
@@ -231,7 +227,7 @@ class DeviceOperator:
             while work.isolated is not None and work.isolated.is_hung:
                 await self._clock.sleep(_LOOK_S)
         if work.isolated is not None:
-            self._look_again(device.driver)
+            self._hands.look_again(device.driver)
 
     async def _act(self, work: _Work) -> Refusal | None:
         device, hands, verb = work.device, self._hands, work.request.operation.verb
