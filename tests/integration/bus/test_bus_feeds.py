@@ -14,7 +14,7 @@ import pytest
 from integration.values import health, inventory
 from topobus.bus.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.bus.connection.connection import Connection
-from topobus.bus.feeds import feed, key_feed
+from topobus.bus.feeds import feed
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY
 from topobus.formats.messages.messages import HealthEvent
 from topobus.process.config import NatsSettings
@@ -370,7 +370,6 @@ async def test_log_says_that_a_watch_is_fed_again_when_it_said_that_it_waits(
         debug = warning = lambda self, event, **_: None
 
     monkeypatch.setattr(feed, "get_logger", Log)
-    monkeypatch.setattr(key_feed, "get_logger", Log)
     await bus._jetstream.call("STREAM.DELETE.KV_topobus_inventories")
     async with Reader(bus.watch(INVENTORY, **watched)) as reader:
         await heard["feed.waiting"].wait()

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from enum import Enum
 from typing import Any
 
@@ -32,7 +32,7 @@ from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.values.errors import ContractError, PeerUnavailable
 
-__all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
+__all__ = ["Delivery", "Feed", "FeedReports", "From", "Mark", "Place"]
 
 # What one pull may bring, in messages of the largest size: bounds our
 # memory, whatever the reader does.
@@ -123,6 +123,46 @@ class _Reopen(Exception):
         self.reason = reason
 
 
+class FeedReports:
+    """Tells people of one feed: that it waits, that it reads again, that it began again."""
+
+    def __init__(self, connection: Connection, stream: str, on_waiting: Callable[[str], None] | None) -> None:
+        """`on_waiting` is called with the reason, each time that a read failed."""
+        self._connection = connection
+        self._stream = stream
+        self._on_waiting = on_waiting
+        self._is_first = True
+        self._waits = False
+
+    def failed(self, err: Exception) -> None:
+        """Tell that a read failed. The bus logs what comes after a start, so only the first try is
+        told to people.
+        """
+        error = str(err)
+        if isinstance(err, JetStreamError) and err.lacks_consumers:
+            error = (
+                f"stream {self._stream} has as many readers as it may have: end some of them, or wait until theirs "
+                "run out"
+            )
+        self._waits = self._waits or self._is_first
+        level = "info" if self._is_first else "debug"
+        self._is_first = False
+        getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=error)
+        if self._on_waiting is not None:
+            self._on_waiting(error)
+
+    def read(self) -> None:
+        """Tell that the feed reads, if it was told that it waits."""
+        if self._waits:
+            get_logger().info("feed.healed", stream=self._stream)
+        self._is_first = self._waits = False
+
+    def reopened(self, reason: str, position: int) -> None:
+        """Count and log that the feed begins again, at the start or at its position."""
+        self._connection.metrics.resyncs.labels(self._stream, reason).inc()
+        get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=position)
+
+
 class _Snapshot:
     """Decides when all that was there has been delivered.
 
@@ -156,6 +196,147 @@ class _Snapshot:
         return position >= self._target
 
 
+class _Consumer:
+    """One consumer at the server, which has one subscription here. Anything wrong with it raises
+    _Reopen: it is disposable.
+    """
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._name = f"{connection.instance}-{secrets.token_hex(4)}"
+        self._inbox = connection.new_inbox()
+        self._arrived: asyncio.Queue[Msg | _Reopen] = asyncio.Queue()
+        self._generation = connection.generation
+        self._server = ""
+        self._seat: Seat | None = None
+        """None until the feed has caught up."""
+        self._expected = 1
+        """The number of the next message."""
+        self._wanted = 0
+        """How many messages the server still owes us."""
+        self._silence_s = 0.0
+        """After how many seconds of silence something is wrong."""
+        self._idle = 0
+
+    @asynccontextmanager
+    async def opened(self, jetstream: JetStream, config: Mapping[str, Any]) -> AsyncGenerator[None, None]:
+        """Subscribe and make the consumer; remove both in the end."""
+        forget = self._connection.on_change(lambda: self._restart("connection-lost"))
+        lasting: Lasting | None = None
+        try:
+            lasting = await self._connection.subscribe(self._inbox, self._on_message)
+            answer = await jetstream.call(
+                f"CONSUMER.CREATE.{self._stream}.{self._name}.{config['filter_subject']}",
+                {"stream_name": self._stream, "config": {**config, "name": self._name}},
+            )
+            cluster = answer.get("cluster")
+            # Empty where there is only one server. Where the server of a cluster is unknown, no other
+            # consumer is known to share this one's fate.
+            self._server = str(cluster.get("leader") or self._name) if isinstance(cluster, dict) else ""
+            yield
+        finally:
+            forget()
+            if self._seat is not None:
+                self._seat.leave()
+            if lasting is not None:
+                await self._connection.unsubscribe(lasting)
+            await self._remove()
+
+    def check_connection(self) -> None:
+        """Raise _Reopen when the connection is another one than at the beginning."""
+        if self._generation != self._connection.generation or not self._connection.is_connected:
+            raise _Reopen("connection-lost")
+
+    async def receive(self, *, is_caught_up: bool) -> tuple[Msg, Place]:
+        """Wait for the next message. More are pulled when the server owes none."""
+        while True:
+            if self._wanted <= 0:
+                await self._pull(is_caught_up=is_caught_up)
+            message = await self._next()
+            status = (message.headers or {}).get("Status") if not message.data else None
+            if status is not None and message.subject == self._inbox:
+                self._wanted = _read_status(status, message.headers or {}, self._wanted, self._expected)
+                self._idle += 1
+                if self._idle >= 2 and not is_caught_up:
+                    # The server stalls before the end (see _Snapshot). A consumer that starts
+                    # at our position does not.
+                    raise _Reopen("stalled")
+            elif not self._is_stray(message):
+                place = Place.parse(message.reply)
+                if place.consumer_sequence != self._expected:
+                    raise _Reopen("gap")
+                self._idle = 0
+                self._expected += 1
+                self._wanted -= 1
+                self._connection.metrics.pending.labels(self._stream).set(place.pending)
+                return message, place
+
+    def _restart(self, reason: str) -> None:
+        self._arrived.put_nowait(_Reopen(reason))
+
+    async def _on_message(self, message: Msg) -> None:
+        self._arrived.put_nowait(message)
+        if self._seat is not None:
+            self._seat.note_message()
+
+    async def _pull(self, *, is_caught_up: bool) -> None:
+        self._wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
+        if is_caught_up and self._seat is None:
+            self._seat = self._connection.heartbeats.enter(self._server, self._restart)
+        if self._seat is None:
+            expires_s, heartbeat_s = _EAGER_EXPIRES_S, _EAGER_HEARTBEAT_S
+            self._silence_s = _MISSED_HEARTBEATS * heartbeat_s + _BUSY_S
+        else:
+            expires_s, heartbeat_s = _EXPIRES_S, BEAT_S if self._seat.takes_beats() else 0
+            self._silence_s = expires_s + _BUSY_S
+        request = {"batch": self._wanted, "expires": expires_s * _NANO}
+        if heartbeat_s:
+            request["idle_heartbeat"] = heartbeat_s * _NANO
+        await self._connection.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}",
+            msgspec.json.encode(request),
+            reply=self._inbox,
+        )
+
+    async def _next(self) -> Msg:
+        if self._seat is not None:
+            self._seat.is_waiting = True
+        if self._arrived.empty():
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    message = await self._arrived.get()
+            except TimeoutError as err:
+                raise _Reopen("silence") from err
+        else:
+            message = self._arrived.get_nowait()
+        if isinstance(message, _Reopen):
+            raise message
+        if self._seat is not None:
+            self._seat.is_waiting = False
+        return message
+
+    def _is_stray(self, message: Msg) -> bool:
+        """Return whether a message is another consumer's delivery, which another client had the
+        server send to this inbox: it is not of this stream, or not of this filter.
+        """
+        if f".{self._stream}.{self._name}." in message.reply or not message.reply.startswith("$JS.ACK."):
+            return False
+        self._connection.metrics.strays.labels(self._stream, "consumer").inc()
+        self._connection.quiet.warning("feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200])
+        return True
+
+    async def _remove(self) -> None:
+        """Ask the server to remove the consumer. If that fails, the server removes it after some
+        time without pulls.
+        """
+        if self._connection.is_connected:
+            try:
+                await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._name}")
+            except PeerUnavailable:
+                pass
+
+
 class Feed:
     """Reads one stream. Use `messages()` once."""
 
@@ -176,7 +357,7 @@ class Feed:
         that a read failed. `has_data`: false for headers alone.
         """
         self._has_data = has_data
-        self._on_waiting = on_waiting
+        self._reports = FeedReports(connection, stream, on_waiting)
         self._connection = connection
         self._jetstream = JetStream(connection)
         self._stream = stream
@@ -191,39 +372,25 @@ class Feed:
     async def messages(self) -> AsyncGenerator[Delivery | Mark, None]:
         """Yield messages and marks until closed."""
         attempt = 0
-        is_first = True
-        waits = False
         while True:
             await self._connection.wait_up()
             try:
                 if await self._is_replaced():
-                    self._note("replaced")
+                    self._reports.reopened("replaced", self._position)
                     self._position = self._position_ns = 0
                     self._is_caught_up = False
                     yield Mark.RESET
                 async with aclosing(self._read_one_consumer()) as items:
                     async for item in items:
                         attempt = 0
-                        if waits:
-                            get_logger().info("feed.healed", stream=self._stream)
-                            waits = False
+                        self._reports.read()
                         yield item
             except _Reopen as err:
-                self._note(err.reason)
+                self._reports.reopened(err.reason, self._position)
             except (PeerUnavailable, JetStreamError, ContractError) as err:
-                # A caller that reads that the feed waits also reads that it is over. The bus logs
-                # what comes after a start.
-                waits = waits or is_first
-                level = "info" if is_first else "debug"
-                error = _describe_failure(err, self._stream)
-                getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=error)
-                if self._on_waiting is not None:
-                    self._on_waiting(error)
-            is_first = False
+                self._reports.failed(err)
             await asyncio.sleep(full_jitter(attempt))
             attempt += 1
-
-    # one consumer
 
     async def _is_replaced(self) -> bool:
         """Return whether the stream is another one than the known one, and remember the present
@@ -256,63 +423,15 @@ class Feed:
         return stored is None or stored.time_ns == self._position_ns
 
     async def _read_one_consumer(self) -> AsyncGenerator[Delivery | Mark, None]:
-        name = f"{self._connection.instance}-{secrets.token_hex(4)}"
-        inbox = self._connection.new_inbox()
-        arrived: asyncio.Queue[Msg | _Reopen] = asyncio.Queue()
-        seat: Seat | None = None
-
-        async def on_message(message: Msg) -> None:
-            arrived.put_nowait(message)
-            if seat is not None:
-                seat.note_message()
-
-        forget = self._connection.on_change(lambda: arrived.put_nowait(_Reopen("connection-lost")))
-        lasting: Lasting | None = None
-        try:
-            generation = self._connection.generation
-            lasting = await self._connection.subscribe(inbox, on_message)
-            server = await self._make_consumer(name)
+        consumer = _Consumer(self._connection, self._stream)
+        async with consumer.opened(self._jetstream, self._consumer_config()):
             snapshot = _Snapshot(self._jetstream, self._stream, self._pattern)
             if not self._is_caught_up and await snapshot.is_complete(self._position):
                 self._is_caught_up = True
                 yield Mark.CAUGHT_UP
-            if generation != self._connection.generation or not self._connection.is_connected:
-                raise _Reopen("connection-lost")
-            expected = 1
-            wanted = 0
-            idle = 0
-            silence_s = 0.0
+            consumer.check_connection()
             while True:
-                if wanted <= 0:
-                    wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
-                    if self._is_caught_up and seat is None:
-                        seat = self._connection.heartbeats.enter(
-                            server, lambda reason: arrived.put_nowait(_Reopen(reason))
-                        )
-                    silence_s = await self._pull_batch(name, inbox, wanted, seat)
-                if seat is not None:
-                    seat.is_waiting = True
-                message = await self._next(arrived, silence_s)
-                if seat is not None:
-                    seat.is_waiting = False
-                status = (message.headers or {}).get("Status") if not message.data else None
-                if status is not None and message.subject == inbox:
-                    wanted = _read_status(status, message.headers or {}, wanted, expected)
-                    idle += 1
-                    if idle >= 2 and not self._is_caught_up:
-                        # The server stalls before the end (see _Snapshot). A consumer that starts
-                        # at our position does not.
-                        raise _Reopen("stalled")
-                    continue
-                if self._is_stray(message, name):
-                    continue
-                idle = 0
-                place = Place.parse(message.reply)
-                if place.consumer_sequence != expected:
-                    raise _Reopen("gap")
-                expected += 1
-                self._connection.metrics.pending.labels(self._stream).set(place.pending)
-                wanted -= 1
+                message, place = await consumer.receive(is_caught_up=self._is_caught_up)
                 if place.sequence <= self._position:
                     continue
                 yield self._delivery(message, place)
@@ -320,34 +439,6 @@ class Feed:
                 if not self._is_caught_up and await snapshot.is_complete(self._position):
                     self._is_caught_up = True
                     yield Mark.CAUGHT_UP
-        finally:
-            forget()
-            if seat is not None:
-                seat.leave()
-            if lasting is not None:
-                await self._connection.unsubscribe(lasting)
-            await self._remove_consumer(name)
-
-    async def _pull_batch(self, name: str, inbox: str, wanted: int, seat: Seat | None) -> float:
-        """Ask for the next messages; gives after how many seconds of silence something is wrong.
-
-        Shapes: seat — None until the feed has caught up.
-        """
-        if seat is None:
-            await self._pull(name, inbox, wanted, expires_s=_EAGER_EXPIRES_S, heartbeat_s=_EAGER_HEARTBEAT_S)
-            return _MISSED_HEARTBEATS * _EAGER_HEARTBEAT_S + _BUSY_S
-        await self._pull(name, inbox, wanted, expires_s=_EXPIRES_S, heartbeat_s=BEAT_S if seat.takes_beats() else 0)
-        return _EXPIRES_S + _BUSY_S
-
-    def _is_stray(self, message: Msg, name: str) -> bool:
-        """Return whether a message is another consumer's delivery, which another client had the
-        server send to this inbox: it is not of this stream, or not of this filter.
-        """
-        if f".{self._stream}.{name}." in message.reply or not message.reply.startswith("$JS.ACK."):
-            return False
-        self._connection.metrics.strays.labels(self._stream, "consumer").inc()
-        self._connection.quiet.warning("feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200])
-        return True
 
     def _delivery(self, message: Msg, place: Place) -> Delivery:
         return Delivery(
@@ -359,23 +450,8 @@ class Feed:
             is_replay=place.sequence <= self._began_at,
         )
 
-    async def _remove_consumer(self, name: str) -> None:
-        """Ask the server to remove the consumer. If that fails, the server removes it after some
-        time without pulls.
-        """
-        if self._connection.is_connected:
-            try:
-                await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}")
-            except PeerUnavailable:
-                pass
-
-    async def _make_consumer(self, name: str) -> str:
-        """Make the consumer.
-
-        Return the server of a cluster that keeps it, an empty text where there is only one server.
-        """
+    def _consumer_config(self) -> dict[str, Any]:
         config: dict[str, Any] = {
-            "name": name,
             "filter_subject": self._pattern,
             "ack_policy": "none",
             "replay_policy": "instant",
@@ -387,49 +463,8 @@ class Feed:
         if not self._has_data:
             config["headers_only"] = True
         if self._position:
-            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
-        else:
-            config |= {"deliver_policy": self._start.value}
-        answer = await self._jetstream.call(
-            f"CONSUMER.CREATE.{self._stream}.{name}.{self._pattern}", {"stream_name": self._stream, "config": config}
-        )
-        cluster = answer.get("cluster")
-        # Where the server of a cluster is unknown, no other consumer is known to share this one's
-        # fate.
-        return str(cluster.get("leader") or name) if isinstance(cluster, dict) else ""
-
-    async def _pull(self, name: str, inbox: str, count: int, *, expires_s: int, heartbeat_s: int) -> None:
-        request = {"batch": count, "expires": expires_s * _NANO}
-        if heartbeat_s:
-            request["idle_heartbeat"] = heartbeat_s * _NANO
-        await self._connection.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", msgspec.json.encode(request), reply=inbox
-        )
-
-    @staticmethod
-    async def _next(arrived: asyncio.Queue[Msg | _Reopen], silence_s: float) -> Msg:
-        if arrived.empty():
-            try:
-                async with asyncio.timeout(silence_s):
-                    message = await arrived.get()
-            except TimeoutError as err:
-                raise _Reopen("silence") from err
-        else:
-            message = arrived.get_nowait()
-        if isinstance(message, _Reopen):
-            raise message
-        return message
-
-    def _note(self, reason: str) -> None:
-        self._connection.metrics.resyncs.labels(self._stream, reason).inc()
-        get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
-
-
-def _describe_failure(err: Exception, stream: str) -> str:
-    """Describe why a stream cannot be read, for the person who can help."""
-    if isinstance(err, JetStreamError) and err.lacks_consumers:
-        return f"stream {stream} has as many readers as it may have: end some of them, or wait until theirs run out"
-    return str(err)
+            return config | {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
+        return config | {"deliver_policy": self._start.value}
 
 
 def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> int:

@@ -19,11 +19,10 @@ from nats.aio.msg import Msg
 
 from topobus.bus.connection.connection import Connection
 from topobus.bus.failures import JetStreamError
-from topobus.bus.feeds.feed import Delivery, Mark
+from topobus.bus.feeds.feed import Delivery, FeedReports, Mark
 from topobus.bus.streams.jetstream import JetStream, StoredMessage
 from topobus.process.backoff import full_jitter
 from topobus.process.clock import until_tick
-from topobus.process.logging import get_logger
 from topobus.values.errors import ContractError, PeerUnavailable
 
 __all__ = ["KeyFeed"]
@@ -62,7 +61,7 @@ class KeyFeed:
         self._stream = stream
         self._subject = subject
         self._hints = hints
-        self._on_waiting = on_waiting
+        self._reports = FeedReports(connection, stream, on_waiting)
         self._budget = _Budget()
         self._hinted = asyncio.Event()
         self._created = ""
@@ -79,8 +78,7 @@ class KeyFeed:
         lasting = None
         generation = attempt = 0
         look_s = _FIRST_CHECK_S
-        is_first = is_due = True
-        waits = False
+        is_due = True
         try:
             while True:
                 await self._connection.wait_up()
@@ -98,14 +96,10 @@ class KeyFeed:
                         async for item in items:
                             yield item
                     attempt = 0
-                    is_first = is_due = False
-                    if waits:
-                        get_logger().info("feed.healed", stream=self._stream)
-                        waits = False
+                    is_due = False
+                    self._reports.read()
                 except (PeerUnavailable, JetStreamError, ContractError, TimeoutError) as err:
-                    waits = waits or is_first
-                    self._note_failure(err, is_first=is_first)
-                    is_first = False
+                    self._reports.failed(err)
                     # As after a reconnect: hints may have been missed meanwhile.
                     generation = 0
                     await asyncio.sleep(full_jitter(attempt))
@@ -160,7 +154,7 @@ class KeyFeed:
                 self._checked = info.last_sequence
                 return
             if not self._hinted.is_set():
-                self._note("missed-hint")
+                self._reports.reopened("missed-hint", self._position)
         async with aclosing(self._read(is_anchored=False)) as items:
             async for item in items:
                 yield item
@@ -207,20 +201,10 @@ class KeyFeed:
         return Mark.RESET
 
     def _reset(self) -> None:
-        self._note("replaced")
+        self._reports.reopened("replaced", self._position)
         self._created = ""
         self._position = self._position_ns = self._checked = 0
         self._is_caught_up = False
-
-    def _note_failure(self, err: Exception, *, is_first: bool) -> None:
-        level = "info" if is_first else "debug"
-        getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=str(err))
-        if self._on_waiting is not None:
-            self._on_waiting(str(err))
-
-    def _note(self, reason: str) -> None:
-        self._connection.metrics.resyncs.labels(self._stream, reason).inc()
-        get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
 
 
 class _Budget:
