@@ -161,7 +161,8 @@ class Repairs:
         self._count(before, after, now_s)
         if after.events:
             await self._publish(after.events)
-            await self._write(published(after, [event.id for event in after.events]))
+            # Another writer may have been here meanwhile: what it wrote stays.
+            await self._write(published(self._document, [event.id for event in after.events]))
         due = operations(self._document, now_s)
         self._own &= {asked.request.op_id for asked in due}
         for asked in due:

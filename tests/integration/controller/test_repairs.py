@@ -34,7 +34,7 @@ from topobus.process.config import NatsSettings
 from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import LoopClock
-from topobus.testing.fates import Dies, Fate, FatedBus, Fates, Step
+from topobus.testing.fates import Dies, Fate, FatedBus, Fates, Interrupted, Step
 from topobus.values.device import Device, Inventory
 from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.idset import CpuSet
@@ -346,6 +346,24 @@ async def test_repairs_rest_while_they_are_paused(rig: _Rig) -> None:
 
     assert (paused.repairs, "lost" in paused.policy) == ((), True)
     assert rig.gpus.resets == [_GPU]
+
+
+async def test_pause_stays_when_it_comes_while_decisions_are_published(rig: _Rig) -> None:
+    """The replica drops what it has published from the document as it is by then."""
+
+    async def pause() -> None:
+        document = structs.replace(await rig.document(), pause=RepairPause(who="ada", since_s=0.0))
+        await rig.bus.put(REPAIR, document, fleet=CLUSTER)
+        await LoopClock().sleep(1.0)
+
+    fates = Fates(lambda step: Interrupted(pause) if step.noun == "decision" else None)
+    async with _replica(rig.url, through=lambda bus: FatedBus(bus, fates)):
+        await rig.until_document(lambda state: state.pause is not None)
+        await LoopClock().sleep(_LATER_S)
+        later = await rig.document()
+
+    assert later.pause is not None
+    assert ([repair.what for repair in later.repairs], rig.gpus.device().maintenance) == (["drain"], None)
 
 
 async def test_device_is_reset_only_after_its_owner_let_go_when_it_is_held(rig: _Rig) -> None:
