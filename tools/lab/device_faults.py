@@ -231,6 +231,15 @@ FAULTS: tuple[RecordedFault, ...] = (
         reach="socket",
         is_rise=True,
     ),
+    RecordedFault(
+        code="memory-pages-lost",
+        device_class="cpu",
+        driver="linux-cpu",
+        state=_MILD,
+        files={"sys/devices/system/node/node{socket}/memory_failure/total": "1"},
+        reach="socket",
+        is_rise=True,
+    ),
     _fpga("device-offline", "xilinx", _BAD, "{folder}/dev_offline", "1"),
     _fpga("shell-not-ready", "xilinx", _BAD, "{folder}/ready", "0x0"),
     _fpga("firewall-tripped", "xilinx", _BAD, "{folder}/firewall.u.1/detected_level", "2"),
@@ -267,6 +276,8 @@ def build_faulty(into: Path) -> RecordedMachine:
     for socket in range(machine.profile.cpu.sockets):
         for name, text in {"mc_name": "F19h_M01h", "ue_count": "0", "ce_count": "3"}.items():
             machine.write(f"{_EDAC}/mc{socket}/{name}", text)
+        # Each socket of it is a NUMA node.
+        machine.write(f"sys/devices/system/node/node{socket}/memory_failure/total", "0")
     return machine
 
 
@@ -297,10 +308,11 @@ def place_faults(
     sockets = [
         tuple(cpu for cpu in cpus if cpu.socket == socket) for socket in sorted({cpu.socket or 0 for cpu in cpus})
     ]
-    free["socket", "linux-cpu"] = sockets[:3]
-    third = sockets[2] if len(sockets) > 2 else ()
-    cores = [tuple(cpu for cpu in third if cpu.core == core) for core in sorted({cpu.core or 0 for cpu in third})]
-    free["core", "linux-cpu"], free["device", "linux-cpu"] = cores[:2], [(cpu,) for cpu in reversed(third)]
+    free["socket", "linux-cpu"] = sockets[:-1]
+    # The last unit of a kind is never assigned.
+    single = sockets[-2] if len(sockets) > 1 else ()
+    cores = [tuple(cpu for cpu in single if cpu.core == core) for core in sorted({cpu.core or 0 for cpu in single})]
+    free["core", "linux-cpu"], free["device", "linux-cpu"] = cores[:2], [(cpu,) for cpu in reversed(single)]
     placed: list[PlacedFault] = []
     for fault in faults:
         units = free[fault.reach, fault.driver]

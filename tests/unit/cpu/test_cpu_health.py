@@ -16,8 +16,10 @@ from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
+from topobus.values.idset import CpuSet, NodeSet
 
 CPU, CONTROLLERS = "sys/devices/system/cpu", "sys/devices/system/edac/mc"
+NODES, PAGES = "sys/devices/system/node", "memory_failure/total"
 DEVICES = [Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, socket=cpu // 2) for cpu in range(4)]
 
 
@@ -171,3 +173,36 @@ def test_corrected_memory_errors_tell_when_they_are_a_storm(tmp_path: Path, rise
     seen = driver.observe(write(tmp_path, {f"{CONTROLLERS}/mc0/ce_count": 5 + rise}), DEVICES)
 
     assert [observation.reason for observation in seen.get("cpu-3", ())] == reasons
+
+
+def test_cpus_of_a_numa_node_are_degraded_when_the_kernel_gave_up_pages_of_its_memory(tmp_path: Path) -> None:
+    """The CPUs and groups of CPUs of that node alone.
+
+    What was given up before the first look is no news, and a node whose file holds nonsense is told
+    apart.
+    """
+    devices = [
+        *(
+            Device(name=f"cpu-{cpu}", device_class="cpu", cpu=cpu, socket=0, numa_nodes=NodeSet(cpu))
+            for cpu in range(3)
+        ),
+        Device(name="cpu-socket-0", device_class="cpu", near_cpus=CpuSet(0, 1, 2), numa_nodes=NodeSet(0, 1)),
+        Device(name="cpu-3", device_class="cpu", cpu=3),
+    ]
+    driver = LinuxCpuDriver()
+    before = driver.observe(
+        write(tmp_path, {f"{CPU}/online": "0-3", **{f"{NODES}/node{node}/{PAGES}": 4 for node in range(3)}}), devices
+    )
+
+    seen = driver.observe(write(tmp_path, {f"{NODES}/node1/{PAGES}": 6, f"{NODES}/node2/{PAGES}": "many"}), devices)
+
+    assert before == {}
+    assert {name: [observation.reason for observation in signs] for name, signs in seen.items()} == {
+        "cpu-1": ["memory-pages-lost"],
+        "cpu-2": ["tree-unreadable"],
+        "cpu-socket-0": ["memory-pages-lost"],
+    }
+    assert (seen["cpu-1"][0].message, seen["cpu-1"][0].evidence) == (
+        "the kernel has given up 2 page(s) of the memory of NUMA node 1",
+        {"path": f"{NODES}/node1/{PAGES}", "value": "6"},
+    )

@@ -1,5 +1,5 @@
-"""Judges CPUs by counters of the kernel: throttling because of heat, and the errors of a socket's
-memory controllers (EDAC).
+"""Judges CPUs by counters of the kernel: throttling because of heat, the errors of a socket's memory
+controllers (EDAC), and the pages of a NUMA node's memory that the kernel has given up.
 
 The counters only grow, and the first reading sets the baseline. A file that cannot be read is a
 fault of its own CPUs alone.
@@ -10,7 +10,8 @@ each exception. Memory errors among them are counted by EDAC.
 
 Source: arch/x86/kernel/cpu/mce/therm_throt.c (thermal_throttle/core_throttle_count);
 Documentation/admin-guide/RAS/main.rst (edac/mc/mc*/{ce_count,ue_count,mc_name});
-drivers/edac/{skx_common,i10nm_base,sb_edac,amd64_edac}.c for the names.
+drivers/edac/{skx_common,i10nm_base,sb_edac,amd64_edac}.c for the names;
+Documentation/ABI/stable/sysfs-devices-node (memory_failure/total).
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.edits_text import unreadable
+from topobus.sysfs.numa import NODE_FOLDER
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
 
-__all__ = ["memory_errors", "throttling"]
+__all__ = ["lost_pages", "memory_errors", "throttling"]
 
 _CPU = "sys/devices/system/cpu"
 _CONTROLLERS = "sys/devices/system/edac/mc"
@@ -68,6 +70,35 @@ def memory_errors(tree: Tree, sockets: Collection[int], counters: CounterRises) 
         socket = _socket_of(tree, name, controllers, sockets) if sign is not None else None
         if sign is not None and socket is not None and (socket not in seen or sign.reason == "memory-errors"):
             seen[socket] = sign
+    return seen
+
+
+def lost_pages(tree: Tree, nodes: Iterable[int], counters: CounterRises) -> Mapping[int, Observation]:
+    """Report the NUMA nodes of whose memory the kernel has given up pages since the last look.
+
+    It gives up a page in which the hardware met an uncorrected error, with or without a driver of
+    its controller, and one that an operator takes out of service (`hard_offline_page`).
+
+    Shapes: result — by node; empty on a kernel that does not count (Linux 6.3 does).
+    Cost: one read per node.
+    """
+    seen: dict[int, Observation] = {}
+    for node in sorted(nodes):
+        path = f"{NODE_FOLDER}/node{node}/memory_failure/total"
+        try:
+            count = tree.read_int(path)
+        except HardwareError as err:
+            seen[node] = unreadable(err)
+            continue
+        if rise := counters.rise(path, count):
+            seen[node] = Observation(
+                dimension=Dimension.MEMORY,
+                state=HealthState.DEGRADED,
+                reason="memory-pages-lost",
+                message=f"the kernel has given up {rise} page(s) of the memory of NUMA node {node}",
+                evidence={"path": path, "value": str(count)},
+                action=RecoveryAction.REPLACE,
+            )
     return seen
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from topobus.cpu.config import CpuGroupSettings, Grouping
 from topobus.cpu.host_services import CpuServices
-from topobus.cpu.plugins.cpu_health import memory_errors, throttling
+from topobus.cpu.plugins.cpu_health import lost_pages, memory_errors, throttling
 from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.driver import DeviceDriver, Discovery, HostServices, PrepareContext
@@ -103,7 +103,7 @@ class LinuxCpuDriver(DeviceDriver):
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Report the CPUs that went offline, and the faults that the kernel counts for the others.
 
-        Cost: one read of the kernel's list of online CPUs, and one read per core.
+        Cost: one read of the kernel's list of online CPUs, and one per core and NUMA node.
         """
         tree = tree.for_scan()
         online = _online(tree)
@@ -119,6 +119,8 @@ class LinuxCpuDriver(DeviceDriver):
         heat = throttling(tree, cores, self._counters)
         sockets = {socket for _, socket in (*places.values(), *self._places.values()) if socket is not None}
         by_socket = memory_errors(tree, sockets, self._counters)
+        nodes = {node for device in devices for node in device.numa_nodes or ()}
+        by_node = lost_pages(tree, nodes, self._counters)
         seen: dict[str, tuple[Observation, ...]] = {}
         for device in devices:
             if device.cpu is not None and device.cpu not in online:
@@ -128,8 +130,9 @@ class LinuxCpuDriver(DeviceDriver):
             hot = next((heat[cpu] for cpu in cpus if cpu in heat), None)
             homes = sorted({socket for cpu in cpus if (socket := places[cpu][1]) is not None})
             worn = next((by_socket[socket] for socket in homes if socket in by_socket), None)
-            if hot is not None or worn is not None:
-                seen[device.name] = tuple(sign for sign in (hot, worn) if sign is not None)
+            lost = next((by_node[node] for node in device.numa_nodes or () if node in by_node), None)
+            if signs := tuple(sign for sign in (hot, worn, lost) if sign is not None):
+                seen[device.name] = signs
         return seen
 
     def prepare(

@@ -9,8 +9,8 @@ _CODES = """
     dirty driver-failed driver-hung driver-not-loaded ecc-uncorrected engine-error
     engine-fatal-error fabric-degraded fabric-failed fabric-not-ready fell-off-bus firewall-tripped
     function-crashed gpu-excluded gpu-lost half-duplex health-indicator journal-unreadable
-    link-errors link-narrow link-slow memory-corrected-storm memory-errors mig-occupied
-    mps-daemon-gone no-kernel-driver node-missing nvlink-down nvlink-errors page-retirement-pending
+    link-errors link-narrow link-slow memory-corrected-storm memory-errors memory-pages-lost
+    mig-occupied mps-daemon-gone no-kernel-driver node-missing nvlink-down nvlink-errors page-retirement-pending
     parent-aer-correctable-storm parent-aer-fatal parent-aer-nonfatal parent-carrier-lost
     parent-gone parent-link-narrow parent-link-slow parent-no-kernel-driver port-error power-limited
     power-stopped power-throttled ras-uncorrected rdma-port-down recovery-advised reported-by-source
