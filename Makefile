@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Some containers set it. Without compiled modules each of the several hundred processes that the tests start compiles all it imports: twice the processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test checks suite coverage lint types imports proto docs audit unit integration real-bus engine vm versions chaos chaos-short rollback bench format clean
+.PHONY: help setup demo up test checks suite laws coverage lint types imports proto docs audit unit integration real-bus engine vm versions chaos chaos-short rollback bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -30,8 +30,11 @@ test: checks suite ## everything that needs no container engine
 checks: setup lint types imports proto docs ## all that runs no test file
 	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus tools/lab --ignore shared/topobus/kubeletpb --ignore shared/topobus/runtimepb
 
-suite: setup ## the tests, four files at a time
-	$(BIN)/python -m pytest -q -m "not engine and not quarantined" $(PARALLEL)
+suite: setup ## the tests, four files at a time, with a fifth of the examples of each law
+	TOPOBUS_EXAMPLES=0.2 $(BIN)/python -m pytest -q -m "not engine and not quarantined" $(PARALLEL)
+
+laws: setup ## each law with all its examples, other ones in each run (about three minutes on two cores)
+	$(BIN)/python -m pytest -q -m "(hypothesis or law) and not engine and not quarantined" -n auto --dist worksteal
 
 # The tests of the rooms that only decide (pyproject.toml, [tool.coverage.run]), those of what measures them among them: none waits, so one process a core, and
 # each takes what is left.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lab.conformance.allocator_checks import answer_case
+from support.laws import share
 from topobus.engine.allocation import search
 from topobus.engine.cel.selector import CelCompiler
 
@@ -25,7 +26,8 @@ def _cases(chunk: int) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.law
+@pytest.mark.parametrize("chunk", share(range(CHUNKS)))
 def test_allocate_equals_upstream_when_compatible(chunk: int) -> None:
     """Outcome and results equal what Kubernetes 1.36.2 answered, in every recorded case."""
     compiler = CelCompiler()

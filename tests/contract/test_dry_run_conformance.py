@@ -21,6 +21,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
+from support.laws import share
 from topobus.controller.commit.allocator import Allocator, Member, member
 from topobus.controller.config import ControllerSettings
 from topobus.controller.dry_run.rules.run import DryRun
@@ -258,7 +259,8 @@ def _expected(node: str, outcome: Outcome | str) -> tuple[str, object]:
     return condition, tuple(reason.message for reason in reasons)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.law
+@pytest.mark.parametrize("chunk", share(range(CHUNKS)))
 def test_dry_run_equals_the_controller_in_recorded_cases(chunk: int) -> None:
     """Where a claim goes, or why not, is what the controller's own search finds, as recorded and
     with rules and admission added.
@@ -311,7 +313,8 @@ def _input(state: ClusterState, node: str, claim: Claim) -> object:
     return given.claims, given.classes, pools, given.usage, labels
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.law
+@pytest.mark.parametrize("chunk", share(range(CHUNKS)))
 def test_both_homes_make_the_same_input_when_the_objects_are_the_same(chunk: int) -> None:
     """Classes, devices with their taints, and who holds what are the same, whichever store the
     objects came from.
@@ -361,7 +364,8 @@ def _gpu_claim(count: int, **parameters: Any) -> ApiObject:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.law
+@pytest.mark.parametrize("seed", share(range(60)))
 def test_dry_run_equals_the_controller_on_a_running_system(seed: int) -> None:
     """Silent services, the node's own alignment options, ledgers and taint rules count in a dry run
     as they do in the controller.

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from support.laws import share
 from support.repair_histories import RepairHistory
 from topobus.values.repair import RepairEnd
 
@@ -14,7 +15,8 @@ _HISTORIES = 1_000
 _ACTS = 30
 
 
-@pytest.mark.parametrize("thousand", range(10))
+@pytest.mark.law
+@pytest.mark.parametrize("thousand", share(range(10)))
 def test_repairs_keep_budgets_protection_and_a_persons_word_in_any_history(thousand: int) -> None:
     """No budget is exceeded, no protected device taken, no person overruled or called twice.
 

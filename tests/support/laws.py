@@ -1,19 +1,37 @@
-"""How many examples of a law are tried: all in the suite, a few for a first look."""
+"""How many examples of a law are tried: a share in the suite, all in the lane of the laws."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TypeVar
 
-__all__ = ["examples"]
+__all__ = ["examples", "share"]
 
 _FEWEST = 5
+_Case = TypeVar("_Case")
 
 
 def examples(count: int) -> int:
     """Give the number of examples: `count`, or the share of it that TOPOBUS_EXAMPLES names (`make
-    unit` sets 0.05).
+    suite` sets 0.2, `make unit` 0.05).
 
     >>> examples(600)
     600
     """
-    return max(_FEWEST, int(count * float(os.environ.get("TOPOBUS_EXAMPLES", "1"))))
+    return max(_FEWEST, int(count * _share()))
+
+
+def share(cases: Sequence[_Case]) -> Sequence[_Case]:
+    """Give all cases, or the first ones where TOPOBUS_EXAMPLES names a share.
+
+    A test that takes them bears the marker `law`: `make laws` runs it with all.
+
+    >>> share(range(10))
+    range(0, 10)
+    """
+    return cases[: max(1, int(len(cases) * _share()))]
+
+
+def _share() -> float:
+    return float(os.environ.get("TOPOBUS_EXAMPLES", "1"))

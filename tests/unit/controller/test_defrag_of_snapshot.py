@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.laws import examples
 from topobus.controller.snapshots.rules.cluster_view import ClusterView
 from topobus.controller.snapshots.rules.defrag import plan_moves
 from topobus.controller.snapshots.rules.free import add_pod
@@ -89,7 +90,7 @@ def _costs(sizes: Sequence[int], pods: Sequence[Mapping[str, Any]], wanted: int)
                     break
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data(), sizes=st.lists(st.integers(2, 6), min_size=1, max_size=3), wanted=st.integers(1, 6))
 def test_plan_is_the_cheapest_of_all(data: st.DataObject, sizes: list[int], wanted: int) -> None:
     """For up to ten pods: as few as any set, of those the lowest priorities, and none when none helps."""

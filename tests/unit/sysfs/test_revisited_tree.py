@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.laws import share
 from topobus.sysfs import answers
 from topobus.sysfs.answers import OpenFiles, StampedAnswers
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -47,7 +48,8 @@ def answers_of(tree: Tree) -> list[object]:
 
 
 @pytest.mark.usefixtures("aged")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.law
+@pytest.mark.parametrize("seed", share(range(12)))
 def test_revisited_tree_answers_as_a_new_one_when_files_come_go_and_change(tmp_path: Path, seed: int) -> None:
     """Brute force: after each of many random changes all answers are those of a tree that was just
     opened.
