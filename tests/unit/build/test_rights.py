@@ -243,11 +243,12 @@ def test_hand_over_gives_the_nic_service_a_pod_of_its_own() -> None:
 
     assert len(pod["containers"]) == 1
     assert (pod["hostNetwork"], pod["dnsPolicy"], settings.http.host) == (True, "ClusterFirstWithHostNet", "127.0.0.1")
-    own = {"env", "securityContext", "volumeMounts", "livenessProbe", "readinessProbe"}
+    probes = {"startupProbe", "livenessProbe", "readinessProbe"}
+    own = {"env", "securityContext", "volumeMounts", *probes}
     assert {key: value for key, value in container.items() if key not in own} == {
         key: value for key, value in plain.items() if key not in own
     }
-    for probe in ("livenessProbe", "readinessProbe"):
+    for probe in sorted(probes):
         assert container[probe]["httpGet"] == {**plain[probe]["httpGet"], "host": "127.0.0.1"}
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {

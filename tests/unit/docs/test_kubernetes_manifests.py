@@ -148,6 +148,15 @@ def test_container_image_port_and_probes_agree_with_the_service(service: str) ->
     assert (port["containerPort"], settings.http.host) == (settings.http.port, "0.0.0.0")
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": port["name"]}
+    assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_container_is_not_ended_while_it_starts_on_a_busy_node(service: str) -> None:
+    """A service of a node with a load of 50 took 50 s to its first answer. It may take two minutes."""
+    probe = _container(service)[1]["startupProbe"]
+
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 120
 
 
 def test_ports_differ_where_containers_share_a_pod() -> None:
