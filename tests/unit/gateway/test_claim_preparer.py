@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +18,9 @@ from prometheus_client import CollectorRegistry
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.containers.cdi import file_name
 from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareRequest
+from topobus.gateway.asks import StillAtWork
+from topobus.gateway.broadcast import Broadcast
+from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_answers import PreparedDevice
 from topobus.gateway.claims.claim_devices import ClaimDevices
@@ -30,12 +34,13 @@ from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice, Claim
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.containers.live_containers import LiveContainers
+from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers
 from topobus.gateway.metrics import ClaimMetrics
 from topobus.values.device import Device, Inventory
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import PeerUnavailable
 from topobus.values.idset import NodeSet
+from topobus.values.ledger import Allocation, Holders
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.request import Owner
@@ -143,10 +148,12 @@ class Node:
     `trouble` has what a class's service answers instead of its work.
     """
 
-    def __init__(self, folder: Path, *versions: str, retry_s: float = 0.0) -> None:
+    def __init__(self, folder: Path, *versions: str, retry_s: float = 0.0, pinning: Pins | None = None) -> None:
         """`versions` of the files that describe devices to containers; `retry_s` is how long a claim is
-        tried.
+        tried; `pinning` promises CPUs.
         """
+        self.pinning: Any = pinning
+        self.forbidden: Refusal | None = None
         self.retry_s = retry_s
         self.folder = folder
         self.versions = versions
@@ -158,6 +165,8 @@ class Node:
         self.results: list[dict[str, Any]] = []
         self.refused: Refusal | None = None
         self.trouble: dict[str, Refusal | PeerUnavailable] = {}
+        self.hangs: set[str] = set()
+        """The classes whose service never answers."""
         self.reported: list[str] = []
         self.handed_out: list[tuple[str, tuple[str, ...]]] = []
         self.checkpoint = Checkpoint.load(folder / "checkpoint.json", boot_id="b")
@@ -176,11 +185,12 @@ class Node:
 
     def _preparer(self) -> ClaimPreparer:
         us: Any = self
-        state: Any = SimpleNamespace(
+        self.state = state = cast(Any, SimpleNamespace)(
             node="n1",
             containers=LiveContainers(),
             hand_out=self.hand_out,
             ledger=None,
+            ledger_went_back=Broadcast(),
             device=lambda *_: None,
             inventories=lambda: self.inventories,
             shapes=lambda: shapes_of(self.inventories.values()),
@@ -189,13 +199,13 @@ class Node:
         files = ClaimFiles(
             self.folder,
             metadata=ClaimMetadata(self.folder / "metadata", self.versions, dict, self.checkpoint.of_claim),
-            pinning=None,
+            pinning=self.pinning,
             metrics=metrics,
             tell=lambda _: None,
         )
         ledger = ClaimLedger(state, us, us.read, self.checkpoint, None)
         devices = ClaimDevices(us, self.checkpoint, lambda _class, _name: None, lambda _: "")
-        steps = ClaimSteps(state, us.read, self.checkpoint, ledger, devices, us, None, files)
+        steps = ClaimSteps(state, us.read, self.checkpoint, ledger, devices, us, self.pinning, files)
         deadlines = DeadlineSettings(claim_retry_s=self.retry_s)
         return ClaimPreparer(state, self.checkpoint, deadlines, ledger, steps, files, cast(Any, Reports(self)), metrics)
 
@@ -221,7 +231,7 @@ class Node:
         return ApiObject(
             api_version="resource.k8s.io/v1",
             kind="ResourceClaim",
-            metadata={"namespace": namespace, "name": name, "uid": CLAIM.uid},
+            metadata={"namespace": namespace, "name": name, "uid": f"u-{name}"},
             status={"allocation": {"devices": {"results": results}}},
         )
 
@@ -231,14 +241,17 @@ class Node:
         self.adopted.append(request)
         return self.refused or Adopted(decision_id="d")
 
-    async def release(self, op_id: str, *_: object, **__: object) -> None:
-        """The ledger lets go."""
-        self.asked.append(f"release all {op_id}")
+    async def release(self, op_id: str, owner: Owner, **_: object) -> Refusal | None:
+        """The ledger's answer."""
+        self.asked.append(f"release {owner.uid if owner.uid != CLAIM.uid else 'all'} {op_id}")
+        return self._troubled("ledger")
 
     async def prepare(self, device_class: str, request: PrepareRequest) -> Prepared | Refusal:
         """A service's answer."""
         self.asked.append(f"prepare {device_class} {request.op_id}")
         self.requests[device_class] = request
+        if device_class in self.hangs:
+            await asyncio.Event().wait()
         trouble = self._troubled(device_class)
         edits = {name: ContainerEdits(env={"A": name}) for name in request.devices}
         return trouble or Prepared(edits=edits, common=ContainerEdits(env={"ALL": ",".join(request.devices)}))
@@ -248,8 +261,9 @@ class Node:
         self.asked.append(f"unprepare {device_class} {op_id}")
         return self._troubled(device_class)
 
-    async def refuse_forbidden(self, *_: object) -> None:
-        """All is allowed."""
+    async def refuse_forbidden(self, *_: object) -> Refusal | None:
+        """All is allowed, unless the test forbids it."""
+        return self.forbidden
 
     def check(self, _: ClaimEntry) -> None:
         """Nothing is in the way of attaching."""
@@ -262,6 +276,33 @@ class Node:
         if isinstance(trouble, PeerUnavailable):
             raise trouble
         return trouble
+
+
+class Pins:
+    """Promises CPUs, and notes of which classes, and whether the promise ended before the entry was stored."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.refused = refused
+        self.checkpoint: Checkpoint | None = None
+        self.promised: list[str] = []
+        self.ended: list[bool] = []
+        self.released_claims = 0
+
+    @asynccontextmanager
+    async def promising(self, entry: ClaimEntry) -> AsyncIterator[Refusal | None]:
+        """Promise, or refuse the class that the test names."""
+        self.promised.append(entry.device_class)
+        yield NO if entry.device_class == self.refused else None
+        assert self.checkpoint is not None
+        self.ended.append(self.checkpoint.ready(entry.uid, entry.device_class) is not None)
+
+    async def released(self) -> None:
+        """Note that CPUs are free."""
+        self.released_claims += 1
+
+    def pins(self, _: ClaimEntry) -> bool:
+        """No container is guarded."""
+        return False
 
 
 class Reports:
@@ -449,12 +490,12 @@ async def test_devices_of_all_classes_are_made_ready_again_after_a_reboot(node: 
     await node.preparer.prepare(CLAIM)
     (before,) = {entry.attempt for entry in node.checkpoint.of_claim(CLAIM.uid)}
     rebooted = Node(node.folder)
-    rebooted.checkpoint.boot_id = "later"
+    rebooted.checkpoint.boot_id = "0123456789"
 
     answer = await rebooted.preparer.prepare(CLAIM)
 
     assert len(_devices(answer)) == 4
-    assert sorted(rebooted.asked[1:]) == [f"{text} {before}-prepare-later" for text in of_all("prepare")]
+    assert sorted(rebooted.asked[1:]) == [f"{text} {before}-prepare-01234567" for text in of_all("prepare")]
     assert all(request.is_again for request in rebooted.requests.values())
 
 
@@ -598,3 +639,215 @@ async def test_shape_waits_for_the_inventories_of_its_parts_after_a_reboot(node:
     assert f"this machine has no shape {shape.name} now: a device service has not reported yet" in early
     assert _devices(answer) == [(shape.name, "n1", "")]
     assert sorted(rebooted.verbs) == ["adopt all", "prepare gpu", "prepare nic"]
+
+
+async def test_cpus_of_all_classes_are_promised_until_the_claim_is_stored(tmp_path: Path) -> None:
+    """A container that starts in between would get CPUs of the claim. They return when it is undone."""
+    pins = Pins()
+    node = Node(tmp_path, pinning=pins)
+    pins.checkpoint = node.checkpoint
+
+    await node.preparer.prepare(CLAIM)
+    await node.preparer.unprepare(CLAIM)
+
+    assert (pins.promised, pins.ended, pins.released_claims) == (CLASSES, [True] * 3, 1)
+
+
+async def test_claim_whose_cpus_are_refused_is_not_prepared(tmp_path: Path) -> None:
+    """Also when it is not the first class that asks for them."""
+    pins = Pins(refused="nic")
+    node = Node(tmp_path, pinning=pins)
+    pins.checkpoint = node.checkpoint
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert isinstance(answer, str)
+    assert "nic-0 has no firmware" in answer
+    assert [entry.is_prepared for entry in node.checkpoint.entries()] == [False] * 3
+
+
+@pytest.mark.parametrize(("forbidden", "files"), [(None, CLASSES), (NO, [])], ids=["allowed", "forbidden by now"])
+async def test_files_that_a_reboot_removed_are_written_again(
+    node: Node, forbidden: Refusal | None, files: list[str]
+) -> None:
+    """Before kubelet is served. A claim that the settings forbid by now stops no other one's files, and is
+    refused when kubelet asks for it.
+    """
+    await node.preparer.prepare(CLAIM)
+    for name in CLASSES:
+        (node.folder / file_name(CDI_VENDOR, name, CLAIM.uid)).unlink()
+    again = Node(node.folder)
+    again.forbidden = forbidden
+
+    await again.preparer.restore(is_offered=False)
+    written = again.cdi_files()
+    answer = await again.preparer.prepare(CLAIM)
+
+    assert written == files
+    assert ("no firmware" in answer) == (forbidden is not None)
+
+
+async def test_claim_is_another_claims_rival_again_after_it_was_undone(node: Node) -> None:
+    """Undone and prepared again it uses the device, so the end of another share does not undo it."""
+    other = ClaimKey(namespace="default", name="d", uid=ClaimUid("u-d"))
+    node.results = [{"request": "g", "driver": "topobus.dev", "pool": "n1", "device": "gpu-0", "shareID": "s"}]
+    for claim in (CLAIM, other):
+        await node.preparer.prepare(claim)
+    await node.preparer.unprepare(CLAIM)
+    await node.preparer.prepare(CLAIM)
+
+    error = await node.preparer.unprepare(other)
+
+    assert error == ""
+    assert "unprepare gpu" not in node.verbs
+
+
+def test_try_counts_as_running_until_its_last_call_has_ended() -> None:
+    """Kubelet may ask again while the first call runs."""
+    attempts = Attempts()
+    ended = attempts.changed.ticket()
+    with attempts.running(CLAIM.uid):
+        with attempts.running(CLAIM.uid):
+            during_both = attempts.is_running(CLAIM.uid)
+        during_first = attempts.is_running(CLAIM.uid)
+
+    assert (during_both, during_first, attempts.is_running(CLAIM.uid), ended.is_set()) == (True, True, False, True)
+
+
+async def elapsed_s(work: Awaitable[object]) -> tuple[object, float]:
+    """The result, and how long it took."""
+    began_s = asyncio.get_running_loop().time()
+    return await work, asyncio.get_running_loop().time() - began_s
+
+
+@pytest.mark.virtual_time
+async def test_service_that_works_on_is_waited_for_almost_to_the_end(node: Node) -> None:
+    """Its present work becomes the error a second before kubelet's call would be cut off."""
+    node.trouble["gpu"] = StillAtWork("the gpu service cleans gpu-0", retry_after_s=0.4)
+
+    answer, took_s = await elapsed_s(node.preparer.prepare(CLAIM))
+
+    assert answer == f"claim {CLAIM}: the gpu service cleans gpu-0"
+    assert DeadlineSettings().claim_s - 2.1 < took_s <= DeadlineSettings().claim_s - 1.0
+
+
+@pytest.mark.virtual_time
+async def test_service_that_is_away_is_tried_again_for_a_while(tmp_path: Path) -> None:
+    """Kubelet itself would ask only after more than a minute. The last pause never goes beyond the limit."""
+    node = Node(tmp_path, retry_s=5.0)
+    node.trouble["nic"] = AWAY
+
+    answer, took_s = await elapsed_s(node.preparer.prepare(CLAIM))
+
+    assert answer == f"claim {CLAIM}: the nic service is away"
+    assert 4.0 <= took_s <= 5.0
+    assert node.verbs.count("prepare nic") >= 5
+
+
+@pytest.mark.virtual_time
+async def test_claim_whose_service_hangs_has_its_limit_as_error(node: Node) -> None:
+    """Ours comes before kubelet's own, which would say nothing."""
+    node.hangs.add("gpu")
+
+    answer, took_s = await elapsed_s(node.preparer.prepare(CLAIM))
+
+    limit_s = DeadlineSettings().claim_s
+    assert (answer, took_s) == (f"claim {CLAIM}: not prepared within {limit_s} s", limit_s)
+
+
+@pytest.mark.virtual_time
+async def test_left_claim_is_undone_when_its_service_is_back(node: Node) -> None:
+    """Whatever the tries until then end with."""
+    await node.preparer.prepare(CLAIM)
+    node.trouble["nic"] = AWAY
+    await node.preparer.unprepare(CLAIM)
+    undoing = asyncio.create_task(node.preparer.undo_left())
+    for trouble in (AWAY, NO):
+        node.trouble["nic"] = trouble
+        await asyncio.sleep(5)
+    still = [entry.is_left for entry in node.checkpoint.entries()]
+    node.trouble.clear()
+    await asyncio.sleep(5)
+    first = node.checkpoint.entries()
+    await node.preparer.prepare(CLAIM)
+    node.trouble["gpu"] = AWAY
+    await node.preparer.unprepare(CLAIM)
+    node.trouble.clear()
+    await asyncio.sleep(5)
+    undoing.cancel()
+
+    assert (still, first, node.checkpoint.entries()) == ([True] * 3, (), ())
+    assert node.verbs.count("release all") == 2
+
+
+@pytest.mark.parametrize("fails_at", [1, 2], ids=["beginning to undo", "leaving it"])
+async def test_claim_stays_when_its_end_cannot_be_stored(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Kubelet gets an error and asks again. What was not stored does not count."""
+    await node.preparer.prepare(CLAIM)
+    node.trouble["nic"] = AWAY
+    change, calls = node.checkpoint.change_claim, 0
+
+    async def full(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise OSError(28, "No space left on device", "checkpoint.json")
+        return await change(*arguments)
+
+    monkeypatch.setattr(node.checkpoint, "change_claim", full)
+
+    error = await node.preparer.unprepare(CLAIM)
+
+    assert error == f"claim {CLAIM}: " + (
+        "cannot write checkpoint.json: No space left on device" if fails_at == 1 else "the nic service is away"
+    )
+    entries = node.checkpoint.entries()
+    assert [(entry.is_undoing, entry.is_left) for entry in entries] == [(fails_at == 2, False)] * 3
+
+
+def holding(uid: str, *, is_prepared: bool = True) -> Allocation:
+    """What a claim has in the ledger."""
+    owner = ClaimKey(namespace="default", name=uid.removeprefix("u-"), uid=ClaimUid(uid)).owner
+    return Allocation(owner=owner, decision_id="d", is_prepared=is_prepared)
+
+
+@pytest.mark.virtual_time
+async def test_claim_that_only_the_ledger_has_is_undone(node: Node) -> None:
+    """Not one that the checkpoint has, nor one that is not prepared; one with a container waits for its end.
+
+    Each is tried again after a failure, and all are looked at again when the ledger went back.
+    """
+    await node.preparer.prepare(CLAIM)
+    node.asked.clear()
+    claims = (holding(CLAIM.uid), holding("u-idle", is_prepared=False), holding("u-runs"), holding("u-gone"))
+    node.state.ledger = Holders(node="n1", allocations={each.owner.key: each for each in claims})
+    container = LiveContainer(
+        id="c1", name="c", namespace="d", pod="p", pod_uid="p", cdi_devices=("claim-u-runs-gpu-7",)
+    )
+    node.state.containers.made(container)
+    node.trouble["ledger"] = AWAY
+    undoing = asyncio.create_task(node.preparer.undo_unknown())
+    await asyncio.sleep(1)
+    node.trouble["ledger"] = NO
+    await asyncio.sleep(5)
+    failed = list(node.verbs)
+    node.asked.clear()
+    node.trouble.clear()
+    await asyncio.sleep(5)
+    waiting = list(node.verbs)
+    node.asked.clear()
+    node.state.containers.ended("c1")
+    node.state.ledger = Holders(node="n1", allocations={claims[2].owner.key: claims[2]})
+    await asyncio.sleep(5)
+    ended = list(node.verbs)
+    await asyncio.sleep(60)
+    quiet = list(node.verbs)
+    node.state.ledger = Holders(node="n1", allocations={claims[3].owner.key: claims[3]})
+    node.state.ledger_went_back.announce()
+    await asyncio.sleep(1)
+    undoing.cancel()
+
+    assert (failed, waiting) == (["release u-gone"] * 2, ["release u-gone"])
+    assert (ended, quiet, node.verbs) == (["release u-runs"], ["release u-runs"], ["release u-runs", "release u-gone"])

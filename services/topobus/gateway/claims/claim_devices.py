@@ -66,7 +66,7 @@ class ClaimDevices:
         device_class: str,
         claim_allocation: ClaimAllocation,
         *,
-        is_again: bool = False,
+        is_again: bool,
     ) -> DeviceAnswers:
         """Have all devices of a claim's class made ready. `is_again`: it had them before a reboot.
 
