@@ -27,12 +27,11 @@ from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
-    unreadable,
     unusable,
 )
+from topobus.devicekit.function_health import FunctionHealth
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import (
-    PciHealth,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
@@ -125,7 +124,7 @@ class XilinxDriver(LoadsFunctions):
 
     def __init__(self, programmer: XrtProgrammer | None = None) -> None:
         """Program cards by XRT's drivers, unless a test gives its own programmer."""
-        self._pci_health = PciHealth()
+        self._health = FunctionHealth()
         self._management: dict[str, PciAddress] = {}
         self._several: set[str] = set()
         self._programmer: XrtProgrammer = programmer or KernelXrtProgrammer()
@@ -176,9 +175,9 @@ class XilinxDriver(LoadsFunctions):
         # Each function is read once: several devices may share a management function, and a rise of
         # its error counters is seen only at the first reading.
         mains = {device.pci for device in devices}
-        addresses = sorted({address for device in devices for address in _functions_of(device)})
+        addresses = {address for device in devices for address in _functions_of(device)}
         turns = {device.name: self._functions.loader.turn(device.name) for device in devices}
-        seen = {address: self._observe_function(tree, address, is_main=address in mains) for address in addresses}
+        seen = self._health.observe(tree, addresses, lambda address: _look(tree, address, is_main=address in mains))
         return {
             device.name: self._observe_one(device, seen, turns[device.name])
             for device in devices
@@ -258,18 +257,6 @@ class XilinxDriver(LoadsFunctions):
             partition_of=parent,
             attributes=facts,
         )
-
-    def _observe_function(self, tree: Tree, address: PciAddress, *, is_main: bool) -> list[Observation]:
-        try:
-            observations = self._pci_health.observe(tree, address)
-            if not any(observation.dimension is Dimension.PRESENCE for observation in observations):
-                if is_main:
-                    observations += observe_kernel_driver(tree, address)
-                signs = (_offline(tree, address), _not_ready(tree, address), _firewall(tree, address))
-                observations += [observation for observation in signs if observation is not None]
-        except HardwareError as err:
-            return [unreadable(err)]
-        return observations
 
     def _observe_one(
         self, device: Device, by_function: Mapping[PciAddress, list[Observation]], turn: int
@@ -351,6 +338,11 @@ def _below(tree: Tree, address: PciAddress, prefix: str, file: str) -> str:
     folder = pci_folder(address)
     texts = (tree.read(f"{folder}/{name}/{file}") for name in tree.names(folder) if name.startswith(prefix))
     return next((text for text in texts if text), "")
+
+
+def _look(tree: Tree, address: PciAddress, *, is_main: bool) -> tuple[Observation | None, ...]:
+    unbound = observe_kernel_driver(tree, address) if is_main else ()
+    return (*unbound, _offline(tree, address), _not_ready(tree, address), _firewall(tree, address))
 
 
 def _offline(tree: Tree, address: PciAddress) -> Observation | None:

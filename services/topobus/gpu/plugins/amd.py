@@ -20,17 +20,16 @@ import msgspec
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
-from topobus.devicekit.edits_text import is_offered, own_variable, unreadable, unusable
+from topobus.devicekit.edits_text import is_offered, own_variable, unusable
+from topobus.devicekit.function_health import FunctionHealth
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.exclusive_ways import count_ways
 from topobus.devicekit.pci import (
-    PciHealth,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
     select_functions,
 )
-from topobus.devicekit.pci_parent import ParentHealth
 from topobus.gpu.amd.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
 from topobus.gpu.amd.amd_on_demand import AmdOnDemand, group_wishes, part_counts
 from topobus.gpu.amd.amd_parts import (
@@ -56,7 +55,7 @@ from topobus.values.counters import CounterSet
 from topobus.values.device import Device, DeviceRole, Link, LinkClass
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, Observation
+from topobus.values.health import Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
@@ -81,8 +80,7 @@ class AmdDriver(ChecksLeftovers):
 
     def __init__(self) -> None:
         self._products = ProductTable()
-        self._pci_health = PciHealth()
-        self._parents = ParentHealth()
+        self._health = FunctionHealth()
         self._counters = CounterRises()
         self.leftovers = Leftovers()
         self._links: tuple[tuple[KfdNode, ...], dict[int, tuple[KfdLink, ...]]] = ((), {})
@@ -123,12 +121,9 @@ class AmdDriver(ChecksLeftovers):
 
         The partitions of a card share its faults.
         """
-        # Each function is read once: a rise of its error counters is seen only at the first
-        # reading.
-        addresses = sorted({device.pci for device in devices if device.pci is not None})
-        parents = self._parents.observe(tree, addresses)
-        seen = {address: [*self._observe_one(tree, address), *parents.get(address, ())] for address in addresses}
-        return {device.name: seen[device.pci] for device in devices if device.pci is not None}
+        addresses = {device.name: device.pci for device in devices if device.pci is not None}
+        seen = self._health.observe(tree, addresses.values(), partial(self._look, tree))
+        return {name: seen[address] for name, address in addresses.items()}
 
     def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
         """Read whole cards: amdgpu publishes nothing of a partition alone."""
@@ -387,20 +382,17 @@ class AmdDriver(ChecksLeftovers):
                 links[names[number]] = tuple(peers[name] for name in sorted(peers))
         return links
 
-    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
+    def _look(self, tree: Tree, address: PciAddress) -> tuple[Observation | None, ...]:
         folder = pci_folder(address)
-        try:
-            seen = self._pci_health.observe(tree, address)
-            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
-                return seen
-            # `discover` leaves these out when they cannot be read; the fault is reported here.
-            tree.read_int(f"{folder}/mem_info_vram_total")
-            tree.read(f"{folder}/unique_id")
-            tree.read(f"{folder}/product_name")
-            signs = (temperature_sign(tree, folder), ras_sign(tree, folder, self._counters))
-        except HardwareError as err:
-            return [unreadable(err)]
-        return [*seen, *observe_kernel_driver(tree, address), *(sign for sign in signs if sign is not None)]
+        # `discover` leaves these out when they cannot be read; the fault is reported here.
+        tree.read_int(f"{folder}/mem_info_vram_total")
+        tree.read(f"{folder}/unique_id")
+        tree.read(f"{folder}/product_name")
+        return (
+            *observe_kernel_driver(tree, address),
+            temperature_sign(tree, folder),
+            ras_sign(tree, folder, self._counters),
+        )
 
 
 def _why_not_whole(card: AmdCard) -> list[str]:

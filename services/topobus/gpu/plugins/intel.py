@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from topobus.devicekit.driver import Discovery, LongWork, PrepareContext
-from topobus.devicekit.edits_text import unreadable
+from topobus.devicekit.function_health import FunctionHealth
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts
 from topobus.devicekit.partitioning.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.passthrough.function_users import function_nodes, openers
 from topobus.devicekit.pci import (
-    PciHealth,
     awaits_driver,
     function_role,
     is_passthrough_driver,
@@ -31,7 +30,6 @@ from topobus.devicekit.pci import (
     pci_device_name,
     select_functions,
 )
-from topobus.devicekit.pci_parent import ParentHealth
 from topobus.gpu.drm_edits import drm_edits, parent_edits
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import holders_of
@@ -45,7 +43,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, Observation
+from topobus.values.health import Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Refusal
 from topobus.values.pci import PciAddress
@@ -71,8 +69,7 @@ class IntelDriver(ChecksLeftovers):
         """
         self._wedges = wedges or WedgeEvents()
         self._products = ProductTable()
-        self._pci_health = PciHealth()
-        self._parents = ParentHealth()
+        self._health = FunctionHealth()
         self.leftovers = Leftovers()
         self._on_demand = OnDemandFunctions("gpu", FunctionCuts(_users, _lacks_node))
 
@@ -120,10 +117,8 @@ class IntelDriver(ChecksLeftovers):
         tree = tree.for_scan()
         self._wedges.take(tree)
         addresses = self._on_demand.present(tree, devices)
-        parents = self._parents.observe(tree, addresses.values())
-        return {
-            name: [*self._observe_one(tree, address), *parents.get(address, ())] for name, address in addresses.items()
-        }
+        seen = self._health.observe(tree, addresses.values(), partial(self._look, tree))
+        return {name: seen[address] for name, address in addresses.items()}
 
     def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
         """Read each GPU, as far as its driver publishes it."""
@@ -207,22 +202,17 @@ class IntelDriver(ChecksLeftovers):
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
 
-    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
-        try:
-            seen = self._pci_health.observe(tree, address)
-            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
-                return seen
-            _memory_bytes(tree, address)
-            folder = pci_folder(address)
-            signs = (
-                temperature_sign(tree, folder),
-                survivability_sign(tree, folder),
-                health_indicator_sign(tree, folder),
-                self._wedges.sign(tree, address),
-            )
-            return [*seen, *observe_kernel_driver(tree, address), *(sign for sign in signs if sign is not None)]
-        except HardwareError as err:
-            return [unreadable(err)]
+    def _look(self, tree: Tree, address: PciAddress) -> tuple[Observation | None, ...]:
+        # `discover` leaves it out when it cannot be read; the fault is reported here.
+        _memory_bytes(tree, address)
+        folder = pci_folder(address)
+        return (
+            *observe_kernel_driver(tree, address),
+            temperature_sign(tree, folder),
+            survivability_sign(tree, folder),
+            health_indicator_sign(tree, folder),
+            self._wedges.sign(tree, address),
+        )
 
 
 def _memory_bytes(tree: Tree, address: PciAddress) -> int:

@@ -27,18 +27,16 @@ from topobus.devicekit.driver import Discovery, HostServices, LongWork, PrepareC
 from topobus.devicekit.edits_text import (
     is_offered,
     own_variable,
-    unreadable,
     unusable,
 )
+from topobus.devicekit.function_health import FunctionHealth
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.pci import (
-    PciHealth,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
     select_functions,
 )
-from topobus.devicekit.pci_parent import ParentHealth
 from topobus.devicekit.sharing.sharing import sharing_of
 from topobus.formats.kubernetes.classic.classic_parameters import MPS, TIME_SLICING
 from topobus.gpu.driver_root.access import access_nodes, read_access
@@ -97,8 +95,7 @@ class NvidiaDriver(ChecksLeftovers):
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         self._products = ProductTable()
-        self._pci_health = PciHealth()
-        self._parents = ParentHealth()
+        self._health = FunctionHealth()
         self._nvml = nvml
         self.leftovers = Leftovers()
         self._driver_files = DriverFileSource()
@@ -148,15 +145,9 @@ class NvidiaDriver(ChecksLeftovers):
         by_nvml = self._nvml.observe(present) if self._nvml else {}
         by_instance = self._mig.faults(self._nvml, devices) if self._nvml else {}
         by_mps = self.mps.observe()
-        parents = self._parents.observe(tree, sorted(set(addresses.values())))
-        # Each function is read once, because a rise of its counters is seen only at the first
-        # reading. Instances share the faults of their GPU.
-        by_function = {
-            address: (*self._observe_one(tree, address), *parents.get(address, ()), *by_nvml.get(address, ()))
-            for address in sorted(set(addresses.values()))
-        }
+        by_function = self._health.observe(tree, addresses.values(), partial(_observe_driver, tree))
         return {
-            name: (*by_function[address], *by_instance.get(name, ()), *by_mps.get(name, ()))
+            name: (*by_function[address], *by_nvml.get(address, ()), *by_instance.get(name, ()), *by_mps.get(name, ()))
             for name, address in addresses.items()
         }
 
@@ -423,15 +414,6 @@ class NvidiaDriver(ChecksLeftovers):
                 if warnings is not None:
                     warnings.append(f"{err}; GPUs are described from sysfs and /proc alone, without NVLink and ECC")
         return self._nvml
-
-    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
-        try:
-            seen = self._pci_health.observe(tree, address)
-            if not seen or seen[0].dimension is not Dimension.PRESENCE:
-                seen += _observe_driver(tree, address)
-            return seen
-        except HardwareError as err:
-            return [unreadable(err)]
 
 
 def _finished(answer: Mapping[str, ContainerEdits] | Refusal | LongWork) -> Mapping[str, ContainerEdits] | Refusal:

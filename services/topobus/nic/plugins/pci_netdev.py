@@ -17,7 +17,7 @@ These functions are not offered, and the inventory's warnings name them:
 Health is that of every PCI function (topobus.devicekit.pci) and of the link (link_health). An
 interface that is not visible (moved into a pod's network namespace) or switched off is no fault:
 allocated and idle cards look like that. A virtual function is as healthy as its physical one
-(topobus.devicekit.pci_parent) and that one's link.
+(topobus.devicekit.function_health) and that one's link.
 
 Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband; the SR-IOV device
 plugin for which functions to leave out.
@@ -32,12 +32,12 @@ from functools import partial
 from topobus.devicekit.counter_rises import CounterRises
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import Discovery, HostServices, LongWork, PrepareContext
-from topobus.devicekit.edits_text import gone, own_variable, unreadable
+from topobus.devicekit.edits_text import gone, own_variable
+from topobus.devicekit.function_health import FunctionHealth, is_gone, physical_function
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts
 from topobus.devicekit.partitioning.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.pci import (
-    PciHealth,
     awaits_driver,
     function_role,
     is_passthrough_driver,
@@ -47,7 +47,6 @@ from topobus.devicekit.pci import (
     pci_device_name,
     select_functions,
 )
-from topobus.devicekit.pci_parent import ParentHealth, physical_function
 from topobus.nic.host_services import NicServices
 from topobus.nic.host_use import function_users, host_uses, lacks_interface
 from topobus.nic.interfaces.interface_hands import read_config
@@ -83,7 +82,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, Observation
+from topobus.values.health import Observation
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
@@ -117,8 +116,7 @@ class PciNetdevDriver(AttachesInterfaces):
         Shapes: now — the time; tests give their own.
         """
         super().__init__()
-        self._pci_health = PciHealth(is_speed_steady=True)
-        self._parents = ParentHealth(is_speed_steady=True)
+        self._health = FunctionHealth(is_speed_steady=True)
         self._best_speeds = BestSpeeds()
         self._settling = Settling(now)
         self._function_counts: dict[PciAddress, int | None] = {}
@@ -167,15 +165,16 @@ class PciNetdevDriver(AttachesInterfaces):
         """
         tree = tree.for_scan()
         addresses = self._on_demand.present(tree, devices)
-        parents = self._parents.observe(tree, addresses.values())
         self._settling.begin_look()
         restarting = self._restarting(tree, addresses.values())
-        seen = {
-            name: [*self._observe_one(tree, address, restarting), *parents.get(address, ())]
-            for name, address in addresses.items()
-        }
+        seen = self._health.observe(
+            tree, addresses.values(), lambda address: self._observe_one(tree, address, restarting)
+        )
         self._settling.end_look()
-        return seen
+        for address, observations in seen.items():
+            if is_gone(observations):
+                self._best_speeds.forget(str(address))
+        return {name: seen[address] for name, address in addresses.items()}
 
     def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
         """Read the counters of each function's interfaces and RDMA ports."""
@@ -406,20 +405,15 @@ class PciNetdevDriver(AttachesInterfaces):
             attributes=facts,
         )
 
-    def _observe_one(self, tree: Tree, address: PciAddress, restarting: Collection[PciAddress]) -> list[Observation]:
-        try:
-            seen = self._pci_health.observe(tree, address)
-            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
-                self._best_speeds.forget(str(address))
-                return seen
-            driverless = observe_kernel_driver(tree, address)
-            own = function_ports(tree, address, only_link=True)
-            interfaces = own.interfaces
-            ports = [port for port in function_rdma_ports(tree, address) if not _is_of_others(tree, port, own)]
-            parent = self._observe_parent_link(tree, address, restarting)
-            errors = judge_errors(tree, interfaces, self._counters)
-        except HardwareError as err:
-            return [unreadable(err)]
+    def _observe_one(
+        self, tree: Tree, address: PciAddress, restarting: Collection[PciAddress]
+    ) -> tuple[Observation | None, ...]:
+        driverless = observe_kernel_driver(tree, address)
+        own = function_ports(tree, address, only_link=True)
+        interfaces = own.interfaces
+        ports = [port for port in function_rdma_ports(tree, address) if not _is_of_others(tree, port, own)]
+        parent = self._observe_parent_link(tree, address, restarting)
+        errors = judge_errors(tree, interfaces, self._counters)
         # The driver of a new function binds a moment later, as a link comes up later.
         driver_path = f"{pci_folder(address)}/driver"
         links = (
@@ -428,7 +422,8 @@ class PciNetdevDriver(AttachesInterfaces):
             *rdma_links(interfaces, ports),
         )
         lost = self._settling.lost(links, is_restarting=address in restarting)
-        link = (
+        return (
+            *(driverless if driver_path in lost else ()),
             judge_carrier(interfaces, lost),
             judge_rdma_ports(interfaces, ports, lost),
             self._best_speeds.judge(str(address), interfaces, ports),
@@ -436,11 +431,6 @@ class PciNetdevDriver(AttachesInterfaces):
             errors,
             parent,
         )
-        return [
-            *seen,
-            *(driverless if driver_path in lost else ()),
-            *(observation for observation in link if observation is not None),
-        ]
 
     def _observe_parent_link(
         self, tree: Tree, address: PciAddress, restarting: Collection[PciAddress]
