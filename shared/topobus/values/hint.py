@@ -18,3 +18,12 @@ class Hint(Struct, frozen=True):
 
     nodes: NodeSet | None
     preferred: bool
+
+    @property
+    def text(self) -> str:
+        """Write it as kubelet's logs do: the nodes, and a star when it is preferred.
+
+        >>> Hint(NodeSet(0, 1), False).text, Hint(None, True).text
+        ('{0-1}', '{any}*')
+        """
+        return f"{{{self.nodes if self.nodes is not None else 'any'}}}{'*' if self.preferred else ''}"

@@ -9,10 +9,22 @@ from msgspec import Struct
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet
 
-__all__ = ["ContainerPlacement", "Fact", "HintList", "MemoryBlock", "Placement", "Reason", "Refusal", "refuse"]
+__all__ = [
+    "ContainerPlacement",
+    "Fact",
+    "HintList",
+    "MemoryBlock",
+    "Placement",
+    "Reason",
+    "Refusal",
+    "refuse",
+    "summary",
+]
 
 Fact = str | int | float | bool | tuple[str, ...]
 
+# The nearest miss and what would fit are among the reasons, but refuse nothing.
+_ADVICE = ("nearest-miss", "would-fit")
 # Reasons of a container whose policy or resources do not decide on which nodes it is.
 _UNALIGNED = ("no-alignment", "no-affinity")
 
@@ -132,3 +144,25 @@ def refuse(code: str, message: str, **facts: Fact) -> Refusal:
     {'count': 0}
     """
     return Refusal(reasons=(Reason(code=code, message=message, facts=facts),))
+
+
+def summary(result: Placement | Refusal | None) -> str:
+    """Summarize an answer in one line.
+
+    >>> placed = ContainerPlacement(name="main", alignment=Hint(None, True), cpus=CpuSet(0), devices={"gpu": ("gpu-0",)})
+    >>> summary(Placement(containers=(placed,))), summary(refuse("numa-capacity", "")), summary(None)
+    ('placed: main: 1 gpu, 1 cpus on NUMA unknown', 'refused: numa-capacity', 'done')
+    """  # noqa: E501
+    if result is None:
+        return "done"
+    if isinstance(result, Refusal):
+        return "refused: " + ", ".join(
+            dict.fromkeys(reason.code for reason in result.reasons if reason.code not in _ADVICE)
+        )
+    parts = []
+    for container in result.containers:
+        held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
+        held += [f"{len(container.cpus)} cpus"] if container.cpus else []
+        where = f" on NUMA {container.numa_nodes or 'unknown'}" if held else ""
+        parts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'}{where}")
+    return "placed: " + "; ".join(parts)

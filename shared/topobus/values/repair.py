@@ -165,6 +165,12 @@ class Repair(Struct, frozen=True, kw_only=True):
         return "give up" if self.failure else self.rule.steps[self.step]
 
     @property
+    def why(self) -> str:
+        """Why it gives up, else how far it is."""
+        steps, tries = len(self.rule.steps), self.rule.tries
+        return self.failure or f"step {self.step + 1} of {steps}, try {self.trial} of {tries}"
+
+    @property
     def op_id(self) -> str:
         """The id of the present step's operation, the same however often it is asked for."""
         return f"{self.id}.end" if self.failure else f"{self.id}.{self.trial}.{self.step}.{self.attempt}"

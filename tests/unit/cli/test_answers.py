@@ -8,13 +8,13 @@ from rich.console import Console
 
 from topobus.cli.commands.decisions import decision_listing
 from topobus.cli.commands.explain import explanation
-from topobus.cli.render.answers import answer_view, facts_text, hint_table, summary
+from topobus.cli.render.answers import answer_view, facts_text, hint_table
 from topobus.cli.render.output import THEME
 from topobus.formats.messages.messages import DecisionEvent
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
-from topobus.values.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
+from topobus.values.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal, summary
 from topobus.values.request import Owner, OwnerKind
 
 PLACEMENT = Placement(

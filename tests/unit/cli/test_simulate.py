@@ -210,7 +210,7 @@ def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: p
         pytest.param(
             ["--machine", "dgx", "--pods", "p.yaml", "--search-steps", "-1"],
             ExitCode.USAGE,
-            "wanted 0 or more",
+            "Must be >= 0",
             id="steps",
         ),
     ],

@@ -116,8 +116,7 @@ async def _allocate(
         output.note("no pod in it has a claim: `topobus place --dry-run` shows where pods without claims would go")
     for fault in dry_run.get("faults", ()):
         output.note(f"left out, because it cannot be read: {fault}")
-    if output.is_json:
-        output.document({"answers": answers})
+    output.document({"answers": answers})
     for answer in answers:
         show_answer(output, answer)
     return ExitCode.OK if all(answer["condition"] == "Allocated" for answer in answers) else ExitCode.NO

@@ -190,13 +190,11 @@ def _listening(contexts: Sequence[Context]) -> dict[str, bool]:
 
 def _print_context(output: Output, context: Context, selected: str) -> None:
     fields = _fields(context, selected, _listening([context]).get(context.name))
-    if output.is_json:
-        output.document(fields)
-    if not output.is_json:
-        for key, value in fields.items():
-            if value not in ("", None):
-                # Unbroken at any width: users copy paths from here.
-                output.console.print(Text(f"{key.replace('_', ' '):<18}{_shown(value)}"), soft_wrap=True)
+    output.document(fields)
+    for key, value in fields.items():
+        if value not in ("", None):
+            # Users copy paths from here.
+            output.show_line(Text(f"{key.replace('_', ' '):<18}{_shown(value)}"))
 
 
 def _fields(context: Context, selected: str, is_listening: bool | None) -> dict[str, str | bool | None]:

@@ -15,7 +15,6 @@ from topobus.bus.bus import Bus, Start
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, cancel_at, check_known, open_bus
-from topobus.cli.render.answers import answer_text
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.formats.messages.catalogue import DECISION, LEDGER
@@ -124,7 +123,7 @@ def _row(event: DecisionEvent, who: Owner) -> Row:
             "kind": who.kind.value,
             "namespace": who.namespace,
             "name": who.name,
-            "answer": "refused" if is_refused else "placed" if event.outcome is not None else answer_text(event),
+            "answer": "refused" if is_refused else "placed" if event.outcome is not None else event.answer,
             "dry-run": str(event.is_dry_run).lower(),
         },
     )
@@ -144,7 +143,7 @@ async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:
 
 
 def _answer(event: DecisionEvent) -> Text:
-    text = Text(answer_text(event), "fail" if isinstance(event.outcome, Refusal) else "ok")
+    text = Text(event.answer, "fail" if isinstance(event.outcome, Refusal) else "ok")
     if event.is_dry_run:
         text.append(" (dry run)", "faint")
     return text

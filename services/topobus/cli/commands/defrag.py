@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
 from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.render.grids import plain_table
 from topobus.cli.render.output import Output
 from topobus.values.cluster_answers import Evictions, MovePlan
 from topobus.values.node_text import counted
@@ -48,8 +47,7 @@ def defrag(
     objects = read_one("make room for", wanted, out.note)
     arguments = ["defrag", *options.arguments(), *(["--evict"] if evict else [])]
     answer = ask(arguments, out, objects)
-    if out.is_json:
-        out.document(answer)
+    out.document(answer)
     if not evict:
         plan = msgspec.convert(answer, MovePlan)
         _show_plan(out, plan)
@@ -71,9 +69,7 @@ def _show_plan(out: Output, plan: MovePlan) -> None:
     else:
         verb = "moves" if len(plan.moves) == 1 else "move"
         out.show(Text(f"it fits on node {plan.node} once {counted(len(plan.moves), 'pod')} {verb}", "ok"))
-        table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
-        for title in ("pod", "owner", "priority", "fits on"):
-            table.add_column(title, overflow="fold")
+        table = plain_table("pod", "owner", "priority", "fits on")
         for move in plan.moves:
             table.add_row(f"{move.namespace}/{move.name}", move.owner, str(move.priority), move.to)
         out.show(table)

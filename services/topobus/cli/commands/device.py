@@ -219,10 +219,8 @@ async def _ask_all(
             return answer
 
         answers = await asyncio.gather(*map(ask, chosen))
-    if output.is_json:
-        output.document({"operation": op_id, "verb": verb, "devices": answers})
-    else:
-        output.show(_answers(verb, answers))
+    output.document({"operation": op_id, "verb": verb, "devices": answers})
+    output.show(_answers(verb, answers))
     unknown = [answer for answer in answers if answer.reply is None]
     if unknown:
         raise PeerUnavailable(

@@ -67,9 +67,8 @@ async def _report(verdict: Verdict, node: str | None, device_class: str, options
         else:
             node = await the_node(bus, node)
         reply = await bus.ask(REPORT, ReportRequest(verdict=verdict), node=node, device_class=device_class)
-    if output.is_json:
-        output.document({"node": node, "device_class": device_class, "reply": reply})
-    elif isinstance(reply.result, Taken):
+    output.document({"node": node, "device_class": device_class, "reply": reply})
+    if isinstance(reply.result, Taken):
         about = ", ".join(reply.result.devices) or "no device yet"
         words = "taken" if reply.result.is_newest else "nothing new"
         output.show(Text(f"{words}: {verdict.source} says {verdict.state} of {about}"))

@@ -48,8 +48,7 @@ async def _diff(objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...
         objects = await stored_by_our_names(bus, objects, profiles, output.note)
         would = await apply_objects(bus, objects, is_dry_run=True)
     differences = [(applied, lines) for applied in would if (lines := difference(applied))]
-    if output.is_json:
-        output.document({"differences": [_as_document(applied, lines) for applied, lines in differences]})
+    output.document({"differences": [_as_document(applied, lines) for applied, lines in differences]})
     for _, lines in differences:
         for line in lines:
             output.show(Text(line, _STYLES.get(line[:1], "")))

@@ -116,8 +116,7 @@ def doctor(
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     if problems:
         findings = [finding for finding in findings if finding.level is not Level.OK]
-    if output.is_json:
-        output.document({"findings": findings})
+    output.document({"findings": findings})
     table = Table.grid(padding=(0, 2))
     table.add_column(width=4)
     table.add_column(style="name")

@@ -16,7 +16,8 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.cli.render.answers import answer_view, hint_table, hint_text, summary
+from topobus.cli.render.answers import answer_view, hint_table
+from topobus.cli.render.grids import facts_grid
 from topobus.cli.render.output import Output
 from topobus.engine.alignment.planning.placement import place, plan
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
@@ -26,7 +27,7 @@ from topobus.formats.messages.catalogue import DECISION, OBJECT
 from topobus.formats.messages.codec import decode
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.values.node_text import counted
-from topobus.values.outcome import Placement, Refusal
+from topobus.values.outcome import Placement, Refusal, summary
 from topobus.values.request import PodRequest
 from topobus.values.view import NodeView, PlanMode
 
@@ -61,10 +62,9 @@ def explain(
     out = Output(is_json=options.json or output == "json")
     again = replay(event)
     is_same = again is None or again == event.outcome
-    if out.is_json:
-        out.document(
-            {"decision": event, "replay": {"is_replayable": again is not None, "is_same": is_same, "outcome": again}}
-        )
+    out.document(
+        {"decision": event, "replay": {"is_replayable": again is not None, "is_same": is_same, "outcome": again}}
+    )
     for part in explanation(event, again, has_facts=output == "wide"):
         out.show(part)
     return ExitCode.OK if is_same else ExitCode.NO
@@ -95,7 +95,7 @@ def explanation(
             parts += [
                 Rule(f"hints of {name}", align="left", style="faint"),
                 hint_table(container.hints),
-                Text(f"  merged to {hint_text(container.alignment)}"),
+                Text(f"  merged to {container.alignment.text}"),
             ]
     elif isinstance(event.outcome, Refusal) and (conflict := conflict_of(event)) is not None:
         parts += [
@@ -108,7 +108,7 @@ def explanation(
         ]
         if conflict.merged is not None:
             hint, policy = conflict.merged.hint, conflict.policy
-            merged = f"merged to {hint_text(hint)}, which policy {policy} does not admit"
+            merged = f"merged to {hint.text}, which policy {policy} does not admit"
             parts.append(
                 Text(
                     f"  {merged if hint.nodes is not None else f'no merge of these is one that policy {policy} admits'}"
@@ -183,7 +183,7 @@ def _is_named(api_object: ApiObject, wanted: str) -> bool:
 
 
 def _facts(event: DecisionEvent) -> Table:
-    grid = _grid()
+    grid = facts_grid()
     grid.add_row("decision", Text(event.id, "name"))
     grid.add_row(
         "what",
@@ -196,7 +196,7 @@ def _facts(event: DecisionEvent) -> Table:
 
 
 def _request_table(request: PodRequest) -> Table:
-    grid = _grid()
+    grid = facts_grid()
     for container in request.containers:
         wants = [
             f"{device.count} {device.device_class}" + (f" ({', '.join(device.names)})" if device.names else "")
@@ -220,7 +220,7 @@ def _request_table(request: PodRequest) -> Table:
 
 
 def _view_table(view: NodeView) -> Table:
-    grid = _grid()
+    grid = facts_grid()
     options = view.options
     grid.add_row(
         "policy",
@@ -254,11 +254,4 @@ def _view_table(view: NodeView) -> Table:
     )
     if view.silent_classes:
         grid.add_row("silent", Text(f"{', '.join(view.silent_classes)} gave no opinion in time", "warn"))
-    return grid
-
-
-def _grid() -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="faint")
-    grid.add_column(overflow="fold")
     return grid

@@ -80,8 +80,7 @@ async def _forget(nodes: list[str], *, is_dry_run: bool, is_forced: bool, option
             _show(output, reply, is_dry_run=is_dry_run)
     if not replies:
         output.note("every node that has inventories has a machine")
-    if output.is_json:
-        output.document({"forgotten": replies} | ({"dry_run": True} if is_dry_run else {}))
+    output.document({"forgotten": replies} | ({"dry_run": True} if is_dry_run else {}))
     outcomes = {key.outcome for reply in replies for key in reply.keys}
     if KeyOutcome.UNKNOWN in outcomes:
         raise PeerUnavailable(

@@ -46,7 +46,6 @@ def free(
     arguments = ["free", *options.arguments()]
     arguments += [word for name in chosen for word in ("--by", name)] + (["--for"] if objects else [])
     answer = msgspec.convert(ask(arguments, out, objects), FreeAnswer)
-    if out.is_json:
-        out.document(answer)
+    out.document(answer)
     out.show(free_view(answer, chosen))
     return ExitCode.OK if wanted is None or any(fit.count for fit in answer.fits) else ExitCode.NO

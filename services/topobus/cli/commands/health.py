@@ -130,10 +130,8 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
                     watched = WatchedEvent(
                         sequence=received.sequence, is_present_state=received.is_replay, event=received.value
                     )
-                    if output.is_json:
-                        output.line(watched)
-                    else:
-                        output.show(event_line(watched))
+                    output.line(watched)
+                    output.show(event_line(watched))
     return ExitCode.OK
 
 

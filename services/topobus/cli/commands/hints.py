@@ -49,11 +49,9 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
         with contextlib.suppress(asyncio.CancelledError), gaps.telling(bus):
             async with contextlib.aclosing(bus.listen(HINTS, on_missed=gaps.note_missed, **parts)) as notices:
                 async for given in notices:
-                    if output.is_json:
-                        output.line(given)
-                    else:
-                        for line in hints_lines(given):
-                            output.show(line)
+                    output.line(given)
+                    for line in hints_lines(given):
+                        output.show(line)
     return ExitCode.OK
 
 

@@ -27,7 +27,5 @@ def known_user(user: str, names: Sequence[str]) -> str:
 def show_password(options: OutputOptions, user: str, password: str) -> None:
     """Print only a password, so that a shell can use it. With `-o json`, its user as well."""
     output = options.output()
-    if output.is_json:
-        output.document({"password": password, "user": user})
-    else:
-        output.show(Text(password))
+    output.document({"password": password, "user": user})
+    output.show(Text(password))

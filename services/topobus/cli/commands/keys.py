@@ -332,11 +332,7 @@ def _users_in(folder: Path) -> tuple[str, ...]:
 
 def _print_users(options: OutputOptions, folder: Path, server_file: Path | None, users: list[str]) -> None:
     output = options.output()
-    if output.is_json:
-        output.document(
-            {"folder": str(folder), "server_file": str(server_file) if server_file else None, "users": users}
-        )
-        return
+    output.document({"folder": str(folder), "server_file": str(server_file) if server_file else None, "users": users})
     output.show(Text(f"{folder}: passwords of {', '.join(users)}"))
     if server_file is not None:
         output.show(
@@ -352,17 +348,15 @@ def _show_certificates(options: OutputOptions, folder: Path, made: ServerCertifi
     server = read_certificates(folder / CERTIFICATE_FILE)[0]
     trusted = read_certificates(folder / AUTHORITY_FILE) if (folder / AUTHORITY_FILE).exists() else ()
     output = options.output()
-    if output.is_json:
-        output.document(
-            {
-                "folder": str(folder),
-                "certificate": _as_json(server),
-                "authorities": [_as_json(facts) for facts in trusted],
-                "made": bool(made and made.why_new),
-                "why_made": made.why_new if made else "",
-            }
-        )
-        return
+    output.document(
+        {
+            "folder": str(folder),
+            "certificate": _as_json(server),
+            "authorities": [_as_json(facts) for facts in trusted],
+            "made": bool(made and made.why_new),
+            "why_made": made.why_new if made else "",
+        }
+    )
     output.show(
         Text(
             f"{folder / CERTIFICATE_FILE}: for {', '.join(server.names)}; good until "

@@ -215,7 +215,6 @@ def _change(
             return objects.written
 
     written, output = asyncio.run(work()), options.output()
-    if output.is_json:
-        output.document({"namespace": namespace, "written": written})
+    output.document({"namespace": namespace, "written": written})
     output.show(Text(f"{namespace}: {', '.join(written) if written else 'nothing to do'}"))
     return ExitCode.OK

@@ -127,8 +127,7 @@ def _span(text: str) -> timedelta:
 def _show(output: Output, lines: Iterable[LogLine]) -> None:
     for line in lines:
         if not output.is_json:
-            # Unbroken, so that a search in the output finds whole lines.
-            output.console.print(_line_text(line), soft_wrap=True)
+            output.show_line(_line_text(line))
         elif line.is_json:
             print(line.text, flush=True)
         else:

@@ -69,10 +69,7 @@ async def _move(node: str, to: str, options: BusOptions) -> int:
             f"the ledger of node {node} changed meanwhile",
             next_step="stop topobus-topology on the node, and delete the copy",
         )
-    if output.is_json:
-        output.document(
-            {"node": node, "to": to, "sequence": entry.value.sequence, "owners": len(entry.value.allocations)}
-        )
+    output.document({"node": node, "to": to, "sequence": entry.value.sequence, "owners": len(entry.value.allocations)})
     done = "was there already" if isinstance(outcome, Conflict) else "copied"
     output.show(
         f"ledger of node {node}: {done}, {len(entry.value.allocations)} owners (sequence {entry.value.sequence})"

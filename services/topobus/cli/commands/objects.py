@@ -134,9 +134,8 @@ async def _apply(
                 if waits
             ]
     outcomes = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
-    if output.is_json:
-        document = {"applied": [plain_object(api_object) for api_object in outcomes]}
-        output.document(document | {"dry_run": True, "answers": answers} if is_dry_run else document)
+    document = {"applied": [plain_object(api_object) for api_object in outcomes]}
+    output.document(document | {"dry_run": True, "answers": answers} if is_dry_run else document)
     codes = [
         _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
         for applied_object, now in zip(applied, outcomes, strict=True)
@@ -194,8 +193,7 @@ async def _delete(
                 )
             except NotFoundError as err:
                 missing.append(err)
-    if output.is_json:
-        output.document({"deleted": [object_parts(api_object) for api_object in gone]})
+    output.document({"deleted": [object_parts(api_object) for api_object in gone]})
     for api_object in gone:
         holds = bool(metadata_of(api_object).finalizers)
         if is_dry_run:

@@ -20,6 +20,7 @@ from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.objects.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
+from topobus.cli.render.output import Output
 from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.engine.ledger.holdings import names_of
@@ -140,10 +141,8 @@ async def _oci(
         output.note(f"conflict: {conflict}")
     if merged.missing:
         output.note(f"missing: a runtime would refuse this container, for this host has no {', '.join(merged.missing)}")
-    if output.is_json:
-        output.document({"spec": merged.spec, "conflicts": merged.conflicts, "missing": merged.missing})
-    else:
-        output.document(merged.spec)
+    whole = {"spec": merged.spec, "conflicts": merged.conflicts, "missing": merged.missing}
+    Output(is_json=True).document(whole if output.is_json else merged.spec)
     return ExitCode.NO if merged.missing else ExitCode.OK
 
 

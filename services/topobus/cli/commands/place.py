@@ -149,9 +149,8 @@ async def _place(
 
 
 def _show(output: Output, answers: Sequence[_Answer], *, is_dry_run: bool) -> None:
-    if output.is_json:
-        documents = [answer.plan or answer.reply for answer in answers]
-        output.document(documents[0] if len(documents) == 1 else {"answers": documents})
+    documents = [answer.plan or answer.reply for answer in answers]
+    output.document(documents[0] if len(documents) == 1 else {"answers": documents})
     for answer in answers:
         if answer.reply is not None:
             output.show(reply_view(answer.pod, answer.reply, is_dry_run=is_dry_run))
@@ -371,8 +370,7 @@ async def _release_each(bus: Bus, held: Iterable[tuple[str, Owner]], output: Out
             continue
         parts = ", ".join(f"{len(names)} {device_class}" for device_class, names in sorted(reply.devices.items()))
         output.show(Text(f"{owner} released {parts or 'nothing'} on {where}"))
-    if output.is_json:
-        output.document({"released": released})
+    output.document({"released": released})
     return ExitCode.NO if is_refused else ExitCode.OK
 
 

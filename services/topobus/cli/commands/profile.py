@@ -32,9 +32,7 @@ def list_profiles(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """List the machines that come with Topobus."""
     titles = {name: load_profile(name).title for name in PROFILES}
     output = options.output()
-    if output.is_json:
-        output.document({"profiles": titles})
-        return ExitCode.OK
+    output.document({"profiles": titles})
     for name, title in titles.items():
         output.show(Text.assemble((f"{name:12} ", "name"), title))
     return ExitCode.OK
@@ -84,10 +82,8 @@ def play(
         return _print_machine(options, folder, f"profile {machine.profile.name} scripts no faults")
 
     def say(step: str) -> None:
-        if output.is_json:
-            output.line({"folder": str(folder), "done": step})
-        else:
-            output.show(Text(step))
+        output.line({"folder": str(folder), "done": step})
+        output.show(Text(step))
 
     asyncio.run(machine.play(speed=speed, say=say))
     return ExitCode.OK
@@ -137,8 +133,6 @@ def _change(options: OutputOptions, folder: Path, done: str, change: Callable[[R
 
 def _print_machine(options: OutputOptions, folder: Path, what: str) -> int:
     output = options.output()
-    if output.is_json:
-        output.document({"folder": str(folder), "done": what})
-    else:
-        output.show(Text(f"{folder}: {what}"))
+    output.document({"folder": str(folder), "done": what})
+    output.show(Text(f"{folder}: {what}"))
     return ExitCode.OK

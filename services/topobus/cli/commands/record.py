@@ -88,17 +88,16 @@ def _size_text(size_bytes: int) -> str:
 
 
 def _report(output: Output, folder: Path, done: Recording, different: list[str]) -> None:
-    if output.is_json:
-        output.document(
-            {
-                "folder": str(folder),
-                "files": done.files,
-                "links": done.links,
-                "size_bytes": done.size_bytes,
-                "unreadable": done.unreadable,
-                "different": different,
-            }
-        )
+    output.document(
+        {
+            "folder": str(folder),
+            "files": done.files,
+            "links": done.links,
+            "size_bytes": done.size_bytes,
+            "unreadable": done.unreadable,
+            "different": different,
+        }
+    )
     output.show(Text(f"{folder}: {done.files} files and {done.links} links, {_size_text(done.size_bytes)}"))
     if different:
         output.show(

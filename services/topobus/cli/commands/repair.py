@@ -103,10 +103,8 @@ async def _change(pause: RepairPause, done: str, options: BusOptions) -> int:
             document, revision = (entry.value, entry.revision) if entry is not None else (RepairState(), 0)
             changed = structs.replace(document, pause=pause)
             if not isinstance(await bus.compare_and_set(REPAIR, changed, revision, fleet=CLUSTER), Conflict):
-                if output.is_json:
-                    output.document({"pause": pause})
-                else:
-                    output.show(Text(done))
+                output.document({"pause": pause})
+                output.show(Text(done))
                 return ExitCode.OK
     output.note("the controllers wrote the document of repairs each time before this command could: give it again")
     return ExitCode.NO
@@ -156,9 +154,7 @@ def repair_listing(state: RepairState) -> Listing:
 
 
 def _repair_row(repair: Repair) -> Row:
-    steps, rule = len(repair.rule.steps), repair.rule
-    why = repair.failure or f"step {repair.step + 1} of {steps}, try {repair.trial} of {rule.tries}"
-    return _row(repair, Text(repair.what, "warn"), repair.step_s, rule.name, why, repair.id)
+    return _row(repair, Text(repair.what, "warn"), repair.step_s, repair.rule.name, repair.why, repair.id)
 
 
 def _left_row(left: LeftDevice) -> Row:
@@ -207,9 +203,7 @@ async def _explain(name: str, node: str | None, options: BusOptions) -> int:
         rule = rule_for(policy, device)
     reason = obstacle(policy, state, fleet, place, now_s)
     holders = fleet.holders(place)
-    if output.is_json:
-        output.document({"device": chosen, "rule": rule, "repair": repair, "reason": reason, "holders": holders})
-        return ExitCode.OK
+    output.document({"device": chosen, "rule": rule, "repair": repair, "reason": reason, "holders": holders})
     output.show(Text.assemble((chosen.device, "name"), f" of node {chosen.node}"))
     if rule is not None:
         codes = repair.codes if repair is not None else codes_of(rule, device) if device is not None else ()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.text import Text
 
 from topobus.cli.commands.place import is_by_claims, reply_view
@@ -21,7 +21,7 @@ from topobus.cli.simulation.claims import ClaimAnswer, ClaimSimulation, claim_li
 from topobus.cli.simulation.node import Simulation, open_machine
 from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.messages.codec import encode
-from topobus.formats.messages.messages import PlaceReply
+from topobus.formats.messages.messages import ApiObject, PlaceReply
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine
 from topobus.values.outcome import Placement
@@ -40,6 +40,9 @@ _CpuOption = Literal[
     "prefer-align-cpus-by-uncorecache",
     "strict-cpu-reservation",
 ]
+
+# Of a claim's answer, in JSON.
+_SHOWN = ("name", "condition", "allocations", "parts", "reasons")
 
 
 def simulate(
@@ -61,7 +64,9 @@ def simulate(
         PlanMode,
         Parameter(help="Whether only kubelet's order of containers is tried, or other orders are searched as well."),
     ] = PlanMode.COMPATIBLE,
-    search_steps: Annotated[int, Parameter(help="How long mode corrected searches.")] = AlignmentOptions().search_steps,
+    search_steps: Annotated[
+        int, Parameter(help="How long mode corrected searches.", validator=validators.Number(gte=0))
+    ] = AlignmentOptions().search_steps,
     profiles: Annotated[
         tuple[VendorProfile, ...],
         Parameter(
@@ -95,10 +100,6 @@ def simulate(
     """Plan pods, with their claims, on a recorded machine as its services would: placements and
     refusals with reasons, and the machine drawn afterwards.
     """
-    if search_steps < 0:
-        raise UsageError(
-            f"--search-steps is {search_steps}, wanted 0 or more", next_step="leave it out for the default"
-        )
     try:
         reserved = CpuSet.parse(reserved_cpus)
     except ValueError as err:
@@ -133,36 +134,42 @@ def simulate(
                 f"{name_of(api_object)} is left out: classic DRA is answered by running drivers alone "
                 "(`topobus migrate` turns it into today's)"
             )
-        answers: list[ClaimAnswer] = []
-        hint: set[str] = set()
-        for number, pod in enumerate((api_object for api_object in objects if api_object.kind == "Pod"), 1):
-            hint.update(asked_in_profiles(request_of(pod), set(get_args(VendorProfile)) - set(profiles)))
-            result, answer = claims.place(pod)
-            decision = simulation.decisions[-1]
-            if decisions is not None:
-                _write(decisions / f"{number:03d}-{metadata_of(pod).name}.json", encode(decision))
-            reply = PlaceReply(
-                decision_id="", node=simulation.machine.node, result=result, ledger_sequence=simulation.ledger.sequence
-            )
-            output.show(reply_view(request_of(pod), reply, has_claims_alone=is_by_claims(pod)))
-            if answer is not None:
-                answers.append(answer)
-                output.show(
-                    *(Text(f"  {line}") for line in (claim_lines(answer) if isinstance(result, Placement) else ()))
-                )
-        for answer in claims.rest():
-            answers.append(answer)
-            verdict = (
-                f"would be allocated on {answer.node}" if answer.is_allocated else f"would wait: {answer.condition}"
-            )
-            output.show(Text(f"{answer.name} {verdict}", "ok" if answer.is_allocated else "fail"))
-            output.show(*(Text(f"  {line}") for line in claim_lines(answer)), *reason_lines(answer.reasons))
-    if hint:
+        wanted = [api_object for api_object in objects if api_object.kind == "Pod"]
+        answers = [*_place_pods(simulation, claims, wanted, decisions, output), *_allocate_rest(claims, output)]
+    vendors = set(get_args(VendorProfile)) - set(profiles)
+    if named := sorted({name for pod in wanted for name in asked_in_profiles(request_of(pod), vendors)}):
         output.note(
-            f"{', '.join(sorted(hint))}: a vendor's device plugin has such names; `--profiles` plans with "
+            f"{', '.join(named)}: a vendor's device plugin has such names; `--profiles` plans with "
             "them as a gateway that serves them in its place"
         )
     return _finish(simulation, answers, output)
+
+
+def _place_pods(
+    simulation: Simulation, claims: ClaimSimulation, pods: Sequence[ApiObject], decisions: Path | None, output: Output
+) -> Iterator[ClaimAnswer]:
+    """Place the pods in their order, and show and write each decision. Yields what their claims get."""
+    for number, pod in enumerate(pods, 1):
+        result, answer = claims.place(pod)
+        if decisions is not None:
+            _write(decisions / f"{number:03d}-{metadata_of(pod).name}.json", encode(simulation.decisions[-1]))
+        reply = PlaceReply(
+            decision_id="", node=simulation.machine.node, result=result, ledger_sequence=simulation.ledger.sequence
+        )
+        output.show(reply_view(request_of(pod), reply, has_claims_alone=is_by_claims(pod)))
+        if answer is not None:
+            if isinstance(result, Placement):
+                output.show(*(Text(f"  {line}") for line in claim_lines(answer)))
+            yield answer
+
+
+def _allocate_rest(claims: ClaimSimulation, output: Output) -> Iterator[ClaimAnswer]:
+    """Allocate the claims that no pod uses, and show each."""
+    for answer in claims.rest():
+        verdict = f"would be allocated on {answer.node}" if answer.is_allocated else f"would wait: {answer.condition}"
+        output.show(Text(f"{answer.name} {verdict}", "ok" if answer.is_allocated else "fail"))
+        output.show(*(Text(f"  {line}") for line in claim_lines(answer)), *reason_lines(answer.reasons))
+        yield answer
 
 
 def _by_node(amounts: Sequence[str]) -> dict[int, int]:
@@ -196,27 +203,16 @@ def _check_nodes(reserved: Mapping[int, int], machine: Machine) -> None:
 def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Output) -> int:
     refused = sum(not isinstance(decision.outcome, Placement) for decision in simulation.decisions)
     placed = len(simulation.decisions) - refused
-    waiting = sum(
-        not claim_answer.is_allocated for claim_answer in answers if claim_answer.name.startswith("ResourceClaim")
-    )
-    if output.is_json:
-        claims = [
-            {
-                "name": claim_answer.name,
-                "condition": claim_answer.condition,
-                "allocations": claim_answer.allocations,
-                "parts": claim_answer.parts,
-                "reasons": claim_answer.reasons,
-            }
-            for claim_answer in answers
-        ]
-        document = {
+    waiting = sum(not answer.is_allocated for answer in answers if answer.name.startswith("ResourceClaim"))
+    output.document(
+        {
             "placed": placed,
             "refused": refused,
             "decisions": simulation.decisions,
             "ledger": simulation.ledger,
+            "claims": [{field: getattr(answer, field) for field in _SHOWN} for answer in answers],
         }
-        output.document({**document, "claims": claims})
+    )
     width = min(output.console.width, DRAWING_WIDTH)
     output.show(draw_machine(simulation.machine, simulation.inventories, simulation.ledger, width=width))
     waits = f", {waiting} claims wait" if waiting else ""

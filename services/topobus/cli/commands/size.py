@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import MachineSource
+from topobus.cli.render.grids import plain_table
 from topobus.cli.render.output import Output
 from topobus.cli.rules.fleet_size import FleetSize, size_fleet
 from topobus.cli.simulation.node import open_machine
@@ -46,8 +46,7 @@ def size(
         for warning in opened.warnings:
             out.note(f"warning: {warning}")
     answer = size_fleet(nodes, max(devices, 1), claims_per_hour)
-    if out.is_json:
-        out.document(answer)
+    out.document(answer)
     out.show(_head(answer), _table(answer))
     return ExitCode.OK
 
@@ -63,9 +62,7 @@ def _head(answer: FleetSize) -> Text:
 
 
 def _table(answer: FleetSize) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
-    for title in ("of", "what"):
-        table.add_column(title)
+    table = plain_table("of", "what")
     table.add_column("needs", justify="right")
     for title in ("", "from", ""):
         table.add_column(title)

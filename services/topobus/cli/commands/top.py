@@ -29,7 +29,6 @@ from topobus.cli.listing.fleet_inventories import list_inventories_as
 from topobus.cli.listing.responding_services import as_of_now
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.pci_names import read_pci_names
-from topobus.cli.render.answers import answer_text
 from topobus.cli.render.output import Output
 from topobus.cli.top.fleet import CountedInventory, Fleet, NodeRow
 from topobus.cli.top.fleet_screen import fleet_lines, fleet_screen, page_of, shown_rows
@@ -404,7 +403,7 @@ def _add_decision(scene: Scene, event: DecisionEvent) -> None:
     if event.is_dry_run:
         return
     line = Text.assemble((f"{short_time(event.time)}  ", "faint"), f"{event.text}: ")
-    line.append(answer_text(event), "fail" if isinstance(event.outcome, Refusal) else "ok")
+    line.append(event.answer, "fail" if isinstance(event.outcome, Refusal) else "ok")
     scene.add_event(ShownEvent(time=event.time, line=line))
 
 

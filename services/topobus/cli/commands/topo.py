@@ -66,9 +66,8 @@ def topo(
     for name in device_class:
         one_of_classes(name, device_classes)
     matrix = path_matrix(description, inventories, device_class)
-    if out.is_json:
-        out.document(_document(matrix))
-    elif matrix.devices:
+    out.document(_document(matrix))
+    if matrix.devices:
         out.show(*matrix_lines(matrix, out.console.width))
     else:
         what = " or ".join(device_class) or "device other than CPUs"

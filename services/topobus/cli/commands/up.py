@@ -276,39 +276,32 @@ async def follow_system(system: System, output: Output, use: Use) -> None:
             if seen.get(status.name) == (status.state, status.pid):
                 continue
             seen[status.name] = (status.state, status.pid)
-            if output.is_json:
-                output.line(
-                    {
-                        "service": status.name,
-                        "state": status.state,
-                        "pid": status.pid,
-                        "restarts": status.restarts,
-                        "last_log": log_text(status.last_line),
-                    }
-                )
+            output.line(
+                {
+                    "service": status.name,
+                    "state": status.state,
+                    "pid": status.pid,
+                    "restarts": status.restarts,
+                    "last_log": log_text(status.last_line),
+                }
+            )
             output.show(Text(status_line(status)))
         is_ready = _is_ready(statuses)
         if is_ready != was_ready:
             was_ready = is_ready
-            if output.is_json:
-                subscriber = (
-                    {"user": "user", "password_file": str(system.password_file("user"))} if system.has_users else None
-                )
-                output.line(
-                    {
-                        "system": "ready" if is_ready else "not-ready",
-                        "node": system.node,
-                        "nats": read_url(system.nats_url)[1],
-                        "context": use.name or None,
-                        "subscriber": subscriber,
-                        "elsewhere": {"nats": system.url_elsewhere, "tls_ca_file": system.tls_ca_file}
-                        if system.url_elsewhere
-                        else None,
-                    }
-                )
-            if not output.is_json:
-                # Unbroken at any width: a command to copy must be one line.
-                output.console.print(ready_text(system, statuses, use), soft_wrap=True)
+            subscriber = {"user": "user", "password_file": str(system.password_file("user"))}
+            elsewhere = {"nats": system.url_elsewhere, "tls_ca_file": system.tls_ca_file}
+            output.line(
+                {
+                    "system": "ready" if is_ready else "not-ready",
+                    "node": system.node,
+                    "nats": read_url(system.nats_url)[1],
+                    "context": use.name or None,
+                    "subscriber": subscriber if system.has_users else None,
+                    "elsewhere": elsewhere if system.url_elsewhere else None,
+                }
+            )
+            output.show_line(ready_text(system, statuses, use))
 
 
 def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:

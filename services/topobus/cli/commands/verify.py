@@ -49,8 +49,7 @@ def verify(
     if not faults:
         faults = check_release(files, wheel)
         commit = "" if faults else commit_of(files)
-    if output.is_json:
-        output.document({"folder": str(folder), "signed_by": signer, "commit": commit, "faults": faults})
+    output.document({"folder": str(folder), "signed_by": signer, "commit": commit, "faults": faults})
     for fault in faults:
         output.show(Text.assemble((fault.code, "fail"), f": {fault.where}: got {fault.got}, wanted {fault.wanted}"))
         output.show(Text(f"  next: {fault.next_step}", "faint"))

@@ -56,16 +56,13 @@ def version(
     """
     out = Output(is_json=options.json or output == "json")
     if client:
-        out.document({"client": OWN_RELEASE}) if out.is_json else out.show(Text(f"topobus {OWN_RELEASE}"))
+        out.document({"client": OWN_RELEASE})
+        out.show(Text(f"topobus {OWN_RELEASE}"))
         return ExitCode.OK
     # First: it is known even if nothing answers.
     out.show(Text.assemble(("client       ", "faint"), OWN_RELEASE))
     server, services = asyncio.run(_ask(options))
-    if out.is_json:
-        out.document(
-            {"client": OWN_RELEASE, "nats_server": server, "system": system_text(options), "services": services}
-        )
-        return ExitCode.OK
+    out.document({"client": OWN_RELEASE, "nats_server": server, "system": system_text(options), "services": services})
     out.show(Text.assemble(("nats-server  ", "faint"), server, (f"   {system_text(options)}", "faint")))
     alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     for node, of_node in _by_node(services).items():

@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, ask
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.objects.manifests import manifest_files, read_mixed
+from topobus.cli.render.grids import plain_table
 from topobus.cli.render.output import Output
 from topobus.values.cluster_answers import PodChange, PodState
 
@@ -67,8 +66,7 @@ def what_if(
     objects = read_mixed(manifest_files(put), out.note, has_nodes=True) if put else []
     arguments = ["what-if", *options.arguments()]
     answer = ask([*arguments, *(word for each in without for word in ("--without", _place(each)))], out, objects)
-    if out.is_json:
-        out.document(answer)
+    out.document(answer)
     _show(out, msgspec.convert(answer["pods"], list[PodChange]))
     return ExitCode.OK
 
@@ -88,9 +86,7 @@ def _show(out: Output, pods: list[PodChange]) -> None:
     if not pods:
         out.show(Text("no pod would be otherwise", "ok"))
         return
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
-    for title in ("pod", "is", "would be"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("pod", "is", "would be")
     for pod in pods:
         table.add_row(f"{pod.namespace}/{pod.name}", _state(pod.before), _state(pod.after))
     out.show(table)

@@ -58,10 +58,7 @@ def why(
     while True:
         verdict = msgspec.convert(ask(arguments, out), Verdict)
         if verdict != shown:
-            if out.is_json and watch:
-                out.line(verdict)
-            elif out.is_json:
-                out.document(verdict)
+            (out.line if watch else out.document)(verdict)
             out.show(verdict_view(verdict))
             if svg is not None:
                 picture = recording_console()

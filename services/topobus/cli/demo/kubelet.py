@@ -20,6 +20,7 @@ from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.objects.applying import apply_object, delete_object, is_allocated
 from topobus.cli.objects.manifests import read_objects, read_pod
 from topobus.cli.render.answers import with_parts
+from topobus.cli.render.grids import facts_grid
 from topobus.cli.render.syntax_colours import coloured
 from topobus.engine.claims.extended_resources import extended_claim_name
 from topobus.engine.shapes.shapes import shapes_of
@@ -285,9 +286,7 @@ def _detail(event: KubeletEvent) -> str:
 
 def grant_view(grant: ContainerGrant) -> Columns:
     """Show what a container got and how it is edited."""
-    left = Table.grid(padding=(0, 2))
-    left.add_column(style="faint")
-    left.add_column(overflow="fold")
+    left = facts_grid()
     for name, ids in sorted(grant.devices.items()):
         left.add_row(name, "\n".join(ids))
     if grant.cpus:
@@ -304,9 +303,7 @@ def grant_view(grant: ContainerGrant) -> Columns:
 
 def edits_table(edits: ContainerEdits) -> Table:
     """Show container edits: variables, device nodes, mounts."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style="faint")
-    table.add_column(overflow="fold")
+    table = facts_grid()
     for key, value in sorted(edits.env.items()):
         table.add_row("env", f"{key}={value}")
     for node in edits.device_nodes:

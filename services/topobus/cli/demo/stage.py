@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.render.grids import marked_line
 from topobus.cli.render.picture import recording_console
 from topobus.values.errors import TopobusError
 
@@ -94,8 +94,4 @@ class Stage:
     def confirm(self, what: str) -> None:
         """Show a promise that the demo has just waited for."""
         self.checks += 1
-        line = Table.grid(padding=(0, 1))
-        line.add_column(width=3, justify="right")
-        line.add_column(overflow="fold")
-        line.add_row(Text("✓", "ok"), Text(what))
-        self._print(line)
+        self._print(marked_line(Text("✓", "ok"), Text(what)))

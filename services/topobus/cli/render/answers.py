@@ -13,26 +13,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from topobus.formats.messages.messages import DecisionEvent
+from topobus.cli.render.grids import facts_grid, marked_line
 from topobus.values.hint import Hint
 from topobus.values.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
 
 __all__ = [
-    "answer_text",
     "answer_view",
     "facts_text",
     "hint_table",
-    "hint_text",
     "hints_text",
     "reason_lines",
-    "summary",
     "with_parts",
 ]
 
 # States of a device that is not allocated to new owners now.
 _COMES_BACK = ("wait", "return", "repair")
-# The nearest miss and what would fit are among the reasons, but refuse nothing.
-_ADVICE = ("nearest-miss", "would-fit")
 # With this reason no other owner is in the way.
 _HELD = "already-placed"
 _UNITS = {"_gbps": "Gbit/s", "_bytes": "bytes", "_ms": "ms", "_s": "s"}
@@ -68,47 +63,16 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False, could_b
     return Group(*lines)
 
 
-def summary(result: Placement | Refusal | None) -> str:
-    """Summarize an answer in one line."""
-    if result is None:
-        return "done"
-    if isinstance(result, Refusal):
-        return "refused: " + ", ".join(
-            dict.fromkeys(reason.code for reason in result.reasons if reason.code not in _ADVICE)
-        )
-    parts = []
-    for container in result.containers:
-        held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
-        if container.cpus:
-            held.append(f"{len(container.cpus)} cpus")
-        where = f" on NUMA {container.numa_nodes or 'unknown'}" if held else ""
-        parts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'}{where}")
-    return "placed: " + "; ".join(parts)
-
-
-def answer_text(event: DecisionEvent) -> str:
-    """Summarize the answer of a decision in one line. An operator's request shows as begun until
-    its outcome is decided.
-    """
-    if event.repair is not None:
-        return event.repair.answer
-    return "begun" if event.is_begun else summary(event.outcome)
-
-
 def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[RenderableType]:
     """List reasons: the sentence for people, and the code (and the facts, when wanted) for looking
     it up.
     """
     lines: list[RenderableType] = []
     for reason in reasons:
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(width=2)
-        grid.add_column(overflow="fold")
         text = Text(reason.message or reason.code)
         facts = facts_text(reason) if has_facts else ""
         text.append(f"  [{reason.code}{': ' + facts if facts else ''}]", "faint")
-        grid.add_row(" -", text)
-        lines.append(grid)
+        lines.append(marked_line("-", text, width=2))
     return lines
 
 
@@ -148,16 +112,6 @@ def _fact_text(key: str, value: str | float | tuple[str, ...]) -> str:
     return f"{words.replace('_', ' ')} {shown}{unit}"
 
 
-def hint_text(hint: Hint) -> str:
-    """Write a hint as kubelet's logs do: the nodes, and a star when it is preferred.
-
-    >>> from topobus.values.idset import NodeSet
-    >>> hint_text(Hint(NodeSet(0, 1), False)), hint_text(Hint(None, True))
-    ('{0-1}', '{any}*')
-    """
-    return f"{{{hint.nodes if hint.nodes is not None else 'any'}}}{'*' if hint.preferred else ''}"
-
-
 def hint_table(hints: Iterable[HintList]) -> Table:
     """Show the hints of each resource. A star marks a preferred one."""
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
@@ -176,7 +130,7 @@ def hints_text(hints: tuple[Hint, ...] | None) -> str:
         return "none: cannot be satisfied"
     ordered = sorted(hints, key=lambda hint: (not hint.preferred, len(hint.nodes) if hint.nodes is not None else 0))
     more = f" and {len(ordered) - _SHOWN_HINTS} more" if len(ordered) > _SHOWN_HINTS else ""
-    return " ".join(map(hint_text, ordered[:_SHOWN_HINTS])) + more
+    return " ".join(hint.text for hint in ordered[:_SHOWN_HINTS]) + more
 
 
 def with_parts(device: str, parts: Mapping[str, tuple[str, ...]]) -> str:
@@ -199,16 +153,14 @@ def _where(container: ContainerPlacement) -> str:
 
 
 def _container_view(container: ContainerPlacement, *, has_facts: bool) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="faint")
-    grid.add_column(overflow="fold")
+    grid = facts_grid()
     grid.add_row("container", Text(container.name or "(claim)", "name"))
     aligned = Text(
         _where(container),
         "ok" if len(container.numa_nodes) <= 1 else "warn",
     )
     if container.has_alignment:
-        aligned.append(f"   merged hint {hint_text(container.alignment)}", "faint")
+        aligned.append(f"   merged hint {container.alignment.text}", "faint")
     grid.add_row("where", aligned)
     if container.cpus:
         grid.add_row("cpus", f"{len(container.cpus)}: {container.cpus}")

@@ -15,7 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.render.answers import reason_lines, summary
+from topobus.cli.render.answers import reason_lines
+from topobus.cli.render.grids import facts_grid
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.cli.render.tables import claim_names, node_of, state_of
@@ -28,7 +29,7 @@ from topobus.formats.messages.nouns import CLUSTER
 from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_device
 from topobus.values.ledger import Allocation, Ledger
-from topobus.values.outcome import Reason, Refusal
+from topobus.values.outcome import Reason, Refusal, summary
 from topobus.values.own_shapes import OwnShape
 from topobus.values.timestamps import short_time
 
@@ -183,9 +184,7 @@ def _facts(api_object: ApiObject) -> Table:
         "deleted": short_time(metadata.deletion_timestamp),
         "finalizers": ", ".join(metadata.finalizers),
     }
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="faint")
-    grid.add_column(overflow="fold")
+    grid = facts_grid()
     for name, fact in facts.items():
         if fact:
             grid.add_row(f"  {name}", fact)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.render.grids import plain_table
 from topobus.cli.render.verdict import verdict_view
 from topobus.values.cluster_answers import FreeAnswer, FreeRow
 from topobus.values.node_text import counted
@@ -39,15 +39,15 @@ def _parts(answer: FreeAnswer, by: Sequence[str]) -> Iterator[RenderableType]:
 
 
 def _table(rows: Sequence[FreeRow], by: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    table = plain_table()
     for name in by:
         table.add_column(name, style="name", overflow="fold")
     if "node" not in by:
         table.add_column("nodes", justify="right")
     for title in ("devices", "free"):
         table.add_column(title, justify="right")
-    table.add_column("the others", overflow="fold")
-    table.add_column("free together", overflow="fold")
+    for title in ("the others", "free together"):
+        table.add_column(title, overflow="fold")
     has_drawing = any(row.drawing for row in rows) and "node" in by
     if has_drawing:
         table.add_column("□ free ■ held ▨ tainted", overflow="fold")

@@ -86,7 +86,5 @@ class Gaps:
 
     def _show(self, kind: GapKind, text: str, *, missed: int | None = None) -> None:
         gap = Gap(gap=kind, time=rfc3339(datetime.now(UTC)), text=text, missed=missed)
-        if self._output.is_json:
-            self._output.line(gap)
-        else:
-            self._output.show(Text.assemble((f"{short_time(gap.time)}  ", "faint"), (text, "warn")))
+        self._output.line(gap)
+        self._output.show(Text.assemble((f"{short_time(gap.time)}  ", "faint"), (text, "warn")))

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.text import Text
 from rich.theme import Theme
 
 from topobus.cli.render.ascii_lines import AsciiLines, ascii_text
@@ -67,7 +68,7 @@ def _has_unicode(encoding: str | None) -> bool:
 
 
 def _json(value: object) -> bytes:
-    data = msgspec.json.encode(_plain(value), order="deterministic")
+    data = msgspec.json.encode(to_builtins(value), order="deterministic")
     # JSON is UTF-8. Where stdout is not, its escapes have the same meaning.
     return data if _has_unicode(sys.stdout.encoding) else json.dumps(json.loads(data), separators=(",", ":")).encode()
 
@@ -129,17 +130,26 @@ class Output:
                 self.console.print(part)
             self.console.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
 
+    def show_line(self, text: Text) -> None:
+        """Print one line for people, unbroken at any width: it is copied, or searched for."""
+        if not self.is_json:
+            self.console.print(text, soft_wrap=True)
+
     def note(self, text: str) -> None:
         """Print a note beside the answer, on stderr, in both modes."""
         self.errors.print(escape(text), style="faint")
 
     def document(self, value: object) -> None:
-        """Print one JSON document, indented, with a stable order of keys."""
-        print(msgspec.json.format(_json(value), indent=2).decode(), flush=True)
+        """Print one JSON document for programs, indented, with a stable order of keys. Silent for
+        people.
+        """
+        if self.is_json:
+            print(msgspec.json.format(_json(value), indent=2).decode(), flush=True)
 
     def line(self, value: object) -> None:
-        """Print one JSON line of a stream."""
-        print(_json(value).decode(), flush=True)
+        """Print one JSON line of a stream for programs. Silent for people."""
+        if self.is_json:
+            print(_json(value).decode(), flush=True)
 
     def error(self, error: TopobusError) -> None:
         """Print an error: what went wrong, then the next step."""
@@ -149,7 +159,3 @@ class Output:
         )
         if next_step:
             self.errors.print(f"  [name]next:[/name] {escape(next_step)}")
-
-
-def _plain(value: object) -> Any:
-    return to_builtins(value)

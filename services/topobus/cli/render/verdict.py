@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.render.answers import reason_lines
+from topobus.cli.render.grids import marked_line, plain_table
 from topobus.values.cluster_answers import Holder, NodeGroup, Verdict
 from topobus.values.node_text import first_of
 
@@ -39,17 +39,17 @@ def _parts(verdict: Verdict) -> Iterator[RenderableType]:
     if verdict.changes:
         yield Text("what helps, each tried by a search", "title")
         for number, change in enumerate(verdict.changes, start=1):
-            yield _hanging(f"{number}.", change.message)
+            yield marked_line(f"{number}.", change.message)
     elif verdict.code in ("not-ready", "invalid", "no-node-fits"):
         yield Text("no change was found that helps", "faint")
     if verdict.remarks:
         yield Text("what this rests on", "title")
         for remark in verdict.remarks:
-            yield _hanging("-", remark.message)
+            yield marked_line("-", remark.message)
 
 
 def _group_table(groups: tuple[NodeGroup, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    table = plain_table()
     table.add_column("nodes", justify="right")
     table.add_column("such as", style="name")
     table.add_column("why not", overflow="fold")
@@ -59,18 +59,8 @@ def _group_table(groups: tuple[NodeGroup, ...]) -> Table:
 
 
 def _holder_table(holders: list[Holder]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
-    for title in ("node", "held by claim", "of pod", "devices"):
-        table.add_column(title, overflow="fold")
+    table = plain_table("node", "held by claim", "of pod", "devices")
     for holder in holders:
         devices = first_of(sorted(holder.devices), _SHOWN_DEVICES)
         table.add_row(holder.node, holder.claim, ", ".join(holder.pods) or "-", devices)
     return table
-
-
-def _hanging(mark: str, text: str) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=3, justify="right")
-    grid.add_column(overflow="fold")
-    grid.add_row(mark, text)
-    return grid

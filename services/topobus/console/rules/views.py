@@ -16,7 +16,6 @@ from topobus.engine.health.silence import SERVICE_SILENT
 from topobus.formats.messages.messages import DecisionEvent, HealthEvent
 from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Device, Inventory
-from topobus.values.hint import Hint
 from topobus.values.ledger import Holders
 from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.values.repair import LeftDevice, Repair, RepairState
@@ -28,7 +27,6 @@ __all__ = ["decision_view", "event_view", "for_counting", "node_row", "repair_vi
 _CPU = "cpu"
 # A hint list of a big machine has hundreds of entries. The narrow ones decide.
 _SHOWN_HINTS = 24
-_ADVICE = ("nearest-miss", "would-fit")
 
 
 def for_counting(inventory: Inventory) -> Inventory:
@@ -118,8 +116,7 @@ def repair_views(state: RepairState) -> dict[str, View]:
     """Return each repair under way and each device that was left to a person, by device."""
     views: dict[str, View] = {}
     for repair in state.repairs:
-        text = repair.failure or f"step {repair.step + 1} of {len(repair.rule.steps)}, try {repair.trial}"
-        views["/".join(repair.place)] = _repair_view(repair, repair.what, repair.rule.name, repair.step_s, text)
+        views["/".join(repair.place)] = _repair_view(repair, repair.what, repair.rule.name, repair.step_s, repair.why)
     for left in state.left:
         views["/".join(left.place)] = _repair_view(left, left.end.value, left.rule, left.since_s, left.why)
     return views
@@ -153,7 +150,7 @@ def decision_view(event: DecisionEvent) -> View:
         "text": event.text,
         "is_dry_run": event.is_dry_run,
         "is_refused": isinstance(outcome, Refusal),
-        "summary": event.repair.answer if event.repair else "begun" if event.is_begun else _summary(outcome),
+        "summary": event.answer,
         "policy": f"{event.view.options.policy.value}, scope {event.view.options.scope.value}"
         if event.view is not None and _is_aligned(outcome)
         else "",
@@ -189,43 +186,22 @@ def _holders_of(ledger: Holders | None, device_class: str, name: str) -> list[Ow
     ]
 
 
-def _summary(outcome: Placement | Refusal | None) -> str:
-    if outcome is None:
-        return "done"
-    if isinstance(outcome, Refusal):
-        return "refused: " + ", ".join(
-            dict.fromkeys(reason.code for reason in outcome.reasons if reason.code not in _ADVICE)
-        )
-    texts = []
-    for container in outcome.containers:
-        held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
-        held += [f"{len(container.cpus)} cpus"] if container.cpus else []
-        where = f" on NUMA {container.numa_nodes or 'unknown'}" if held else ""
-        texts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'}{where}")
-    return "placed: " + "; ".join(texts)
-
-
 def _container_view(container: ContainerPlacement) -> View:
     return {
         "container": container.name or "(claim)",
-        "merged": _hint(container.alignment) if container.has_alignment else "",
+        "merged": container.alignment.text if container.has_alignment else "",
         "numa": str(container.numa_nodes) or "-",
         "cpus": str(container.cpus),
         "devices": {device_class: list(names) for device_class, names in sorted(container.devices.items())},
         "hints": [
             {
                 "resource": listed.resource,
-                "hints": None if listed.hints is None else [_hint(hint) for hint in listed.hints[:_SHOWN_HINTS]],
+                "hints": None if listed.hints is None else [hint.text for hint in listed.hints[:_SHOWN_HINTS]],
             }
             for listed in container.hints
         ],
         "reasons": [_reason(reason) for reason in container.shown_reasons],
     }
-
-
-def _hint(hint: Hint) -> str:
-    """Write a hint as the CLI does: the nodes, and a star when it is preferred."""
-    return f"{{{hint.nodes if hint.nodes is not None else 'any'}}}{'*' if hint.preferred else ''}"
 
 
 def _reason(reason: Reason) -> View:

@@ -20,7 +20,7 @@ from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Adoption
 from topobus.values.maintenance import DeviceOperation
 from topobus.values.names import Generation
-from topobus.values.outcome import HintList, MemoryBlock, Placement, Refusal
+from topobus.values.outcome import HintList, MemoryBlock, Placement, Refusal, summary
 from topobus.values.repair import RepairNote
 from topobus.values.request import Owner, PodRequest
 from topobus.values.vendor_profiles import VendorProfile
@@ -147,6 +147,15 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
         if self.repair is not None:
             return self.repair.text
         return self.operation.text if self.operation is not None else f"{self.verb} {self.user or self.owner}"
+
+    @property
+    def answer(self) -> str:
+        """Summarize the answer in one line. An operator's request is begun until its outcome is
+        decided.
+        """
+        if self.repair is not None:
+            return self.repair.answer
+        return "begun" if self.is_begun else summary(self.outcome)
 
 
 class PlaceRequest(Struct, frozen=True, kw_only=True):
