@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = ["examples", "share"]
+__all__ = ["examples", "share", "steps"]
 
 _FEWEST = 5
+# Odd: many tests ask again after every second death.
+_STRIDE = 3
 _Case = TypeVar("_Case")
 
 
@@ -31,6 +34,18 @@ def share(cases: Sequence[_Case]) -> Sequence[_Case]:
     range(0, 10)
     """
     return cases[: max(1, int(len(cases) * _share()))]
+
+
+def steps(most: int) -> range:
+    """Give the steps, from 1 to below `most`, at which a test kills what it is about: all, or every
+    third one where TOPOBUS_EXAMPLES names a share, from another first one in each run.
+
+    As with `share`, such a test bears the marker `law`.
+
+    >>> steps(4)
+    range(1, 4)
+    """
+    return range(1, most) if _share() >= 1 else range(random.randint(1, _STRIDE), most, _STRIDE)
 
 
 def _share() -> float:

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from support.device_bench import has_state
 from support.fake_mps import is_alive, is_cut, needs_gcc
+from support.laws import steps
 from support.mps_lives import OTHER, OWNER, MpsLives, check_prepared
 from topobus.bus.bus import Bus
 from topobus.devicekit.sharing.shared_devices import SharedPool
@@ -207,12 +208,13 @@ async def test_claim_is_refused_with_the_log_when_its_daemon_does_not_start(live
     lives.check_nothing_left()
 
 
+@pytest.mark.law
 async def test_nothing_is_left_when_killed_at_any_step_of_prepare(lives: MpsLives) -> None:
     """Asked again, as after every second death, the claim has one daemon that serves.
 
     Given up, as after the others, there is nothing: whatever the step was.
     """
-    for step in range(1, MOST_STEPS):
+    for step in steps(MOST_STEPS):
         lives.doom("prepare", step)
         await lives.prepare_once()
         if not await lives.died():
@@ -226,12 +228,13 @@ async def test_nothing_is_left_when_killed_at_any_step_of_prepare(lives: MpsLive
         assert await lives.unprepare() is None, at
         lives.check_nothing_left(at)
 
-    assert 25 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"
+    assert 25 <= step - 1 < MOST_STEPS - 2, f"{step - 1} steps"
 
 
+@pytest.mark.law
 async def test_nothing_is_left_when_killed_at_any_step_of_unprepare(lives: MpsLives) -> None:
     """The next start goes on with what was begun, and the repeated question finds nothing to do."""
-    for step in range(1, MOST_STEPS):
+    for step in steps(MOST_STEPS):
         check_prepared(await lives.prepare(), "before")
         lives.mps.client(lives.first)
         lives.doom("unprepare", step)
@@ -243,15 +246,16 @@ async def test_nothing_is_left_when_killed_at_any_step_of_unprepare(lives: MpsLi
         assert await lives.unprepare() is None, at
         lives.check_nothing_left(at)
 
-    assert 15 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"
+    assert 15 <= step - 1 < MOST_STEPS - 2, f"{step - 1} steps"
 
 
+@pytest.mark.law
 async def test_daemon_serves_when_the_start_that_runs_it_again_is_killed_at_any_step(lives: MpsLives) -> None:
     """The daemon died with the service, as in a pod: the next start runs one again, in however many
     lives, and what is left at the end is nothing.
     """
     check_prepared(await lives.prepare())
-    for step in range(1, MOST_STEPS):
+    for step in steps(MOST_STEPS):
         await lives.stop()
         lives.mps.end_all()
         if await lives.start_doomed(step):
@@ -264,7 +268,7 @@ async def test_daemon_serves_when_the_start_that_runs_it_again_is_killed_at_any_
         assert is_alive(lives.mps.client(lives.first)), at
         assert len(lives.mps.pids()) == 2, at
 
-    assert 8 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"
+    assert 8 <= step - 1 < MOST_STEPS - 2, f"{step - 1} steps"
     # The last life goes on counting its steps.
     await lives.stop()
     await lives.start()

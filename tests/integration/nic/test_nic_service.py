@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from support.laws import steps
 from support.nic_rig import FAR, NEAR, OWNER, NicRig, interface_config, nic_rig, ping, state_of
 from support.real_interfaces import ip, network_namespace, veth_pair, why_not_here
 from topobus.bus.bus import Bus
@@ -41,7 +42,7 @@ NODE = "n1"
 LIMIT_S = 60.0
 CONFIG = interface_config(interface={"name": "net1", "mtu": 1400, "addresses": [NEAR]})
 # An attach has seven acts with an intent and a mark each, besides its own beginning and end.
-_LEAST_KILLS = 8
+_LEAST_STEPS, _MOST_STEPS = 8, 100
 ATTACHED = {"name": "net1", "addresses": (NEAR,), "mtu": 1400}
 
 
@@ -297,6 +298,7 @@ async def test_interface_stays_listed_as_it_was_when_the_service_was_killed_whil
     assert state_of(rig.name) == before
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("verb", ["attach", "detach"])
 async def test_interface_is_as_before_when_the_service_is_killed_at_any_step(
     verb: str, service: Service, rig: NicRig
@@ -305,24 +307,25 @@ async def test_interface_is_as_before_when_the_service_is_killed_at_any_step(
     answers anything.
     """
     before = state_of(rig.name)
-    kills = 0
-    is_alive = False
-    while not is_alive:
-        await service.start(verb, str(kills + 1))
+    last_step = 0
+    for step in steps(_MOST_STEPS):
+        await service.start(verb, str(step))
         await service.device()
-        if kills:
+        if last_step:
             # A mortal life counts from its verb on; `unprepare` detaches as well, and waits for
             # what is left of the life before.
             assert await service.unprepare() is None
-            assert state_of(rig.name) == before, f"after death {kills}"
-            assert list(service.journal.glob("*.json")) == [], f"after death {kills}"
+            assert state_of(rig.name) == before, f"killed at {last_step}"
+            assert list(service.journal.glob("*.json")) == [], f"killed at {last_step}"
         if verb == "detach":
             assert isinstance(await service.attach(), Attached)
         is_alive = await service.survives(service.attach() if verb == "attach" else service.detach())
-        kills += not is_alive
         await service.end()
+        if is_alive:
+            break
+        last_step = step
 
-    assert kills >= _LEAST_KILLS
+    assert _LEAST_STEPS <= step - 1 < _MOST_STEPS - 2, f"{step - 1} steps"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from support.controllers import ApiUser, controller
+from support.laws import steps
 from support.mortal_bus import died_or, mortal_controller
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Change
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtu
 # than these, steps were missed.
 SCHEDULING_STEPS = 13
 ENDING_STEPS = 13
+# More than there are: a loop that never ends would be a bug of the test.
+MOST_STEPS = 100
 
 MANIFEST = """
 apiVersion: resource.k8s.io/v1
@@ -133,6 +136,7 @@ async def dies_at(
         return await died_or(place.until_all(is_enough), fates)
 
 
+@pytest.mark.law
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(
@@ -141,27 +145,28 @@ async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(
     """Whatever step was the last: the next replica gives the pod its node, each claim its devices
     once, and the reservations.
     """
-    deaths = 0
     await place.apply(MANIFEST)
-    while await dies_at(place, nats_server.url, deaths + 1, is_done=is_done, is_enough=is_scheduled):
-        deaths += 1
+    for step in steps(MOST_STEPS):
+        if not await dies_at(place, nats_server.url, step, is_done=is_done, is_enough=is_scheduled):
+            break
         async with controller(nats_server.url):
             stored = await place.until_all(is_scheduled)
 
         (made,) = [key.rpartition("/")[2] for key in stored if key.startswith("resourceclaim/trainer-own")]
         assert place.held() == {f"claim/default/{made}": 2, "claim/default/shared": 1, "pod/default/trainer": 3}, (
-            f"step {deaths}"
+            f"step {step}"
         )
         uid = stored["pod/trainer"].metadata["uid"]
         for name in (made, "shared"):
             users = stored[f"resourceclaim/{name}"].status["reservedFor"]
-            assert [user["uid"] for user in users] == [uid], f"step {deaths}"
+            assert [user["uid"] for user in users] == [uid], f"step {step}"
         await place.clear()
         await place.apply(MANIFEST)
 
-    assert deaths >= SCHEDULING_STEPS
+    assert SCHEDULING_STEPS <= step - 1 < MOST_STEPS - 2
 
 
+@pytest.mark.law
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 async def test_pod_leaves_nothing_when_a_replica_dies_at_any_step_of_its_end(
@@ -170,15 +175,15 @@ async def test_pod_leaves_nothing_when_a_replica_dies_at_any_step_of_its_end(
     """Whatever step of the end was the last: the next replica frees all devices, ends the pod's
     claim and gives the shared one back.
     """
-    deaths = 0
     await place.start_and_ask_end(nats_server.url)
-    while await dies_at(place, nats_server.url, deaths + 1, is_done=is_done, is_enough=is_ended):
-        deaths += 1
+    for step in steps(MOST_STEPS):
+        if not await dies_at(place, nats_server.url, step, is_done=is_done, is_enough=is_ended):
+            break
         async with controller(nats_server.url):
             await place.until_all(is_ended)
 
-        assert place.held() == {}, f"step {deaths}"
+        assert place.held() == {}, f"step {step}"
         await place.clear()
         await place.start_and_ask_end(nats_server.url)
 
-    assert deaths >= ENDING_STEPS
+    assert ENDING_STEPS <= step - 1 < MOST_STEPS - 2

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from support.laws import steps
 from topobus.bus.login.certificate_facts import CertificateFacts, parse_certificate, pem_blocks, read_certificates
 from topobus.bus.login.certificates import ServerCertificate, add_authority, certify, drop_old_authorities
 from topobus.values.errors import ConfigError
@@ -234,6 +235,7 @@ def _change_authority(server: Path, authority: Path) -> None:
     certify(server, (), authority=authority, now=_NOW, is_renewal=True)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("work", [_start, _renew, _change_authority], ids=["start", "renew", "change-authority"])
 def test_certificate_is_finished_when_whoever_made_it_was_killed_at_any_step(
     tmp_path: Path, work: Callable[[Path, Path], None]
@@ -244,8 +246,7 @@ def test_certificate_is_finished_when_whoever_made_it_was_killed_at_any_step(
     before = tmp_path / "before"
     if work is not _start:
         _start(before / "tls", before / "authority")
-    kills = 0
-    for step in range(1, 1000):
+    for step in steps(1000):
         life = tmp_path / f"life-{step}"
         shutil.copytree(before, life, ignore_dangling_symlinks=True) if before.exists() else life.mkdir()
         old = shutil.copy(life / "tls" / "ca.crt", life / "old.crt") if before.exists() else None
@@ -263,8 +264,7 @@ def test_certificate_is_finished_when_whoever_made_it_was_killed_at_any_step(
         assert sorted(path.name for path in (life / "authority").iterdir()) == ["ca.crt", "ca.key"]
         if is_complete:
             break
-        kills += 1
-    assert kills > 10
+    assert step > 10
 
 
 def _done_in_a_child(work: Callable[[Path, Path], None], life: Path, *, killed_at: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.laws import steps
 from topobus.bus.login.user_keys import (
     change_password,
     forget_previous,
@@ -58,14 +59,14 @@ def test_passwords_are_made_once_when_they_are_wanted_again(
     assert _modes(tmp_path / "users") == modes
 
 
+@pytest.mark.law
 def test_passwords_are_finished_when_a_start_was_killed_at_any_step(tmp_path: Path) -> None:
     """Killed before each of its system calls that Python tells of, a start leaves what the next one
     completes.
 
     No password that was there changes.
     """
-    kills = 0
-    for step in range(1, 1000):
+    for step in steps(1000):
         folder = tmp_path / f"users-{step}"
         is_complete = _made_in_a_child(folder, killed_at=step)
         left = {path.parent.name: path.read_text().strip() for path in folder.glob("*/password")}
@@ -76,8 +77,7 @@ def test_passwords_are_finished_when_a_start_was_killed_at_any_step(tmp_path: Pa
         assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["password"] * len(_PRINCIPALS)
         if is_complete:
             break
-        kills += 1
-    assert kills > 20
+    assert step > 20
 
 
 def _made_in_a_child(folder: Path, *, killed_at: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.kustomize import DEPLOY, Manifest, built
+from support.kustomize import DEPLOY, Manifest, built, read
 
 OVERLAYS = sorted(path.parent.name for path in DEPLOY.glob("*/kustomization.yaml"))
 
@@ -31,7 +31,7 @@ def test_overlay_is_what_kubectl_makes_of_it(overlay: str) -> None:
     )
 
     assert made.returncode == 0, made.stderr
-    assert _by_name(list(yaml.safe_load_all(made.stdout))) == _by_name(built(overlay))
+    assert _by_name(read(made.stdout)) == _by_name(built(overlay))
 
 
 def test_open_overlay_is_the_plain_one_without_users() -> None:

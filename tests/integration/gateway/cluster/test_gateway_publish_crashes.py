@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
+from support.laws import steps
 from support.lives import GatewayLives
 from support.looks import until
 from support.mortal_gateway import PUBLISH
@@ -59,6 +60,7 @@ def is_published(server: ApiServerSimulator, count: int) -> bool:
     return pool(server) == (True, names(count)) and len(server.objects("ResourceSlice")) == -(-count // 64)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("before", "after"), [(FEW, MANY), (MANY, FEW)], ids=["grows", "shrinks"])
 async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_any_write(
     rig: Rig, server: ApiServerSimulator, lives: GatewayLives, before: int, after: int
@@ -68,7 +70,7 @@ async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_
     """
     await show(rig, before)
     await lives.start()
-    for step in range(1, MOST_STEPS):
+    for step in steps(MOST_STEPS):
         await server.until(lambda: is_published(server, before), what=f"{before} devices")
         lives.doom(PUBLISH, step)
         await show(rig, after)
@@ -83,9 +85,8 @@ async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_
         await server.until(lambda: is_published(server, after), what=f"{after} devices after it was {at}")
         await show(rig, before)
 
-    assert 6 <= step - 1 < MOST_STEPS - 2, (
-        f"died {step - 1} times"
-    )  # at each step before the one at which all was published
+    # Before the one at which all was published.
+    assert 6 <= step - 1 < MOST_STEPS - 2, f"{step - 1} steps"
 
 
 async def until_dead_or_published(lives: GatewayLives, server: ApiServerSimulator, count: int) -> None:

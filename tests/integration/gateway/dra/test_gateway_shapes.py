@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from support.cluster_slices import allocated
 from support.gateway_rig import Rig, make_rig
+from support.laws import steps
 from support.lives import LIMIT_S, GatewayLives, is_transport
 from support.looks import next_look
 from support.node_plane import NODE, claim
@@ -153,12 +154,13 @@ async def test_shape_is_refused_when_the_machine_does_not_have_it(rig: Rig) -> N
     assert held(rig) == []
 
 
+@pytest.mark.law
 async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(rig: Rig, lives: GatewayLives) -> None:
     """SIGKILL at each step of the preparation: asked again, both parts are prepared once, and a claim
     for one of them is refused. Undone, nothing of it is left.
     """
     await rig.plane.store(claim("rival", RIVAL.uid, GPU))
-    for step in range(1, MOST_STEPS):
+    for step in steps(MOST_STEPS):
         await rig.plane.store(claim("pair", PAIR.uid, SHAPE))
         await rig.kubelet.wait_for_driver(DRIVER)
         lives.doom(f"NodePrepareResources/{DRIVER}", step)
@@ -176,7 +178,7 @@ async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(ri
         assert (held(rig), Checkpoint.load(Path(rig.settings.checkpoint_path)).entries()) == ([], ()), at
 
     assert lives.taken().count("before ask prepare") == 2, lives.taken()
-    assert 20 <= step - 1 < MOST_STEPS - 2, f"died {step - 1} times"
+    assert 20 <= step - 1 < MOST_STEPS - 2, f"{step - 1} steps"
 
 
 @pytest.mark.memory_bus
