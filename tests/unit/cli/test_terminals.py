@@ -9,12 +9,15 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
+from topobus.cli.application import run
+from topobus.cli.exits import ExitCode
 from topobus.cli.render.ascii_lines import AsciiLines, ascii_line
 from topobus.simulation.machines import build
 
@@ -70,18 +73,24 @@ def test_drawing_is_in_ascii_when_the_terminal_has_nothing_else(laptop: Path) ->
     [("machine", "--machine", "dgx"), ("simulate", "--machine", "dgx", "--pods", "examples/pods/trainer.yaml")],
 )
 def test_borders_stand_under_each_other_when_the_terminal_has_only_ascii(
-    command: tuple[str, ...], columns: str
+    command: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sign that ASCII writes with three, as where a text is cut, moves no border and no column
     behind it.
 
     No line is wider than with other signs.
     """
-    signs = _run(*command, COLUMNS=columns, PYTHONIOENCODING="utf-8").stdout.decode().splitlines()
-    lines = (
-        _run(*command, COLUMNS=columns, PYTHONIOENCODING="ascii", TERM="dumb", LC_ALL="C").stdout.decode().splitlines()
-    )
+    monkeypatch.setenv("COLUMNS", columns)
+    written_lines: dict[str, list[str]] = {}
+    for encoding in ("utf-8", "ascii"):
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        with redirect_stdout(stdout):
+            assert run(command) == ExitCode.OK
+        stdout.flush()
+        stdout.seek(0)
+        written_lines[encoding] = stdout.read().splitlines()
 
+    signs, lines = written_lines["utf-8"], written_lines["ascii"]
     borders = [
         [place for place, sign in enumerate(line) if sign in "│╭╮╰╯"]
         for line in signs
