@@ -30,10 +30,10 @@ test: checks suite ## everything that needs no container engine
 checks: setup lint types imports proto docs ## all that runs no test file
 	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus tools/lab --ignore shared/topobus/kubeletpb --ignore shared/topobus/runtimepb
 
-suite: setup ## the tests, four files at a time, with a fifth of the examples of each law
+suite: setup ## the tests, four files at a time, with a share of the examples of each law
 	TOPOBUS_EXAMPLES=0.2 $(BIN)/python -m pytest -q -m "not engine and not quarantined" $(PARALLEL)
 
-laws: setup ## each law with all its examples, other ones in each run (about three minutes on two cores)
+laws: setup ## all examples of each law, other ones in each run, and a kill at each step (about six minutes on two cores)
 	$(BIN)/python -m pytest -q -m "(hypothesis or law) and not engine and not quarantined" -n auto --dist worksteal
 
 # The tests of the rooms that only decide (pyproject.toml, [tool.coverage.run]), those of what measures them among them: none waits, so one process a core, and
