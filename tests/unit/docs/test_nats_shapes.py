@@ -155,6 +155,15 @@ def test_replicated_hub_survives_a_server_when_it_has_three() -> None:
     assert budget["selector"]["matchLabels"].items() <= hub["template"]["metadata"]["labels"].items()
 
 
+def test_server_of_a_replicated_hub_is_ready_without_the_consumers_of_clients_that_are_gone() -> None:
+    """After all three servers died at once one looked for such consumers without end: it was never ready
+    again, and so no update and no drain went on.
+    """
+    hub = pod_of(built("kubernetes-replicated-hub"), "StatefulSet", "nats")
+
+    assert container_of(hub, "nats")["readinessProbe"]["httpGet"]["path"] == "/healthz?js-server-only=true"
+
+
 def test_relay_container_agrees_with_the_service() -> None:
     """Image, port and probes are the relay's own."""
     manifests = built("kubernetes-leaf")
