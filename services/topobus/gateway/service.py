@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.node_readiness import NodeReadiness
 from topobus.gateway.cluster.node_verdicts import NodeVerdicts
-from topobus.gateway.cluster.objects import Cluster, claims_of
+from topobus.gateway.cluster.objects import Cluster, claims_of, may_run
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
@@ -372,8 +373,10 @@ class _Gateway:
             group.create_task(work.forgotten.run())
             users = UserNaming(work.pods, self._state, self._asks, self._settings.deadlines.reconcile_s)
             group.create_task(users.run())
+            cluster, deadlines = self._cluster, self._settings.deadlines
+            pods_here = partial(may_run, cluster, node=self._runtime.node) if cluster is not None else None
             reconciler = Reconciler(
-                work.pods, self._state, self._asks, self._settings.deadlines, users, self._disagreements
+                work.pods, self._state, self._asks, deadlines, users, self._disagreements, pods_here
             )
             group.create_task(reconciler.run(self._runtime.beats.loop("pods")))
             await self._runtime.bus.answer(PODS, work.pods.answer, node=self._runtime.node)

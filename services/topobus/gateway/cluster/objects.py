@@ -18,6 +18,7 @@ from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.kubernetes.answers import Rejected
 from topobus.kubernetes.reading import CLAIMS, DRA_GROUP, DRA_VERSIONS, PODS, Kind
 from topobus.values.errors import PeerUnavailable
+from topobus.values.request import Owner
 
 __all__ = [
     "CLAIMS",
@@ -32,10 +33,12 @@ __all__ = [
     "Kind",
     "Rejected",
     "claims_of",
+    "may_run",
     "read_node",
 ]
 
 
+_ENDED = ("Succeeded", "Failed")
 NOT_KEPT = 501
 """Our own code for a server that accepted a write and dropped the field it was about."""
 
@@ -139,6 +142,19 @@ class Cluster(Protocol):
 def claims_of(cluster: Cluster) -> ReadClaim:
     """Return the function that reads claims from an API server."""
     return lambda namespace, name: cluster.get(CLAIMS, name, namespace)
+
+
+async def may_run(cluster: Cluster, pod: Owner, node: str) -> bool:
+    """Return whether the cluster has a pod of this name on a node that has not ended.
+
+    Errors: raises PeerUnavailable.
+    """
+    api_object = await cluster.get(PODS, pod.name, pod.namespace)
+    return (
+        api_object is not None
+        and api_object.spec.get("nodeName") == node
+        and api_object.status.get("phase") not in _ENDED
+    )
 
 
 async def read_node(cluster: Cluster, name: str) -> ApiObject:

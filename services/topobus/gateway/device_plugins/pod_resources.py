@@ -58,6 +58,8 @@ class Listing(Struct, frozen=True, kw_only=True):
     """Our devices by container."""
     exclusive: tuple[ExclusiveUse, ...] = ()
     """CPUs and memory that kubelet's own managers gave to containers."""
+    pods: frozenset[tuple[str, str]] = frozenset()
+    """Namespace and name of each pod, whatever it has."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +238,10 @@ class PodResourcesReader:
         in_use: dict[str, set[str]] = {}
         devices: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []
+        pods: set[tuple[str, str]] = set()
         for pod, content in contents.read(answer):
             where = (pod.namespace, pod.name)
+            pods.add(where)
             exclusive += content.exclusive
             for container, resource, ids in content.devices:
                 names = {self._name_of(resource, device_id) for device_id in ids}
@@ -268,4 +272,5 @@ class PodResourcesReader:
                 for key, held in sorted(devices.items())
             ),
             exclusive=tuple(exclusive),
+            pods=frozenset(pods),
         )

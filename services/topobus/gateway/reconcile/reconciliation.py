@@ -6,7 +6,9 @@ event with both sides where the two disagree. The device plugin API has no deall
 releases are derived: an allocation is released when two listings, one period apart, show none of
 its devices in use and the ledger had it at both. Two are needed because kubelet lists a pod only
 some time after it has allocated for it. Without an answer nothing is released, and the list of a
-kubelet that has just started is not used. The list also does not count for a pod with a container
+kubelet that has just started is not used. What kubelet has not listed since its start stays held as
+long as the cluster has its pod on this node: kubelet gives it the same devices from its checkpoint,
+without a call, as soon as it hears of the pod. The list also does not count for a pod with a container
 that has not ended (`live_containers`), because kubelet lists only active pods, and a pod that was
 deleted by force is not active.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 
 from prometheus_client import Gauge
@@ -42,7 +44,7 @@ from topobus.values.errors import PeerUnavailable, TopobusError
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation
 from topobus.values.outcome import Refusal
-from topobus.values.request import OwnerKind
+from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["Reconciler"]
 
@@ -65,8 +67,12 @@ class Reconciler:
         deadlines: DeadlineSettings,
         users: UserNaming,
         count: Gauge,
+        may_run: Callable[[Owner], Awaitable[bool]] | None = None,
     ) -> None:
-        """`count` has the number of disagreements."""
+        """`count` has the number of disagreements. `may_run` returns whether the cluster has a pod on
+        this node that has not ended; None: there is no cluster.
+        """
+        self._may_run = may_run
         self._usage = usage
         self._users = users
         self._count = count
@@ -110,7 +116,7 @@ class Reconciler:
             )
             for allocation in idle:
                 mark = self._mark(allocation)
-                if mark in idle_before and self._is_believed(mark):
+                if mark in idle_before and await self._is_believed(mark, allocation, listing):
                     await self._release(allocation, mark)
             self._linger(idle)
             idle_before = frozenset(map(self._mark, idle))
@@ -161,7 +167,7 @@ class Reconciler:
         }
         self._note_listed(listing)
         for mark in sorted(gone.keys() & gone_before):
-            if self._is_believed(mark):
+            if await self._is_believed(mark, gone[mark], listing):
                 await self._release(gone[mark], mark)
         self._linger(idle.values())
         return frozenset(gone)
@@ -200,14 +206,23 @@ class Reconciler:
         )
         self._used |= {self._mark(allocation) for key, allocation in plugins if key not in idle}
 
-    def _is_believed(self, mark: _Mark) -> bool:
+    async def _is_believed(self, mark: _Mark, allocation: Allocation, listing: Listing) -> bool:
         """Return whether kubelet's list counts for an allocation. A kubelet that has just started
-        lists no pods yet, so it must have listed this allocation before or have run for a while.
+        lists no pods yet, so it must have listed this allocation before, or have run for a while and
+        list its pod without it, or the cluster must not have that pod here.
         """
-        return (
-            asyncio.get_running_loop().time() - self._appeared_at >= self._deadlines.kubelet_grace_s
-            or mark in self._used
-        )
+        if mark in self._used:
+            return True
+        if asyncio.get_running_loop().time() - self._appeared_at < self._deadlines.kubelet_grace_s:
+            return False
+        pod = allocation.user
+        if self._may_run is None or pod is None or (pod.namespace, pod.name) in listing.pods:
+            return True
+        try:
+            return not await self._may_run(pod)
+        except TopobusError as err:
+            self._note_failure(allocation.owner.key, "release.failed", str(err))
+            return False
 
     def _mark(self, allocation: Allocation) -> _Mark:
         return (allocation.owner.key, allocation.decision_id, self._state.times_handed_out(allocation.owner))
@@ -283,10 +298,14 @@ class Reconciler:
             if not isinstance(adopted, Refusal):
                 return adopted
             why = "; ".join(reason.message for reason in adopted.reasons)
-        if self._failed.get(request.owner.key) != why:
-            self._failed[request.owner.key] = why
-            get_logger().warning("holding.adopt-failed", owner=request.owner.key, kubelet=where, error=why)
+        self._note_failure(request.owner.key, "holding.adopt-failed", why, kubelet=where)
         return None
+
+    def _note_failure(self, owner: str, event: str, why: str, **facts: str) -> None:
+        """Log what failed for an owner, once until it is another reason."""
+        if self._failed.get(owner) != why:
+            self._failed[owner] = why
+            get_logger().warning(event, owner=owner, error=why, **facts)
 
     async def _report(self, disagreements: frozenset[Disagreement]) -> None:
         """Report each disagreement once, when it is seen at a second check.
