@@ -120,6 +120,8 @@ class Manifests(Installation):
     default deploy/kubernetes-try-out).
     """
 
+    _workloads = ("statefulset/nats", "daemonset/topobus-node", "daemonset/topobus-gateway")
+
     def __init__(self) -> None:
         self._folder = str(ROOT / setting("MANIFESTS", "deploy/kubernetes-try-out"))
         self._kubectl = shutil.which(setting("KUBECTL", "kubectl")) or ""
@@ -159,8 +161,10 @@ class Manifests(Installation):
         await _run(self._kubectl, "-n", _NAMESPACE, *words)
 
     async def _settled(self) -> None:
-        for workload in ("statefulset/nats", "daemonset/topobus-node", "daemonset/topobus-gateway"):
-            await self._on_pods("rollout", "status", workload, "--timeout=120s")
+        # It says what it waits for, and ends before a command has to.
+        limit_s = 0.9 * seconds("TOPOBUS_CLUSTER_COMMAND_S", 180)
+        for workload in self._workloads:
+            await self._on_pods("rollout", "status", workload, f"--timeout={limit_s:g}s")
 
 
 class Processes(Installation):

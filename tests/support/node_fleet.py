@@ -1,5 +1,5 @@
-"""Topobus on several nodes of one cluster, as processes of the suite: the services on each node,
-one NATS and one controller beside them; and what befalls them.
+"""Topobus on several nodes of one cluster, and what befalls it there: as processes of the suite (the
+services on each node, one NATS and one controller beside them), or as pods of the manifests.
 
 The nodes are containers or namespaces of this machine, so that its kernel shows all of them (see
 tests/e2e/cluster/test_nodes.py).
@@ -21,12 +21,13 @@ from pathlib import Path
 from support.installation import Processes, command, setting
 from support.real_hands import HandsInstallation, Interface, host_interfaces, make_bench
 
-__all__ = ["INTERFACES", "NodeFleet"]
+__all__ = ["INTERFACES", "Befall", "NodeFleet"]
 
 INTERFACES = 3
 # A node is NotReady 40 s after its last word (kube-controller-manager's
 # node-monitor-grace-period), which is another story.
 _CUT_OFF_S = (5.0, 20.0)
+Befall = Callable[[random.Random], Coroutine[None, None, None]]
 
 
 class _Center(Processes):
@@ -97,7 +98,14 @@ class NodeFleet:
 
         Those whose command the environment does not name are left out.
         """
-        every: dict[str, tuple[str, Callable[[random.Random], Coroutine[None, None, None]]]] = {
+        return {
+            name: partial(befall, chance)
+            for name, (needed, befall) in self._every_fault().items()
+            if not needed or setting(needed)
+        }
+
+    def _every_fault(self) -> dict[str, tuple[str, Befall]]:
+        return {
             "service killed": ("", self._kill_service),
             "gateway killed": ("", self._kill_gateway),
             "gateway replaced": ("", self._replace_gateway),
@@ -107,9 +115,6 @@ class NodeFleet:
             "runtime restarted": ("RESTART_RUNTIME", self._restart_runtime),
             "node rebooted": ("REBOOT", self._reboot),
             "node cut off": ("CUT_OFF", self._cut_off),
-        }
-        return {
-            name: partial(befall, chance) for name, (needed, befall) in every.items() if not needed or setting(needed)
         }
 
     def away(self, node: str) -> list[tuple[float, float]]:
@@ -147,7 +152,7 @@ class NodeFleet:
         self._bench[node] = await asyncio.to_thread(make_bench, INTERFACES, self.on[node])
 
     def _any(self, chance: random.Random) -> str:
-        return chance.choice(sorted(self.nodes))
+        return chance.choice(sorted(self.machines))
 
     async def _kill_service(self, chance: random.Random) -> None:
         node = self.nodes[self._any(chance)]

@@ -8,12 +8,13 @@ this machine: one node of it, or several in namespaces or containers of their ow
 | variable | what | default |
 |---|---|---|
 | TOPOBUS_CLUSTER_NODES | `NAME=MACHINE,…`: `this` (its own CPUs and interfaces made for the purpose; one node at most, for CPUs are the machine's) or a recorded machine (`dgx`, …) | needed |
+| TOPOBUS_CLUSTER_MANIFESTS | a kustomization: Topobus runs as its pods, and stays when the test ends | processes of this suite |
 | TOPOBUS_CLUSTER_ON | words that run a command on `{node}` by becoming it, as `nsenter` does | on this machine |
 | TOPOBUS_CLUSTER_NRI | the runtime's NRI socket of `{node}` | needed with `this`; none |
 | TOPOBUS_CLUSTER_NATS_PORT | where the nodes reach this machine's loopback address | any |
 | TOPOBUS_CLUSTER_RESTART_KUBELET, _RESTART_RUNTIME, _REBOOT, _CUT_OFF and _JOIN | shell commands for $NODE | does not happen |
 | TOPOBUS_CLUSTER_STRESS_PODS, _STRESS_FAULTS | how many pods at least come and go, how many things at least befall them | 200, each once |
-| TOPOBUS_CLUSTER_STRESS_ONLY | the one thing that befalls them: `node rebooted` | all |
+| TOPOBUS_CLUSTER_STRESS_ONLY | the only things that befall them: `node rebooted,kubelet restarted` | all |
 | TOPOBUS_CLUSTER_STRESS_SEED | what else, and when | by chance |
 """  # noqa: E501
 
@@ -40,6 +41,7 @@ from support.container_looks import ContainerLooks, Overlap
 from support.installation import setting
 from support.machine_places import MachinePlaces
 from support.node_fleet import INTERFACES, NodeFleet
+from support.pod_fleet import PodFleet
 from support.pod_load import PodKind, PodLoad
 from topobus.formats.kubernetes.built_in_classes import class_selector, shape_selector
 from topobus.values.dra_names import DRIVER
@@ -72,6 +74,11 @@ async def cluster() -> AsyncIterator[Cluster]:
 @pytest_asyncio.fixture
 async def fleet(cluster: Cluster) -> AsyncIterator[NodeFleet]:
     """Topobus on each node."""
+    if setting("MANIFESTS"):
+        pods = PodFleet(_machines())
+        await pods.install()
+        yield pods
+        return
     addresses = {}
     for node in _machines():
         status = (await cluster.client.get(Node, node)).to_dict()["status"]
@@ -206,7 +213,7 @@ async def _stress(
     chance = random.Random(seed)
     faults = fleet.faults(chance)
     if only := setting("STRESS_ONLY"):
-        faults = {only: faults[only]}
+        faults = {name: faults[name] for name in only.split(",")}
     print(f"nodes: {pods} pods, TOPOBUS_CLUSTER_STRESS_SEED={seed}, what befalls: {', '.join(faults)}")  # noqa: T201 - to repeat it
     load = PodLoad(cluster.client, cluster.run, IMAGE, kinds, chance)
     befell: Counter[str] = Counter()
