@@ -41,7 +41,7 @@ from topobus.gpu.amd.amd_parts import (
     present_parts,
     share,
 )
-from topobus.gpu.drm_edits import drm_edits, groups_of
+from topobus.gpu.drm_edits import groups_of, node_edits
 from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.processes import kfd_processes, process_of
 from topobus.gpu.products import Product, ProductTable
@@ -168,19 +168,16 @@ class AmdDriver(ChecksLeftovers):
     def _edits(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        parts = [device for device in devices if device.attributes.get("type") == PARTITION]
-        parents = [device for device in devices if device.role is DeviceRole.PARTITION_PARENT]
-        whole = [device for device in devices if device not in parts and device not in parents]
-        edits: dict[str, ContainerEdits] = {}
-        for chosen in (
-            drm_edits(tree, whole, context.owner) if whole else {},
-            self._partition_edits(tree, parts, context.owner),
-            _still_whole(tree, whole),
-            _parent_edits(tree, parents, context.owner),
-        ):
-            if isinstance(chosen, Refusal):
-                return chosen
-            edits.update(chosen)
+        if (refusal := unusable(tree, devices)) is not None:
+            return refusal
+        cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
+        whole = [device for device in devices if not _is_cut(device)]
+        if (refusal := _still_whole(whole, cards)) is not None:
+            return refusal
+        parts = self._part_edits(tree, [device for device in devices if _is_cut(device)], cards, context.owner)
+        if isinstance(parts, Refusal):
+            return parts
+        edits = {**node_edits(tree, whole, context.owner), **parts}
         self.leftovers.before(context, devices, partial(self.use, tree))
         if not tree.exists("dev/kfd"):
             return {**edits, "": ContainerEdits()}
@@ -222,35 +219,41 @@ class AmdDriver(ChecksLeftovers):
             return GpuUse(blind=err.message)
         return GpuUse(processes=tuple(process_of(tree, pid, used) for pid, used in pids.items()), used_bytes=used_bytes)
 
-    def _partition_edits(
-        self, tree: Tree, devices: Sequence[Device], owner: Owner
+    def _part_edits(
+        self, tree: Tree, devices: Sequence[Device], cards: Mapping[PciAddress, AmdCard], owner: Owner
     ) -> Mapping[str, ContainerEdits] | Refusal:
-        refusal = unusable(tree, devices)
-        if refusal is not None:
-            return refusal
-        cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
-        now = {
-            partition_name(self.device_class, card, partition): (card, partition)
-            for card in cards.values()
-            for partition in card.partitions
-        }
-        missing = tuple(sorted(device.name for device in devices if device.name not in now))
-        if missing:
-            text = (
-                f"the card's partitions have changed, it no longer has {', '.join(missing)}; ask again when the "
-                "inventory lists what it has"
-            )
-            return refuse("device-not-offered", text, devices=missing)
+        """Give partitions their nodes, and a card in parts those of all of them.
+
+        What a card that changed its mode has no more is refused.
+        """
         edits: dict[str, ContainerEdits] = {}
+        missing: list[str] = []
         for device in devices:
-            card, partition = now[device.name]
-            nodes = partition_drm_nodes(tree, card, partition)
+            assert device.pci is not None
+            card = cards[device.pci]
+            is_card = device.role is DeviceRole.PARTITION_PARENT
+            present = [
+                partition
+                for partition in card.partitions
+                if is_card or partition_name(self.device_class, card, partition) == device.name
+            ]
+            if not present:
+                missing.append(device.name)
+                continue
+            nodes = tuple(node for partition in present for node in partition_drm_nodes(tree, card, partition))
+            which = str(card.address) if is_card else f"{card.address}/{present[0].index}"
             edits[device.name] = ContainerEdits(
-                env={own_variable(device): f"{card.address}/{partition.index}"},
+                env={own_variable(device): which},
                 device_nodes=tuple(map(device_node, nodes)),
                 additional_gids=groups_of(tree, nodes, owner),
             )
-        return edits
+        if not missing:
+            return edits
+        text = (
+            f"the card's partitions have changed since these were offered: {', '.join(sorted(missing))}; ask again "
+            "when the inventory lists what it has"
+        )
+        return refuse("device-not-offered", text, devices=tuple(sorted(missing)))
 
     def _devices(
         self, tree: Tree, function: PciDevice, card: AmdCard, links: Mapping[str, tuple[Link, ...]]
@@ -405,44 +408,22 @@ def _why_not_whole(card: AmdCard) -> list[str]:
     return []
 
 
-def _still_whole(tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits] | Refusal:
+def _is_cut(device: Device) -> bool:
+    """Say whether a device is a partition, or a card with all of its partitions."""
+    return device.attributes.get("type") == PARTITION or device.role is DeviceRole.PARTITION_PARENT
+
+
+def _still_whole(devices: Sequence[Device], cards: Mapping[PciAddress, AmdCard]) -> Refusal | None:
     """Refuse a GPU that was cut since the last look, because its own render node is now that of the
     first partition.
     """
-    cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
     cut = {
         device.name: f"{device.name}: {why}"
         for device in devices
         if device.pci is not None
         for why in _why_not_whole(cards[device.pci])
     }
-    if not cut:
-        return {}
-    return refuse("device-not-offered", "; ".join(cut.values()), devices=tuple(sorted(cut)))
-
-
-def _parent_edits(tree: Tree, devices: Sequence[Device], owner: Owner) -> Mapping[str, ContainerEdits] | Refusal:
-    """Give a card in parts with the nodes of all of them.
-
-    A card that is whole by now, or changes its mode, is refused.
-    """
-    refusal = unusable(tree, devices)
-    if refusal is not None:
-        return refusal
-    cards = read_amd_cards(tree, sorted({device.pci for device in devices if device.pci is not None}))
-    edits: dict[str, ContainerEdits] = {}
-    for device in devices:
-        card = cards[device.pci] if device.pci is not None else None
-        if card is None or not card.partitions:
-            text = f"{device.name}: it was offered with all of its partitions, and has none now"
-            return refuse("device-not-offered", text, devices=(device.name,))
-        nodes = tuple(node for partition in card.partitions for node in partition_drm_nodes(tree, card, partition))
-        edits[device.name] = ContainerEdits(
-            env={own_variable(device): str(card.address)},
-            device_nodes=tuple(map(device_node, nodes)),
-            additional_gids=groups_of(tree, nodes, owner),
-        )
-    return edits
+    return refuse("device-not-offered", "; ".join(cut.values()), devices=tuple(sorted(cut))) if cut else None
 
 
 def _nodes_by_name(device_class: str, card: AmdCard) -> list[tuple[KfdNode, str]]:

@@ -29,9 +29,9 @@ __all__ = ["AttachesInterfaces"]
 class AttachesInterfaces(DeviceDriver):
     """The attaching part of a driver. The driver itself knows where the parts of a device are."""
 
-    def __init__(self, settings: InterfaceSettings | None = None, hands: InterfaceHands | None = None) -> None:
+    def __init__(self, settings: InterfaceSettings | None = None) -> None:
         self._settings = settings or InterfaceSettings()
-        self._hands = hands
+        self._hands: InterfaceHands | None = None
         self._why_not_handed = "it has no rights to"
 
     def configure(self, host: HostServices) -> None:

@@ -212,7 +212,7 @@ class _Watch(Generic[T]):
         look: Callable[[Callable[[], None]], T | None],
         pause_s: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
-        note: Callable[[float], None] = lambda _: None,
+        note: Callable[[float], None],
     ) -> None:
         self._note = note
         self._look = look
