@@ -1,50 +1,21 @@
-"""Finds how the node itself uses a PCI function's interfaces, which must not be interrupted.
+"""Finds who uses a physical function that is to be cut, and what a new virtual function lacks.
 
 Each use is a sentence for people.
-Source: Documentation/ABI/testing/sysfs-class-net (master, upper_*), proc(5) route tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from topobus.devicekit.passthrough.function_users import host_uses
 from topobus.devicekit.pci import awaits_driver, is_passthrough_driver
 from topobus.nic.netlink.vf_count import functions_in_use
-from topobus.sysfs.net import default_route_interfaces, function_interfaces
-from topobus.sysfs.netdevs import addressed_interfaces
+from topobus.sysfs.net import function_interfaces
 from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.pci import PciAddress
 
-__all__ = ["function_users", "host_uses", "lacks_interface"]
-
-
-def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
-    """Describe how the node uses a function: its default route, an address or a route, a bridge or
-    bond, an interface on top of it.
-
-    Errors: raises HardwareError for a file that exists and cannot be read.
-    """
-    interfaces = function_interfaces(tree, address, only_link=True)
-    if not interfaces:
-        return ()
-    routed, addressed = default_route_interfaces(tree), addressed_interfaces(tree)
-    uses: list[str] = []
-    for interface in interfaces:
-        name = interface.name
-        master = tree.link_name(f"{interface.path}/master")
-        above = sorted(
-            entry.removeprefix("upper_") for entry in tree.names(interface.path) if entry.startswith("upper_")
-        )
-        if name in routed:
-            uses.append(f"the default route of this node goes over {name}")
-        elif name in addressed:
-            uses.append(f"the node has an address or a route over {name}")
-        if master:
-            uses.append(f"{name} is a port of {master}")
-        elif above:
-            uses.append(f"{name} carries {', '.join(above)}")
-    return tuple(uses)
+__all__ = ["function_users", "lacks_interface"]
 
 
 def function_users(tree: Tree, address: PciAddress, virtual: Sequence[PciAddress]) -> tuple[str, ...]:

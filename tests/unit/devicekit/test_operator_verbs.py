@@ -90,7 +90,20 @@ def test_reset_is_refused_with_the_path_when_the_kernel_refuses(tmp_path: Path, 
     assert journal.entries == {}
 
 
-def test_reset_is_refused_when_the_node_uses_an_interface_of_the_function(tmp_path: Path, function: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"proc/net/route": "Iface\tDestination\neth0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\n"},
+            "the node has an address or a route over eth0",
+        ),
+        ({"{net}/upper_eth0.7/ifindex": 9}, "eth0 carries eth0.7"),
+    ],
+    ids=["route", "vlan"],
+)
+def test_reset_is_refused_when_the_node_uses_an_interface_of_the_function(
+    tmp_path: Path, function: Path, files: dict[str, object], words: str
+) -> None:
     """The reason names the interface, and nothing is written."""
     root = tmp_path / "root"
     write(
@@ -98,7 +111,7 @@ def test_reset_is_refused_when_the_node_uses_an_interface_of_the_function(tmp_pa
         {
             f"{function.relative_to(root)}/reset": "",
             f"{function.relative_to(root)}/net/eth0/flags": "0x1003",
-            "proc/net/route": "Iface\tDestination\neth0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\n",
+            **{path.format(net=f"{function.relative_to(root)}/net/eth0"): content for path, content in files.items()},
         },
     )
 
@@ -106,7 +119,7 @@ def test_reset_is_refused_when_the_node_uses_an_interface_of_the_function(tmp_pa
 
     assert refusal is not None
     assert refusal.reasons[0].code == "reset-busy"
-    assert "its interface eth0 is up and has addresses or routes" in refusal.reasons[0].message
+    assert words in refusal.reasons[0].message
     assert (function / "reset").read_text(encoding="ascii").strip() == ""
     assert not (tmp_path / "journal").exists()
 

@@ -232,11 +232,11 @@ ROUTE = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\
     [
         (
             {"proc/net/route": f"{ROUTE}eth0 0000000A 00000000 0001 0 0 0 00FFFFFF 0 0 0"},
-            "eth0 is up and has addresses or routes",
+            "the node has an address or a route over eth0",
         ),
         (
             {"proc/net/route": f"{ROUTE}eth0 00000000 0100000A 0003 0 0 0 00000000 0 0 0"},
-            "default route goes over its interface eth0",
+            "the default route of this node goes over eth0",
         ),
     ],
     ids=["addresses", "default-route"],

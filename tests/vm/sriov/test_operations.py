@@ -81,7 +81,7 @@ async def test_operation_is_refused_while_a_pod_or_the_host_uses_the_interface(
     assert "claim vm/claim-1" in held.reasons[0].message
     assert isinstance(used, Refusal)
     assert used.reasons[0].code == f"{verb}-busy"
-    assert "its interface ens31 is up and has addresses or routes" in used.reasons[0].message
+    assert "the node has an address or a route over ens31" in used.reasons[0].message
     assert interfaces(pod) == {_FUNCTION_NAME}
     assert (driver(_FUNCTION_AT), driver(_CARD_AT), state("ens31")) == ("igbvf", "igb", of_host)
     await nic.do("detach", _FUNCTION)

@@ -37,6 +37,7 @@ from topobus.devicekit.function_health import FunctionHealth, is_gone, physical_
 from topobus.devicekit.left_out import LeftOut
 from topobus.devicekit.partitioning.function_cuts import FunctionCuts
 from topobus.devicekit.partitioning.on_demand_functions import OnDemandFunctions
+from topobus.devicekit.passthrough.function_users import host_uses
 from topobus.devicekit.pci import (
     awaits_driver,
     function_role,
@@ -48,7 +49,7 @@ from topobus.devicekit.pci import (
     select_functions,
 )
 from topobus.nic.host_services import NicServices
-from topobus.nic.host_use import function_users, host_uses, lacks_interface
+from topobus.nic.host_use import function_users, lacks_interface
 from topobus.nic.interfaces.interface_hands import read_config
 from topobus.nic.interfaces.rules.interface_config import InterfaceConfig, interface_of
 from topobus.nic.netlink.vf_settings import VfPlace

@@ -3,7 +3,8 @@ interfaces of it that the node has in use.
 
 They are sentences for people, none when the function is idle. A process whose open files cannot be
 read does not count as idle: the result has the number of such processes.
-Source: Documentation/ABI/testing/sysfs-class-net; proc(5) fd; `DEVNAME` in a device's uevent.
+Source: Documentation/ABI/testing/sysfs-class-net (master, upper_*); proc(5) fd, route tables;
+`DEVNAME` in a device's uevent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.pci import PciAddress
 
-__all__ = ["OpenNodes", "function_nodes", "function_uses", "interface_uses", "openers"]
+__all__ = ["OpenNodes", "function_nodes", "function_uses", "host_uses", "interface_uses", "openers"]
 
 # A node's folder lies at most so far below its function: drm/card0,
 # infiniband_verbs/uverbs0, misc/vfio.
@@ -90,18 +91,35 @@ def interface_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
     Errors: raises HardwareError for a file that exists and cannot be read.
     """
     tree = Tree(tree.settings)
+    is_away = tree.exists(f"{pci_folder(address)}/net") and not function_interfaces(tree, address, only_link=True)
+    return ("its interface is in another network namespace",) if is_away else host_uses(tree, address)
+
+
+def host_uses(tree: Tree, address: PciAddress) -> tuple[str, ...]:
+    """Describe how the node uses a function's interfaces: its default route, an address or a route, a
+    bridge or bond, an interface on top.
+
+    Errors: raises HardwareError for a file that exists and cannot be read.
+    """
     interfaces = function_interfaces(tree, address, only_link=True)
+    if not interfaces:
+        return ()
     routed, addressed = default_route_interfaces(tree), addressed_interfaces(tree)
     uses: list[str] = []
     for interface in interfaces:
-        if interface.name in routed:
-            uses.append(f"the node's default route goes over its interface {interface.name}")
-        elif interface.is_up and interface.name in addressed:
-            uses.append(f"its interface {interface.name} is up and has addresses or routes")
-        elif tree.is_link(f"{interface.path}/master"):
-            uses.append(f"its interface {interface.name} is a part of {tree.link_name(f'{interface.path}/master')}")
-    if not interfaces and tree.exists(f"{pci_folder(address)}/net"):
-        uses.append("its interface is in another network namespace")
+        name = interface.name
+        master = tree.link_name(f"{interface.path}/master")
+        above = sorted(
+            entry.removeprefix("upper_") for entry in tree.names(interface.path) if entry.startswith("upper_")
+        )
+        if name in routed:
+            uses.append(f"the default route of this node goes over {name}")
+        elif name in addressed:
+            uses.append(f"the node has an address or a route over {name}")
+        if master:
+            uses.append(f"{name} is a port of {master}")
+        elif above:
+            uses.append(f"{name} carries {', '.join(above)}")
     return tuple(uses)
 
 
