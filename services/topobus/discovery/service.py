@@ -1,7 +1,7 @@
 """Keeps the machine's entry on the bus equal to the hardware tree: reads, compares, publishes.
 
 What can change is read every `hardware.rescan_s`. Everything is read after each kernel event, after
-each change, and every `full_rescan_s`. The KV entry is written only when the machine changed, with
+each change, and every five minutes. The KV entry is written only when the machine changed, with
 a generation that continues the stored one. When the tree cannot be read, the last good machine
 stays published.
 """
@@ -28,6 +28,9 @@ from topobus.values.machine import Machine
 __all__ = ["serve"]
 
 _READY_PART = "machine"
+# Seconds between two complete reads, whether or not anything seems to have changed: what only they
+# find (an edited file of a recorded machine) does not change on a running machine.
+_FULL_RESCAN_S = 300.0
 # Kernel events come in bursts, because a card is tens of devices. One read after this pause covers
 # the whole burst.
 _SETTLE_S = 0.1
@@ -69,7 +72,6 @@ class _Publisher:
         self._runtime = runtime
         self._node = runtime.node
         self._last: Machine | None = None
-        self._full_rescan_s = settings.full_rescan_s
         self._volatile: VolatileFacts | None = None
         """What could change, as it was before `_last` was read. None: it proves nothing about
         the tree."""
@@ -105,7 +107,7 @@ class _Publisher:
             # It was read before the machine, so a change in between shows as a difference next
             # time.
             self._volatile = volatile
-            self._full_look_due_at = self._runtime.clock.monotonic() + self._full_rescan_s
+            self._full_look_due_at = self._runtime.clock.monotonic() + _FULL_RESCAN_S
         try:
             if is_same and await self._is_standing():
                 self._looks.labels(outcome="same").inc()

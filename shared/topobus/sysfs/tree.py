@@ -57,7 +57,7 @@ class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     class gpu alone reads it."""
     rescan_s: Annotated[float, Meta(gt=0)] = 5.0
     """Seconds between two looks at the tree, besides the kernel's own events. 5 s: what can change
-    is read in milliseconds; see `full_rescan_s` of discovery."""
+    is read in milliseconds; discovery reads everything each five minutes."""
     honours_cpuset: bool = True
     """Whether CPUs and memory outside this process's own cpuset are left out of the machine. True:
     what this process may not use must not be allocated. Set it to false where discovery runs in a
