@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 from topobus.engine.allocation.pools import Candidate, Pool
-from topobus.engine.allocation.values import DeviceId, PoolId
+from topobus.engine.allocation.values import DeviceId
 from topobus.engine.shapes.shapes import is_shape
 from topobus.formats.kubernetes.resource import (
     Capacity,
@@ -101,7 +101,7 @@ class RemainingCounters:
         self._pools = pools
         self._taken = taken
         self._is_corrected = is_corrected
-        self._accounts: dict[PoolId | str, dict[tuple[str, str], int]] = {}
+        self._accounts: dict[tuple[str, str] | str, dict[tuple[str, str], int]] = {}
 
     def take(self, candidate: Candidate) -> bool:
         """Take what the device consumes, or nothing when any counter of its pool would be short."""
@@ -120,7 +120,7 @@ class RemainingCounters:
         """Name the allocated devices that take what the device lacks, sorted."""
         left = self._account(candidate)
         short = {key for key, amount in candidate.consumption.items() if left.get(key, 0) < amount}
-        pool = self._pools[candidate.pool_index]
+        pool = self._pool_of(candidate)
         return tuple(
             sorted(
                 other.id
@@ -144,10 +144,10 @@ class RemainingCounters:
 
     def _account(self, candidate: Candidate) -> dict[tuple[str, str], int]:
         """Find what is left of a pool. It is computed when it is first needed."""
-        pool = self._pools[candidate.pool_index]
-        name = pool.id if self._is_corrected else pool.id.pool
+        name = candidate.id[:2] if self._is_corrected else candidate.id.pool
         left = self._accounts.get(name)
         if left is None:
+            pool = self._pool_of(candidate)
             left = {
                 (counters, counter): amount.nano
                 for counters, quantities in pool.counters.items()
@@ -158,6 +158,9 @@ class RemainingCounters:
                     self._add(left, other, -1)
             self._accounts[name] = left
         return left
+
+    def _pool_of(self, candidate: Candidate) -> Pool:
+        return next(pool for pool in self._pools if pool.id == candidate.id[:2])
 
     def _add(self, left: dict[tuple[str, str], int], candidate: Candidate, factor: int) -> None:
         for key, amount in candidate.consumption.items():

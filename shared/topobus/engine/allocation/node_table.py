@@ -154,9 +154,8 @@ def _rest_of(candidate: Candidate) -> Hashable:
         or device.binding_conditions
         or device.binding_failure_conditions
     ):
-        return candidate.pool_index, candidate.unreadable, device.allow_multiple_allocations, device.binds_to_node
+        return candidate.unreadable, device.allow_multiple_allocations, device.binds_to_node
     return (
-        candidate.pool_index,
         candidate.unreadable,
         device.allow_multiple_allocations,
         device.binds_to_node,

@@ -73,7 +73,6 @@ class Candidate:
     id: DeviceId
     device: SliceDevice
     slice: SliceSpec
-    pool_index: int = -1
     views: DeviceViews = _FRESH
 
     @cached_property
@@ -164,10 +163,10 @@ def gather_pools(
     binding: list[Pool] = []
     obsolete: list[Pool] = []
     for pool_id in sorted(newest):
-        pool = _build(pool_id, newest[pool_id], slices, has_partitions=has_partitions)
+        pool = _build(pool_id, newest[pool_id], slices, views, has_partitions=has_partitions)
         has_binding = any(candidate.device.binding_conditions for candidate in pool.candidates)
         (obsolete if pool.state is PoolState.OBSOLETE else binding if has_binding else plain).append(pool)
-    return tuple(_number(index, pool, views) for index, pool in enumerate((*plain, *binding, *obsolete)))
+    return (*plain, *binding, *obsolete)
 
 
 def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:
@@ -183,7 +182,9 @@ def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:
     )
 
 
-def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, has_partitions: bool) -> Pool:
+def _build(
+    pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], views: DeviceViews, *, has_partitions: bool
+) -> Pool:
     """Make one pool."""
     wanted = relevant[0].spec.pool.resource_slice_count
     generation = relevant[0].spec.pool.generation
@@ -214,6 +215,7 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
                 for resource_slice in relevant
                 if not (has_partitions and resource_slice.spec.shared_counters)
             ),
+            views,
         )
     )
     names = [candidate.id.device for candidate in candidates]
@@ -230,7 +232,7 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
             counters[counter_set.name] = {
                 name: Quantity.parse(counter.value) for name, counter in counter_set.counters.items()
             }
-    elsewhere = tuple(_candidates(pool_id, others))
+    elsewhere = tuple(_candidates(pool_id, others, views))
     for candidate in (*candidates, *elsewhere):
         for consumption in candidate.device.consumes_counters:
             missing = consumption.counters.keys() - counters.get(consumption.counter_set, {}).keys()
@@ -244,14 +246,7 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
     return Pool(pool_id, candidates=candidates, elsewhere=elsewhere, counters=counters)
 
 
-def _candidates(pool_id: PoolId, slices: Iterable[Slice]) -> Iterable[Candidate]:
+def _candidates(pool_id: PoolId, slices: Iterable[Slice], views: DeviceViews) -> Iterable[Candidate]:
     for resource_slice in slices:
         for device in resource_slice.spec.devices:
-            yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, resource_slice.spec)
-
-
-def _number(index: int, pool: Pool, views: DeviceViews) -> Pool:
-    candidates = tuple(
-        [Candidate(candidate.id, candidate.device, candidate.slice, index, views) for candidate in pool.candidates]
-    )
-    return Pool(pool.id, pool.state, pool.why, candidates, pool.elsewhere, pool.counters)
+            yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, resource_slice.spec, views)

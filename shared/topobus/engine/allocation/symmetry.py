@@ -96,7 +96,7 @@ class Symmetry:
                 tuple(attribute_values(candidate, name) for name in sorted(attributes)),
                 tuple((taint.key, taint.value, taint.effect) for taint in device.taints),
                 _capacity(candidate),
-                (candidate.pool_index, repr(device.consumes_counters)) if device.consumes_counters else None,
+                (candidate.id[:2], repr(device.consumes_counters)) if device.consumes_counters else None,
                 bool(device.allow_multiple_allocations),
                 candidate.id in usage.holders,
                 candidate.id in usage.excluded,
