@@ -12,7 +12,7 @@ Source: docs/knowledge/kubelet-cpu-assignment.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from topobus.engine.alignment.cpus.cpu_topology import CpuTopology
@@ -187,7 +187,7 @@ class _Exchange:
         names = iter(chosen)
         claims = list(self.grants)
         claims[claim_index] = tuple(
-            replace(grant, candidate=by_cpu[next(names)]) if grant.request is request else grant
+            grant._replace(candidate=by_cpu[next(names)]) if grant.request is request else grant
             for grant in claims[claim_index]
         )
         self.grants = tuple(claims)

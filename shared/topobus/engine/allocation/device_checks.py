@@ -47,7 +47,11 @@ class DeviceChecks:
         self._verdicts: dict[tuple[str, Candidate], bool | SelectorError] = {}
         self._amounts: dict[tuple[PreparedRequest, Candidate], dict[str, Quantity] | None] = {}
         self._is_corrected = given.mode is Mode.CORRECTED
-        self._has = {gate: gate in given.gates for gate in Gate}
+        self._has_partitions = Gate.PARTITIONABLE_DEVICES in given.gates
+        self._has_taints = Gate.DEVICE_TAINTS in given.gates
+        self._has_binding = Gate.BINDING_CONDITIONS in given.gates
+        self._has_shares = Gate.CONSUMABLE_CAPACITY in given.gates
+        self._has_lists = Gate.LIST_ATTRIBUTES in given.gates
         self._held: dict[DeviceId, list[int]] = {}
         self._sharing: dict[DeviceId, list[Mapping[str, Quantity]]] = {}
         self._counters = RemainingCounters(
@@ -92,7 +96,7 @@ class DeviceChecks:
 
     def is_selected(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether class and request select the device, and the node can reach it."""
-        if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
+        if candidate.device.binding_conditions and not self._has_binding:
             return False
         verdict = request.verdicts.get(candidate)
         if verdict is None:
@@ -102,36 +106,17 @@ class DeviceChecks:
 
     def _failing_selector(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         """Name the first selector that refuses the device: the class's, then the request's."""
-        for owner, selectors in (
-            (f"class {request.class_name} ", request.device_class.selectors),
-            ("", request.selectors),
-        ):
+        for is_of_class, selectors in ((True, request.device_class.selectors), (False, request.selectors)):
             for index, selector in enumerate(selectors):
                 expression = selector.cel.expression if selector.cel is not None else ""
                 verdict = self._verdict(expression, candidate)
                 if isinstance(verdict, SelectorError):
-                    place = f" (line {verdict.line}, column {verdict.column})" if verdict.line else ""
-                    device = "" if verdict.line else f" on {candidate.id}"
-                    raise FaultError(
-                        Reason(
-                            code="selector-error",
-                            message=f"{request.where}: {owner}selector #{index}{place} {verdict.message}{device}",
-                            facts={
-                                "claim": request.claim,
-                                "request": request.name,
-                                "owner": owner.strip() or f"claim {request.claim}",
-                                "selector": index,
-                                "expression": expression,
-                                "line": verdict.line,
-                                "column": verdict.column,
-                                "device": "" if verdict.line else str(candidate.id),
-                            },
-                        )
-                    )
+                    owner = f"class {request.class_name}" if is_of_class else ""
+                    raise _selector_fault(request, candidate, owner, index, expression, verdict)
                 if not verdict:
                     return (
                         Blocker(OTHER_CLASS, "")
-                        if owner
+                        if is_of_class
                         else Blocker("selector", f"selector #{index} is false: {expression}")
                     )
         return None
@@ -143,7 +128,7 @@ class DeviceChecks:
             selector = self._selectors.get(expression)
             if selector is None:
                 selector = self._selectors[expression] = self._compiler.compile(expression)
-            problem = candidate.unreadable[self._has[Gate.LIST_ATTRIBUTES]]
+            problem = candidate.unreadable[self._has_lists]
             if problem and not isinstance(selector, SelectorError):
                 selector = SelectorError(f"cannot be evaluated: {problem}")
             verdict = self._verdicts[key] = (
@@ -226,7 +211,8 @@ class DeviceChecks:
                 for constraint in constraints
             )
             or any(
-                candidate.device.consumes_counters or _has_lists(candidate)
+                candidate.device.consumes_counters
+                or any(attribute.is_list for attribute in candidate.device.attributes.values())
                 for pool in self._pools
                 for candidate in pool.candidates
             )
@@ -234,7 +220,7 @@ class DeviceChecks:
 
     def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether the amounts asked for fit into what is left of the device."""
-        if not self._has[Gate.CONSUMABLE_CAPACITY]:
+        if not self._has_shares:
             return True
         used, shared = self._given.usage.consumed.get(candidate.id), self._sharing.get(candidate.id)
         if not used and not shared and request.capacity is None and not candidate.has_policies:
@@ -250,7 +236,7 @@ class DeviceChecks:
 
     def is_shared(self, candidate: Candidate) -> bool:
         """Say whether several requests may have the device, by capacity."""
-        return self._has[Gate.CONSUMABLE_CAPACITY] and bool(candidate.device.allow_multiple_allocations)
+        return self._has_shares and bool(candidate.device.allow_multiple_allocations)
 
     def _pays_counters(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether a grant takes counters. A shared device takes them once.
@@ -266,15 +252,13 @@ class DeviceChecks:
         )
 
     def take(self, request: PreparedRequest, candidate: Candidate, *, is_trial: bool = False) -> Blocker | None:
-        """Take counters and constraints for a selected device, so that it can be granted, or name
-        the blocker and take nothing.
+        """Take counters and constraints for a selected device that is not in use, so that it can be
+        granted, or name the blocker and take nothing.
 
         kubernetes/kubernetes#140436: upstream keeps the counters of a device that a taint or a
         constraint then refuses, so mode `compatible` does as well, except for a trial.
         """
-        if self.is_in_use(request, candidate):
-            return self._explain_use(request, candidate)
-        if candidate.device.consumes_counters and not self._has[Gate.PARTITIONABLE_DEVICES]:
+        if candidate.device.consumes_counters and not self._has_partitions:
             return Blocker("counters", f"{Gate.PARTITIONABLE_DEVICES} is off")
         pays = self._pays_counters(request, candidate)
         if pays and not self._counters.take(candidate):
@@ -309,7 +293,7 @@ class DeviceChecks:
         return Blocker("counters", "; ".join(held)) if held else None
 
     def _untolerated(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
-        if not self._has[Gate.DEVICE_TAINTS]:
+        if not self._has_taints:
             return None
         for taint in candidate.device.taints:
             if taint.key == SILENT_TAINT:
@@ -380,7 +364,7 @@ class DeviceChecks:
             return failing
         if self.is_in_use(request, candidate):
             return self._explain_use(request, candidate)
-        if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
+        if candidate.device.binding_conditions and not self._has_binding:
             return Blocker("gate", f"{Gate.BINDING_CONDITIONS} is off")
         if failing is not None:
             return failing
@@ -398,11 +382,31 @@ class DeviceChecks:
         return blocker
 
 
-def _has_lists(candidate: Candidate) -> bool:
-    return any(
-        attribute.ints is not None
-        or attribute.bools is not None
-        or attribute.strings is not None
-        or attribute.versions is not None
-        for attribute in candidate.device.attributes.values()
+def _selector_fault(
+    request: PreparedRequest,
+    candidate: Candidate,
+    owner: str,
+    index: int,
+    expression: str,
+    error: SelectorError,
+) -> FaultError:
+    """Report a selector that fails, and whose it is: the claim's own without an owner."""
+    place = f" (line {error.line}, column {error.column})" if error.line else ""
+    device = "" if error.line else str(candidate.id)
+    message = f"{request.where}: {owner}{' ' if owner else ''}selector #{index}{place} {error.message}"
+    return FaultError(
+        Reason(
+            code="selector-error",
+            message=f"{message} on {device}" if device else message,
+            facts={
+                "claim": request.claim,
+                "request": request.name,
+                "owner": owner or f"claim {request.claim}",
+                "selector": index,
+                "expression": expression,
+                "line": error.line,
+                "column": error.column,
+                "device": device,
+            },
+        )
     )

@@ -6,7 +6,7 @@ Source: docs/knowledge/dynamic-resource-allocation.md#results.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from topobus.engine.allocation.pools import Candidate
 from topobus.engine.allocation.requests import Alternatives, FaultError, PreparedRequest
@@ -34,8 +34,7 @@ SHARE_PREFIX = "SHARE-"
 """A share id before the shell replaces it by a UUID."""
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """One device granted to one request."""
 
     request: PreparedRequest

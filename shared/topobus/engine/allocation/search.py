@@ -101,7 +101,18 @@ def allocate(
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {given.node.name}: {err}"), 0, is_local=True)
-    search = _Search(given, pools, compiler, step_budget, is_abandoned, is_clever=is_clever, is_brief=is_brief)
+    # A step that evaluates a heavy selector may take half a second.
+    is_heavy = any(has_heavy_selector(claim.spec, compiler) for claim in given.claims)
+    search = _Search(
+        given,
+        pools,
+        DeviceChecks(given, pools, compiler),
+        step_budget,
+        is_abandoned,
+        steps_between_looks=1 if is_heavy else _STEPS_BETWEEN_LOOKS,
+        is_clever=is_clever,
+        is_brief=is_brief,
+    )
     try:
         return search.run()
     except FaultError as err:
@@ -144,24 +155,20 @@ class _Search:
         self,
         given: AllocationInput,
         pools: tuple[Pool, ...],
-        compiler: SelectorCompiler,
+        checks: DeviceChecks,
         step_budget: int,
         is_abandoned: Callable[[], bool],
         *,
+        steps_between_looks: int,
         is_clever: bool,
         is_brief: bool,
-        checks: DeviceChecks | None = None,
     ) -> None:
         self.steps = 0
         self._work = 0
         self._given = given
-        self._compiler = compiler
         self._budget = step_budget
         self._is_abandoned = is_abandoned
-        # A step that evaluates a heavy selector may take half a second.
-        self._between_looks = (
-            1 if any(has_heavy_selector(claim.spec, compiler) for claim in given.claims) else _STEPS_BETWEEN_LOOKS
-        )
+        self._between_looks = steps_between_looks
         self._is_clever = is_clever
         self._has_invalid = any(pool.state is PoolState.INVALID for pool in pools)
         self._is_brief = is_brief and not self._has_invalid
@@ -169,7 +176,7 @@ class _Search:
         self._candidates = tuple(
             candidate for pool in pools if pool.state is PoolState.READY for candidate in pool.candidates
         )
-        self._checks = checks or DeviceChecks(given, pools, compiler)
+        self._checks = checks
         self._chosen: dict[tuple[int, int], int] = {}
         self._requests: Requests = ()
         self._can_prune = False
@@ -240,12 +247,12 @@ class _Search:
         search = _Search(
             self._given,
             self._pools,
-            self._compiler,
+            checks,
             budget,
             self._is_abandoned,
+            steps_between_looks=self._between_looks,
             is_clever=True,
             is_brief=True,
-            checks=checks,
         )
         end = search._solve(requests)
         return Attempt(checks, None if end is None else end is _End.DONE, search._work)
@@ -256,27 +263,30 @@ class _Search:
         With `stops_at_miss` it may end before it is complete: False then.
         """
         self.steps += 1
-        stack = [self._visit(_At(), is_inside=False)]
-        answer: _End | None = None
-        while stack:
+        stack: list[_Visit] = []
+        visit = self._visit(_At(), is_inside=False)
+        while True:
+            if not isinstance(visit, _End):
+                stack.append(visit)
+            elif not stack:
+                return visit, True
+            elif stops_at_miss and visit is _End.MISS:
+                return visit, False
             try:
-                at, is_inside = stack[-1].send(answer) if answer is not None else next(stack[-1])
+                at, is_inside = stack[-1].send(visit) if isinstance(visit, _End) else next(visit)
             except StopIteration as stop:
                 stack.pop()
-                answer = stop.value
-                if stops_at_miss and answer is _End.MISS and stack:
-                    return answer, False
+                visit = stop.value
                 continue
             self.steps += 1
             self._work += 1
             if self._work > self._budget or (self.steps % self._between_looks == 0 and self._is_abandoned()):
                 return None, True
-            stack.append(self._visit(at, is_inside=is_inside))
-            answer = None
-        return answer, True
+            visit = self._visit(at, is_inside=is_inside)
 
-    def _visit(self, at: _At, *, is_inside: bool) -> _Visit:
-        """Serve one more device.
+    def _visit(self, at: _At, *, is_inside: bool) -> _Visit | _End:
+        """Serve one more device: the end, where that is plain at once, else the visits that it
+        takes.
 
         Shapes: is_inside — the visit has entered an alternative already.
         """
@@ -286,7 +296,11 @@ class _Search:
         if is_hard and self._is_hopeless(at):
             return self._miss(ANYTHING)
         if at.device or is_inside or not is_hard:
-            return (yield from self._serve(at, is_inside=is_inside))
+            return self._serve(at, is_inside=is_inside)
+        return self._serve_once(at)
+
+    def _serve_once(self, at: _At) -> _Visit:
+        """Serve a request, unless that failed before with equal devices left."""
         symmetry = self._symmetry_now()
         key = (
             at.claim,
@@ -298,38 +312,45 @@ class _Search:
         if known_end is not None:
             self._blame = ANYTHING
             return known_end
-        end = yield from self._serve(at, is_inside=False)
+        served = self._serve(at, is_inside=False)
+        end = served if isinstance(served, _End) else (yield from served)
         if end is not _End.DONE and len(self._failed) < _REMEMBERED:
             self._failed[key] = end
         return end
 
-    def _serve(self, at: _At, *, is_inside: bool) -> _Visit:
+    def _serve(self, at: _At, *, is_inside: bool) -> _Visit | _End:
         requests = self._requests[at.claim]
         if at.request == len(requests):
-            end = yield _At(claim=at.claim + 1), False
-            # Fewer devices for an earlier claim do not help a later one's limit,
-            # but another choice there might.
-            return self._miss(ANYTHING) if end is _End.TOO_LARGE else end
+            return self._serve_next_claim(at)
         alternatives = requests[at.request]
         if not is_inside and alternatives[0].alternative:
-            return (yield from self._try_alternatives(at, len(alternatives)))
+            return self._try_alternatives(at, len(alternatives))
         request = alternatives[at.alternative]
         if request.everything is not None and not request.everything:
             return self._miss(0)
         if at.device >= request.count:
-            return (yield _At(claim=at.claim, request=at.request + 1), False)
+            return self._serve_next_request(at)
         if len(self._checks.grants[at.claim]) + request.count - at.device > MAX_LIST:
             return _End.TOO_LARGE
         if request.everything is not None:
-            return (yield from self._take_all(at, request, request.everything[at.device], is_inside=is_inside))
-        return (yield from self._take_one(at, request, is_inside=is_inside))
+            return self._take_all(at, request, request.everything[at.device], is_inside=is_inside)
+        return self._take_one(at, request, is_inside=is_inside)
+
+    def _serve_next_claim(self, at: _At) -> _Visit:
+        end = yield _At(at.claim + 1), False
+        # Fewer devices for an earlier claim do not help a later one's limit,
+        # but another choice there might.
+        return self._miss(ANYTHING) if end is _End.TOO_LARGE else end
+
+    def _serve_next_request(self, at: _At) -> _Visit:
+        return (yield _At(at.claim, at.request + 1), False)
 
     def _try_alternatives(self, at: _At, count: int) -> _Visit:
         is_all_too_large = True
         blame = 0
         for index in range(count):
             self._chosen[at.claim, at.request] = index
-            end = yield at._replace(alternative=index), True
+            end = yield _At(at.claim, at.request, index), True
             if end is _End.DONE:
                 return end
             is_all_too_large = is_all_too_large and end is _End.TOO_LARGE
@@ -337,35 +358,36 @@ class _Search:
         return _End.TOO_LARGE if is_all_too_large else self._miss(blame)
 
     def _take_all(self, at: _At, request: PreparedRequest, candidate: Candidate, *, is_inside: bool) -> _Visit:
-        blocker = self._checks.take(request, candidate)
-        if blocker is not None:
-            if blocker.code == "constraint":
-                raise FaultError(
-                    Reason(
-                        code="constraint-on-all",
-                        message=f"{request.where} asks for all devices, but {candidate.id} breaks a constraint: "
-                        f"{blocker.detail}",
-                        facts={"claim": request.claim, "request": request.name, "device": str(candidate.id)},
-                    )
+        is_in_use = self._checks.is_in_use(request, candidate)
+        blocker = None if is_in_use else self._checks.take(request, candidate)
+        if blocker is not None and blocker.code == "constraint":
+            raise FaultError(
+                Reason(
+                    code="constraint-on-all",
+                    message=f"{request.where} asks for all devices, but {candidate.id} breaks a constraint: "
+                    f"{blocker.detail}",
+                    facts={"claim": request.claim, "request": request.name, "device": str(candidate.id)},
                 )
+            )
+        if is_in_use or blocker is not None:
             return self._miss(
                 ConflictSet(request, self._checks.grants).refusing(candidate) if self._is_hard() else ANYTHING
             )
-        level = self._level()
         self._checks.grant(at.claim, request, candidate)
-        end = yield at._replace(device=at.device + 1), is_inside
+        end = yield _At(at.claim, at.request, at.alternative, at.device + 1), is_inside
         if end is not _End.DONE:
             self._checks.take_back(at.claim, request, candidate)
-            self._blame = without(self._blame, level)
+            self._blame = without(self._blame, self._level())
         return end
 
     def _take_one(self, at: _At, request: PreparedRequest, *, is_inside: bool) -> _Visit:
-        missing = self._count_missing(at, request) if self._can_prune else 0
+        # For the last device counting shows no more than trying the devices one by one.
+        is_last = at.device + 1 == request.count
+        missing = self._count_missing(at, request) if self._can_prune and not is_last else 0
         failed: set[int | None] = set()
-        level = self._level()
         suspects = ConflictSet(request, self._checks.grants) if self._is_hard() else None
         # The devices before `start` were passed by with the request's device before this one.
-        blame = ANYTHING if suspects is None else 1 << level - 1 if at.device else 0
+        blame = ANYTHING if suspects is None else 1 << self._level() - 1 if at.device else 0
         if suspects is not None and missing:
             blame |= self._blame_for_too_few(at, request, suspects)
         for index in range(at.start, 0 if missing else len(self._candidates)):
@@ -384,15 +406,17 @@ class _Search:
                 blame |= suspects.refusing(candidate) if suspects is not None else 0
                 continue
             self._checks.grant(at.claim, request, candidate)
-            end = yield at._replace(device=at.device + 1, start=index + 1), is_inside
+            end = yield _At(at.claim, at.request, at.alternative, at.device + 1, index + 1), is_inside
             if end is _End.DONE:
                 return end
             self._checks.take_back(at.claim, request, candidate)
             if end is _End.TOO_LARGE:
                 return end
-            if self._can_look_ahead and not blames(self._blame, level):
-                return end  # no other device here would have helped
-            blame |= without(self._blame, level)
+            if self._can_look_ahead:
+                level = self._level()
+                if not blames(self._blame, level):
+                    return end  # no other device here would have helped
+                blame |= without(self._blame, level)
             if self._is_hard():
                 failed.add(self._symmetry_now().class_of(at.claim, at.request, candidate))
         return self._miss(blame)

@@ -39,8 +39,7 @@ class Version:
 FactValue = bool | int | str | Version | tuple[bool, ...] | tuple[int, ...] | tuple[str, ...] | tuple[Version, ...]
 
 
-@dataclass(frozen=True)
-class DeviceFacts:
+class DeviceFacts(NamedTuple):
     """What `device` is in an expression. Names without a domain are in the driver's."""
 
     driver: str
@@ -153,12 +152,7 @@ def unreadable(device: SliceDevice, *, has_lists: bool) -> str:
     version, or a list while lists are off fails all expressions.
     """
     for name, attribute in device.attributes.items():
-        if attribute.string is not None and attribute.version is None and attribute.versions is None:
-            continue  # as most are
-        lists = (attribute.strings, attribute.ints, attribute.bools, attribute.versions)
-        if all(value is None for value in (attribute.string, attribute.int_, attribute.bool_, attribute.version)) and (
-            not has_lists or all(value is None for value in lists)
-        ):
+        if not (attribute.is_scalar or (has_lists and attribute.is_list)):
             return f"attribute {name}: unsupported attribute value"
         for text in (attribute.version,) if attribute.version is not None else attribute.versions or ():
             problem = _version_problem(text)
@@ -186,14 +180,12 @@ def _value(attribute: Attribute) -> FactValue | None:
         return Version(attribute.version)
     if attribute.versions is not None:
         return tuple(Version(text) for text in attribute.versions)
-    for value in (
-        attribute.string,
-        attribute.int_,
-        attribute.bool_,
-        attribute.strings,
-        attribute.ints,
-        attribute.bools,
-    ):
-        if value is not None:
-            return value
-    return None
+    if attribute.string is not None:
+        return attribute.string
+    if attribute.int_ is not None:
+        return attribute.int_
+    if attribute.bool_ is not None:
+        return attribute.bool_
+    if attribute.strings is not None:
+        return attribute.strings
+    return attribute.ints if attribute.ints is not None else attribute.bools

@@ -274,6 +274,16 @@ class Attribute(Wire, frozen=True, kw_only=True):
     strings: tuple[str, ...] | None = None
     versions: tuple[str, ...] | None = None
 
+    @property
+    def is_scalar(self) -> bool:
+        """Say whether it is one value of a known type."""
+        return self.string is not None or self.version is not None or self.int_ is not None or self.bool_ is not None
+
+    @property
+    def is_list(self) -> bool:
+        """Say whether it is a list of a known type."""
+        return self.strings is not None or self.versions is not None or self.ints is not None or self.bools is not None
+
 
 class ValidRange(Wire, frozen=True, kw_only=True):
     """Amounts from `min` to `max` in steps."""

@@ -64,7 +64,10 @@ def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
     if spec.pool.resource_slice_count < 1 or spec.pool.generation < 0:
         problems.append(Problem(f"{path}.pool", "wanted resourceSliceCount of at least 1 and generation of at least 0"))
     problems.extend(_check_place(spec, path))
-    is_complex = any(device.taints or device.consumes_counters or _has_lists(device) for device in spec.devices)
+    is_complex = any(
+        device.taints or device.consumes_counters or any(attribute.is_list for attribute in device.attributes.values())
+        for device in spec.devices
+    )
     problems.extend(at_most(spec.devices, MAX_COMPLEX_DEVICES if is_complex else MAX_DEVICES, f"{path}.devices"))
     problems.extend(unique([device.name for device in spec.devices], f"{path}.devices"))
     has_own_nodes = bool(spec.per_device_node_selection)
@@ -212,14 +215,6 @@ def _count_values(attribute: r.Attribute) -> int:
             len(values) for values in (attribute.ints, attribute.bools, attribute.strings, attribute.versions) if values
         )
         or 1
-    )
-
-
-def _has_lists(slice_device: r.SliceDevice) -> bool:
-    return any(
-        values is not None
-        for a in slice_device.attributes.values()
-        for values in (a.ints, a.bools, a.strings, a.versions)
     )
 
 
