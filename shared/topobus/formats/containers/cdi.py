@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.values.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.values.errors import ContractError
@@ -85,10 +86,13 @@ class _Edits(Struct, rename="camel", omit_defaults=True):
     additional_gids: list[int] = []
 
 
+# The wire form of an edit has the attributes of its value and CDI's names for them.
+
+
 class _Node(Struct, rename="camel", omit_defaults=True):
     path: str
     host_path: str = ""
-    type: str = ""
+    kind: str = msgspec.field(name="type", default="")
     major: int = 0
     minor: int = 0
     file_mode: int | None = None
@@ -97,24 +101,24 @@ class _Node(Struct, rename="camel", omit_defaults=True):
     gid: int | None = None
 
 
-class _NetDevice(Struct, rename="camel"):
-    host_interface_name: str
+class _NetDevice(Struct):
+    host_name: str = msgspec.field(name="hostInterfaceName")
     name: str
 
 
-class _Hook(Struct, rename="camel", omit_defaults=True):
-    hook_name: str
+class _Hook(Struct, omit_defaults=True):
+    name: str = msgspec.field(name="hookName")
     path: str
     args: list[str] = []
     env: list[str] = []
-    timeout: int | None = None
+    timeout_s: int | None = msgspec.field(name="timeout", default=None)
 
 
 class _Mount(Struct, rename="camel", omit_defaults=True):
     host_path: str
     container_path: str
     options: list[str] = []
-    type: str = ""
+    kind: str = msgspec.field(name="type", default="")
 
 
 class _IntelRdt(Struct, omit_defaults=True):
@@ -374,39 +378,16 @@ def _start_problems(spec: CdiSpec) -> Iterable[str]:
 
 
 def _to_wire(edits: ContainerEdits) -> _Edits:
+    nodes = [
+        structs.replace(node, host_path="") if node.host_path == node.path else node for node in edits.device_nodes
+    ]
     return _Edits(
         env=[f"{key}={value}" for key, value in sorted(edits.env.items())],
-        device_nodes=[
-            _Node(
-                path=device_node.path,
-                host_path="" if device_node.host_path == device_node.path else device_node.host_path,
-                type=device_node.kind,
-                major=device_node.major,
-                minor=device_node.minor,
-                file_mode=device_node.file_mode,
-                permissions=device_node.permissions,
-                uid=device_node.uid,
-                gid=device_node.gid,
-            )
-            for device_node in edits.device_nodes
-        ],
-        net_devices=[
-            _NetDevice(host_interface_name=device.host_name, name=device.name) for device in edits.net_devices
-        ],
-        hooks=[
-            _Hook(hook_name=hook.name, path=hook.path, args=list(hook.args), env=list(hook.env), timeout=hook.timeout_s)
-            for hook in edits.hooks
-        ],
-        mounts=[
-            _Mount(
-                host_path=mount.host_path,
-                container_path=mount.container_path,
-                options=list(mount.options),
-                type=mount.kind,
-            )
-            for mount in edits.mounts
-        ],
-        intel_rdt=_rdt_to_wire(edits.intel_rdt),
+        device_nodes=_convert(nodes, list[_Node]),
+        net_devices=_convert(edits.net_devices, list[_NetDevice]),
+        hooks=_convert(edits.hooks, list[_Hook]),
+        mounts=_convert(edits.mounts, list[_Mount]),
+        intel_rdt=_convert(edits.intel_rdt, _IntelRdt | None),
         additional_gids=list(edits.additional_gids),
     )
 
@@ -414,62 +395,13 @@ def _to_wire(edits: ContainerEdits) -> _Edits:
 def _from_wire(edits: _Edits) -> ContainerEdits:
     return ContainerEdits(
         env={name: value for name, _, value in (variable.partition("=") for variable in edits.env)},
-        device_nodes=tuple(
-            DeviceNode(
-                path=device_node.path,
-                host_path=device_node.host_path,
-                permissions=device_node.permissions,
-                kind=device_node.type,
-                major=device_node.major,
-                minor=device_node.minor,
-                file_mode=device_node.file_mode,
-                uid=device_node.uid,
-                gid=device_node.gid,
-            )
-            for device_node in edits.device_nodes
-        ),
-        mounts=tuple(
-            Mount(
-                host_path=mount.host_path,
-                container_path=mount.container_path,
-                options=tuple(mount.options),
-                kind=mount.type,
-            )
-            for mount in edits.mounts
-        ),
-        hooks=tuple(
-            Hook(
-                name=hook.hook_name, path=hook.path, args=tuple(hook.args), env=tuple(hook.env), timeout_s=hook.timeout
-            )
-            for hook in edits.hooks
-        ),
+        device_nodes=_convert(edits.device_nodes, tuple[DeviceNode, ...]),
+        mounts=_convert(edits.mounts, tuple[Mount, ...]),
+        hooks=_convert(edits.hooks, tuple[Hook, ...]),
         additional_gids=tuple(edits.additional_gids),
-        net_devices=tuple(
-            NetDevice(host_name=device.host_interface_name, name=device.name) for device in edits.net_devices
-        ),
-        intel_rdt=_rdt_from_wire(edits.intel_rdt),
+        net_devices=_convert(edits.net_devices, tuple[NetDevice, ...]),
+        intel_rdt=_convert(edits.intel_rdt, IntelRdt | None),
     )
 
 
-def _rdt_from_wire(rdt: _IntelRdt | None) -> IntelRdt | None:
-    if rdt is None:
-        return None
-    return IntelRdt(
-        clos_id=rdt.clos_id,
-        l3_cache_schema=rdt.l3_cache_schema,
-        mem_bw_schema=rdt.mem_bw_schema,
-        schemata=tuple(rdt.schemata),
-        enable_monitoring=rdt.enable_monitoring,
-    )
-
-
-def _rdt_to_wire(rdt: IntelRdt | None) -> _IntelRdt | None:
-    if rdt is None:
-        return None
-    return _IntelRdt(
-        clos_id=rdt.clos_id,
-        l3_cache_schema=rdt.l3_cache_schema,
-        mem_bw_schema=rdt.mem_bw_schema,
-        schemata=list(rdt.schemata),
-        enable_monitoring=rdt.enable_monitoring,
-    )
+_convert = partial(msgspec.convert, from_attributes=True)
