@@ -16,6 +16,7 @@ from typing import cast
 
 import pytest
 import structlog
+from _pytest.doctest import DoctestModule
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
@@ -282,6 +283,15 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     terminalreporter.write_line(f"in quarantine: {len(quarantined)} tests")
     for name, why in sorted(quarantined.items()):
         terminalreporter.write_line(f"  {name}: {why}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no docstring's examples in files of tests: they have none, and a second look at each
+    takes a fifth of the time.
+    """
+    collectors = yield
+    return [each for each in collectors if not (isinstance(each, DoctestModule) and file_path.name[:5] == "test_")]
 
 
 @pytest.hookimpl(wrapper=True)

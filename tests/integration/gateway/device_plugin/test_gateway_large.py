@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from support.gateway_rig import Rig, WatchedReadiness, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed
+from support.laws import share
 from support.node_plane import NODE, device
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.host import host
@@ -161,7 +162,8 @@ async def test_cpu_service_goes_on_when_a_machine_has_4096_cpus(rig: Rig) -> Non
     assert len(found_inventory.devices) == 4096
 
 
-@pytest.mark.parametrize("count", [1_200, 6_000])
+@pytest.mark.law
+@pytest.mark.parametrize("count", share([1_200, 6_000]))
 async def test_gateway_goes_on_when_a_plugin_lists_thousands_of_devices(rig: Rig, count: int) -> None:
     """All are offered at both doors and one is allocated.
 
