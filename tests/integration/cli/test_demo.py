@@ -59,8 +59,7 @@ def run_demo(home: Path, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-# What a user runs, to the last program; the others differ from it in one thing each.
-@pytest.mark.real_start
+# `make demo`, which CI runs, starts each program as a user does.
 def test_demo_passes_and_leaves_nothing_when_all_is_well(home: Path) -> None:
     """Eleven steps, exit 0, no colour in a pipe, no line beyond 100 columns, no process and no file
     left.
