@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Some containers set it. Without compiled modules each of the several hundred processes that the tests start compiles all it imports: twice the processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test checks suite laws coverage lint types imports proto docs audit unit integration real-bus engine vm versions chaos chaos-short rollback bench format clean
+.PHONY: help setup demo up test checks suite laws coverage lint types imports proto docs audit mutants unit integration real-bus engine vm versions chaos chaos-short rollback bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -66,6 +66,9 @@ docs: setup ## generated pages equal the code, all prose is plain English
 
 audit: setup ## known vulnerabilities, licences and wheels of what is locked; needs the network, fails where it could not look
 	@tools/audit
+
+mutants: setup ## changes of the preparation of claims that no unit test notices (half an hour; installs a tool of its own)
+	@tools/mutants
 
 unit: setup ## tests that need no server, with few examples of each law
 	TOPOBUS_EXAMPLES=0.05 $(BIN)/python -m pytest -q -m "not integration and not engine and not quarantined" $(PARALLEL) tests/unit tests/property

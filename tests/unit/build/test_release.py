@@ -125,7 +125,7 @@ def test_release_is_refused_when_the_key_is_none(repository: Path, key: str) -> 
     assert (answer.returncode, "is no key" in answer.stderr, "it builds" in answer.stderr) == (66, True, False)
 
 
-@pytest.mark.parametrize("script", ["release", "audit", "build-images"])
+@pytest.mark.parametrize("script", ["release", "audit", "build-images", "mutants"])
 def test_script_has_no_finding_of_shellcheck(script: str) -> None:
     """Its quoting and its tests are what they look like."""
     shellcheck = shutil.which("shellcheck")
