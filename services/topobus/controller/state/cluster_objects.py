@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from topobus.formats.first_read import ready
 from topobus.formats.kubernetes.objects import Metadata
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
@@ -189,7 +190,7 @@ def _check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
     look as if there were none.
     """
     try:
-        msgspec.convert(metadata, Metadata)
+        msgspec.convert(metadata, ready(Metadata))
     except (msgspec.ValidationError, RecursionError) as err:
         raise ContractError(f"{kind} {metadata['name']}: metadata: {err}") from err
 

@@ -17,6 +17,7 @@ import zlib
 import msgspec
 from msgspec import Struct, field
 
+from topobus.formats.first_read import ready
 from topobus.fpga.bitstreams.byte_window import ByteWindow, UnreadableBitstream
 from topobus.fpga.bitstreams.values import MOST_IMAGE_BYTES, Bitstream, BitstreamForm, read_id
 
@@ -61,7 +62,7 @@ def read_gbs(file: ByteWindow) -> Bitstream:
     """
     metadata = file.read(_HEADER.size, _metadata_bytes(file), "GBS metadata")
     try:
-        image = msgspec.json.decode(metadata.rstrip(b"\0"), type=_Metadata).afu_image
+        image = msgspec.json.decode(metadata.rstrip(b"\0"), type=ready(_Metadata)).afu_image
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:
         raise UnreadableBitstream(f"GBS metadata: {str(err)[:200]}") from err
     if len(image.accelerator_clusters) != 1:

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.devicekit.journal import durable_file
+from topobus.formats.first_read import ready
 from topobus.fpga.bitstreams.byte_window import ByteWindow
 from topobus.fpga.bitstreams.formats import image_of, read_bitstream
 from topobus.fpga.bitstreams.values import MOST_FILE_BYTES, Bitstream
@@ -226,7 +227,7 @@ def _read_entry(folder: Path, name: str) -> StoreEntry:
         os.close(descriptor)
     if len(text) > _MOST_MANIFEST_BYTES:
         raise ValueError(f"it is longer than {_MOST_MANIFEST_BYTES} bytes")
-    entry = msgspec.json.decode(text, type=StoreEntry)
+    entry = msgspec.json.decode(text, type=ready(StoreEntry))
     wrong = check_entry(entry)
     if name != manifest_name(entry.digest):
         wrong.append(f"its digest is {entry.digest[:80]}, wanted the one of its own name")

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from topobus.formats.first_read import ready
 from topobus.sysfs.tree import Tree
 from topobus.values.outcome import Refusal, refuse
 
@@ -62,7 +63,7 @@ def read_access(configurations: Sequence[Sequence[Mapping[str, Any]]]) -> Access
             )
         try:
             access = msgspec.convert(
-                {key: value for key, value in entry.items() if key not in ("apiVersion", "kind")}, Access
+                {key: value for key, value in entry.items() if key not in ("apiVersion", "kind")}, ready(Access)
             )
         except msgspec.ValidationError as err:
             return refuse("access-malformed", f"{ACCESS_KIND}: {err}")

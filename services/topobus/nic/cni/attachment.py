@@ -14,6 +14,7 @@ import msgspec
 from msgspec import structs
 
 from topobus.devicekit.device_record import DeviceRecord
+from topobus.formats.first_read import ready
 from topobus.nic.cni.pod_values import chain_for_device, pod_arguments, pod_values
 from topobus.nic.cni.records import AttachmentRecords
 from topobus.nic.cni.request import CniRequest, read_request
@@ -184,7 +185,7 @@ def _attached_before(record: DeviceRecord, sandbox: Sandbox, interface: str) -> 
         or (step.before.get("container"), step.before.get("interface")) != (sandbox.id, interface)
     ):
         return None
-    return msgspec.convert(step.after["interface"], AttachedInterface)
+    return msgspec.convert(step.after["interface"], ready(AttachedInterface))
 
 
 def _attached(chain: Chain, interface: str, result: CniResult) -> AttachedInterface | Refusal:

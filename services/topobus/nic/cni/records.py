@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.devicekit.journal import durable_file
+from topobus.formats.first_read import ready
 from topobus.nic.cni.rules.chain import Chain
 from topobus.nic.cni.rules.messages import Target
 from topobus.nic.cni.rules.refusals import state_unreadable
@@ -105,7 +106,7 @@ class AttachmentRecords:
         if len(content) > _LIMIT_BYTES:
             return state_unreadable(str(path), f"it has more than {_LIMIT_BYTES} bytes")
         try:
-            record = msgspec.json.decode(content, type=AttachmentRecord)
+            record = msgspec.json.decode(content, type=ready(AttachmentRecord))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             return state_unreadable(str(path), str(err))
         if path.name != f"{record.key}.json":

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from topobus.formats.first_read import ready
 from topobus.nic.interfaces.rules.interface_config import Neighbour, Route, Rule
 from topobus.nic.interfaces.rules.interface_state import HeldAddress, HeldRoute
 from topobus.nic.netlink.hand_over_plan import Change
@@ -69,17 +70,17 @@ def apply_change(socket: Any, proc: str, index: int, change: Change, *, has_dete
             flags: dict[str, Any] = {} if has_detection or ":" not in address else {"flags": _NODAD}
             _once(socket.addr, "add", index=index, address=address, **flags)
     elif change.name == "held-addresses":
-        _restore_addresses(socket, proc, index, msgspec.convert(value, type=tuple[HeldAddress, ...]))
+        _restore_addresses(socket, proc, index, msgspec.convert(value, type=ready(tuple[HeldAddress, ...])))
     elif change.name == "neighbours":
-        for neighbour in msgspec.convert(value, type=tuple[Neighbour, ...]):
+        for neighbour in msgspec.convert(value, type=ready(tuple[Neighbour, ...])):
             socket.neigh("replace", ifindex=index, dst=neighbour.address, lladdr=neighbour.mac, state=_NUD_PERMANENT)
     elif change.name == "routes":
-        for route in msgspec.convert(value, type=tuple[Route, ...]):
+        for route in msgspec.convert(value, type=ready(tuple[Route, ...])):
             _once(socket.route, "add", **_route(route, index))
     elif change.name == "held-routes":
-        _restore_routes(socket, proc, index, msgspec.convert(value, type=tuple[HeldRoute, ...]))
+        _restore_routes(socket, proc, index, msgspec.convert(value, type=ready(tuple[HeldRoute, ...])))
     elif change.name == "rules":
-        for rule in msgspec.convert(value, type=tuple[Rule, ...]):
+        for rule in msgspec.convert(value, type=ready(tuple[Rule, ...])):
             _once(socket.rule, "add", **_rule(rule))
 
 
@@ -124,7 +125,7 @@ def remove_rules(socket: Any, rules: Sequence[Mapping[str, Any]]) -> None:
 
     Rules that are gone already were removed by another.
     """
-    for rule in msgspec.convert(rules, type=tuple[Rule, ...]):
+    for rule in msgspec.convert(rules, type=ready(tuple[Rule, ...])):
         _once(socket.rule, "del", gone=True, **_rule(rule))
 
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
+from topobus.formats.first_read import ready
 from topobus.nic.interfaces.rules.interface_config import VfFields
 from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_from_journal, state_to_journal
 from topobus.nic.netlink.identity import present_of
@@ -219,8 +220,8 @@ def restore_vf(places: Places, record: DeviceRecord) -> tuple[Reason, ...]:
     if step is None:
         return ()
     place, before = (
-        msgspec.convert(step.before["place"], type=VfPlace),
-        msgspec.convert(step.before["state"], type=VfFields),
+        msgspec.convert(step.before["place"], type=ready(VfPlace)),
+        msgspec.convert(step.before["state"], type=ready(VfFields)),
     )
     function = state_from_journal(step.before["function"]) if "function" in step.before else None
     if function is not None and not present_of(function, places).is_same_device:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from topobus.formats.first_read import ready
 from topobus.values.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from topobus.values.errors import ContractError
 
@@ -231,7 +232,7 @@ def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
             that a runtime would refuse. Source: CDI pkg/cdi/spec.go, container-edits.go.
     """
     try:
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=ready(_File))
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         raise ContractError(f"{where}: not a CDI file that we can read: {err}") from err
     return _checked(file, where)
@@ -246,7 +247,7 @@ def read_value(value: object, *, where: str) -> CdiSpec:
     if value is None:
         raise ContractError(f"{where}: it is empty, wanted a CDI file with cdiVersion, kind and devices")
     try:
-        file = msgspec.convert(_plain(value, "", [_MOST_VALUES]), type=_File)
+        file = msgspec.convert(_plain(value, "", [_MOST_VALUES]), type=ready(_File))
     except (msgspec.MsgspecError, RecursionError) as err:
         raise ContractError(f"{where}: not a CDI file that we can read: {err}") from err
     except _TooManyValuesError as err:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from topobus.formats.first_read import ready
 from topobus.formats.kubernetes import limits, pod, resource
 from topobus.formats.kubernetes.classic import classic, classic_parameters
 from topobus.formats.kubernetes.fields import TOP_FIELDS, UNUSED_FIELDS
@@ -417,7 +418,7 @@ def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> obj
     """Check names and types. Each problem gets its path."""
     cleaned = check_names(value, wanted, path, UNUSED_FIELDS, problems)
     try:
-        converted: object = msgspec.convert(cleaned, type=wanted)
+        converted: object = msgspec.convert(cleaned, type=ready(wanted))
     except msgspec.ValidationError as err:
         problems.append(problem_of(err, path))
         return None

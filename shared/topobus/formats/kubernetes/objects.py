@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from topobus.formats.first_read import ready
 from topobus.formats.kubernetes.classic.classic import CLASSIC_ATTEMPT_ANNOTATION
 from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
@@ -142,7 +143,7 @@ def metadata_of(api_object: ApiObject) -> Metadata:
     """
     try:
         return msgspec.convert(
-            {key: value for key, value in api_object.metadata.items() if value is not None}, Metadata
+            {key: value for key, value in api_object.metadata.items() if value is not None}, ready(Metadata)
         )
     except msgspec.ValidationError:
         return Metadata(

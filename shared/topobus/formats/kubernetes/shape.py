@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
+from topobus.formats.first_read import ready
 from topobus.values.errors import ContractError
 
 __all__ = ["Problem", "check_names", "did_you_mean", "only_fields", "problem_of", "read_as", "refuse_problems"]
@@ -126,7 +127,7 @@ def read_as(value: object, wanted: type[S], *, where: str) -> S:
         # The walk beside the annotations costs five times the conversion, and
         # without a null it changes nothing.
         return msgspec.convert(
-            check_names(value, wanted, "", {}, []) if _has_null(_known(value, wanted)) else value, type=wanted
+            check_names(value, wanted, "", {}, []) if _has_null(_known(value, wanted)) else value, type=ready(wanted)
         )
     except (msgspec.ValidationError, RecursionError) as err:
         raise ContractError(f"{where}: {err}") from err

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from topobus.formats.first_read import ready
 from topobus.formats.messages.bounds import bounded
 from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet, IdSet, NodeSet
@@ -87,8 +88,8 @@ def decode_within(data: bytes | str | msgspec.Raw, wanted: type[T], limits: type
             name no message.
     """
     if limits is not None:
-        msgspec.json.decode(data, type=limits)
-    return msgspec.json.decode(data, type=wanted, dec_hook=_decode_custom)
+        msgspec.json.decode(data, type=ready(limits))
+    return msgspec.json.decode(data, type=ready(wanted), dec_hook=_decode_custom)
 
 
 @cache

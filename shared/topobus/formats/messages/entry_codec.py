@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from topobus.formats.first_read import ready
 from topobus.formats.messages.bounds import bounded
 from topobus.formats.messages.codec import decode, decode_within, encode
 
@@ -49,7 +50,9 @@ class EntryDecoder(Generic[M]):
                 kept until the next value is decoded.
         """
         try:
-            raw_entries: dict[str, Raw] = getattr(msgspec.json.decode(data, type=self._limits), self._field) or {}
+            raw_entries: dict[str, Raw] = (
+                getattr(msgspec.json.decode(data, type=ready(self._limits)), self._field) or {}
+            )
             rest = decode_within(data, self._rest, None)
             entries = {
                 key: self._entries[key]

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes.shapes import SHAPE_CLASS
+from topobus.formats.first_read import ready
 from topobus.formats.kubernetes.opaque_parameters import is_for_class
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedConfiguration, GrantedDevice
 from topobus.formats.kubernetes.slices import SICK_TAINT
@@ -271,7 +272,7 @@ def _allocated(claim: ApiObject) -> DevicesAllocated:
     Errors: raises ContractError that names the field.
     """
     try:
-        return msgspec.convert(claim.status.get("allocation") or {}, AllocationResult).devices
+        return msgspec.convert(claim.status.get("allocation") or {}, ready(AllocationResult)).devices
     except msgspec.ValidationError as err:
         raise ContractError(str(err).replace("`$", f"`{_PLACE}")) from err
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from topobus.formats.first_read import ready
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.sandbox import BANDWIDTH_ANNOTATIONS, HostPort
 
@@ -64,7 +65,7 @@ def _host_port(port: Mapping[str, Any]) -> HostPort:
         "protocol": str(port.get("protocol") or "TCP").lower(),
         "host_ip": port.get("hostIP") or "",
     }
-    return msgspec.convert(plain, HostPort)
+    return msgspec.convert(plain, ready(HostPort))
 
 
 def _mappings(entries: object) -> list[Mapping[str, Any]]:

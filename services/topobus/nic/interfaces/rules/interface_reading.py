@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
+from topobus.formats.first_read import ready
 from topobus.formats.kubernetes.classic.classic_parameters import SHARING_KIND
 from topobus.formats.kubernetes.shape import Problem, check_names, did_you_mean
 from topobus.nic.interfaces.rules.interface_config import (
@@ -101,7 +102,7 @@ def _read_entry(where: str, entry: object, faults: Faults) -> InterfaceConfig | 
     try:
         body = {key: value for key, value in entry.items() if key not in ("apiVersion", "kind")}
         plain = check_names(body, InterfaceConfig, where, {}, problems)
-        config = msgspec.convert(plain, type=InterfaceConfig)
+        config = msgspec.convert(plain, type=ready(InterfaceConfig))
     except RecursionError:
         faults.wrong(where, "nested too deeply", "an object of few levels")
         return None

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from topobus.formats.first_read import ready
+
 __all__ = ["HeldAddress", "HeldRoute", "InterfaceState", "state_from_journal", "state_to_journal"]
 
 
@@ -114,4 +116,4 @@ def state_from_journal(fields: object) -> InterfaceState:
 
     Errors: raises msgspec.ValidationError for fields that are no state.
     """
-    return msgspec.convert(fields, type=InterfaceState)
+    return msgspec.convert(fields, type=ready(InterfaceState))
