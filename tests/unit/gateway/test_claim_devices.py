@@ -171,6 +171,7 @@ async def test_device_of_another_prepared_claim_is_refused(
     service: Service, own: AllocatedDevice, other: ClaimEntry, held: str, error: type[Exception] | None
 ) -> None:
     """Whatever the ledger says: containers run with what is in the checkpoint."""
+    await service.checkpoint.put(entry(allocated(), uid=CLAIM.uid))
     await service.checkpoint.put(other)
     service.held = held
     seen: type[Exception] | None = None

@@ -714,6 +714,69 @@ def test_try_counts_as_running_until_its_last_call_has_ended() -> None:
     assert (during_both, during_first, attempts.is_running(CLAIM.uid), ended.is_set()) == (True, True, False, True)
 
 
+class AwayOnce:
+    """In place of a node's undoing: each class takes a while, and the NIC's service is away at first."""
+
+    def __init__(self, node: Node) -> None:
+        self.is_away = True
+        self._undo = node.unprepare
+        cast(Any, node).unprepare = self.unprepare
+
+    async def unprepare(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
+        """Undo, or be away."""
+        await asyncio.sleep(0.1)
+        if device_class == "nic" and self.is_away:
+            self.is_away = False
+            raise AWAY
+        return await self._undo(op_id, owner, device_class, names)
+
+
+@pytest.mark.virtual_time
+async def test_claim_that_another_call_has_undone_meanwhile_is_not_left(node: Node) -> None:
+    """Both calls of kubelet succeed, and nothing is left to be done."""
+    await node.preparer.prepare(CLAIM)
+    AwayOnce(node)
+
+    errors = await asyncio.gather(node.preparer.unprepare(CLAIM), node.preparer.unprepare(CLAIM))
+
+    assert (errors, node.checkpoint.entries(), node.verbs.count("release all")) == (["", ""], (), 1)
+
+
+@pytest.mark.virtual_time
+async def test_claim_that_another_call_has_prepared_meanwhile_is_not_left(node: Node) -> None:
+    """Kubelet would take it for undone while containers may have its devices."""
+    await node.preparer.prepare(CLAIM)
+    AwayOnce(node)
+
+    error, answer = await asyncio.gather(node.preparer.unprepare(CLAIM), node.preparer.prepare(CLAIM))
+
+    assert error == f"claim {CLAIM}: the nic service is away"
+    assert len(_devices(answer)) == 4
+    assert all(map(node.checkpoint.is_ready, node.checkpoint.entries()))
+
+
+@pytest.mark.virtual_time
+async def test_claim_whose_container_runs_is_undone_with_its_end(node: Node) -> None:
+    """Kubelet has forgotten the pod and may go on. No service is asked before."""
+    await node.preparer.prepare(CLAIM)
+    container = LiveContainer(id="c1", name="c", namespace="d", pod="p", pod_uid="p", cdi_devices=("claim-u-c-nic-0",))
+    node.state.containers.made(container)
+
+    error, took_s = await elapsed_s(node.preparer.unprepare(CLAIM))
+    left = {entry.device_class: (entry.is_left, entry.left_for) for entry in node.checkpoint.entries()}
+    asked = list(node.verbs)
+    undoing = asyncio.create_task(node.preparer.undo_left())
+    node.state.containers.synchronize([])
+    node.state.containers.ended("c1")
+    await asyncio.sleep(1)
+    undoing.cancel()
+
+    assert (error, took_s) == ("", 1.0)
+    assert left == {"cpu": (True, ()), "gpu": (True, ()), "nic": (True, ("c1",))}
+    assert not any(verb.startswith("unprepare") for verb in asked)
+    assert node.checkpoint.entries() == ()
+
+
 async def elapsed_s(work: Awaitable[object]) -> tuple[object, float]:
     """The result, and how long it took."""
     began_s = asyncio.get_running_loop().time()

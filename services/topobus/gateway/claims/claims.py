@@ -79,7 +79,7 @@ class ClaimPreparer:
         self._has_left = asyncio.Event()
         """Set when a claim was left to be undone later."""
 
-    async def restore(self, *, is_offered: bool = True) -> None:
+    async def restore(self, *, is_offered: bool) -> None:
         """Write CDI files that a reboot removed, and remove those that belong to no claim.
 
         Runs before kubelet is served.
