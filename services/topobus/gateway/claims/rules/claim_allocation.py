@@ -188,19 +188,9 @@ def allocation_of(
     allocated_here = [grant for grant in grants if grant.device_class]
     if not allocated_here:
         return refuse("claim-elsewhere", f"{where} has no device of driver {DRIVER}")
-    own: list[_Grant] = []
-    for grant in allocated_here:
-        device, pool = grant.device, pool_of_class(node, grant.device_class)
-        if device.pool != pool:
-            text = f"{where}: device {device.device} is in pool {device.pool}, wanted {pool}: this node is {node}"
-            return refuse("claim-elsewhere", text, pool=device.pool, node=node)
-        if grant.device_class == SHAPE_CLASS and device.device not in parts:
-            text = (
-                f"{where}: this machine has no shape {device.device} now: a device service has not reported yet, or "
-                "the devices are others than when the claim was allocated"
-            )
-            return refuse("shape-unknown", text, device=device.device)
-        own += _parts(grant, parts) if grant.device_class == SHAPE_CLASS else [grant]
+    own = _own_grants(allocated_here, where, node, parts)
+    if isinstance(own, Refusal):
+        return own
     held = [grant for grant in own if not grant.device.is_shared]
     whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
     shares = [grant.device for grant in held if (grant.device_class, grant.device.device) not in whole]
@@ -218,6 +208,26 @@ def allocation_of(
         users=users_of(claim, namespace),
         tolerated=tuple(sorted({grant.device.device for grant in own} - untolerated)),
     )
+
+
+def _own_grants(
+    allocated: Iterable[_Grant], where: str, node: str, parts: Mapping[str, tuple[str, ...]]
+) -> list[_Grant] | Refusal:
+    """Check that our devices are of this node, and replace a shape by its parts."""
+    own: list[_Grant] = []
+    for grant in allocated:
+        device, pool = grant.device, pool_of_class(node, grant.device_class)
+        if device.pool != pool:
+            text = f"{where}: device {device.device} is in pool {device.pool}, wanted {pool}: this node is {node}"
+            return refuse("claim-elsewhere", text, pool=device.pool, node=node)
+        if grant.device_class == SHAPE_CLASS and device.device not in parts:
+            text = (
+                f"{where}: this machine has no shape {device.device} now: a device service has not reported yet, or "
+                "the devices are others than when the claim was allocated"
+            )
+            return refuse("shape-unknown", text, device=device.device)
+        own += _parts(grant, parts) if grant.device_class == SHAPE_CLASS else [grant]
+    return own
 
 
 def is_allocated_here(claim: ApiObject | None, uid: ClaimUid, node: str) -> bool:

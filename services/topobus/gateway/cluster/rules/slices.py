@@ -10,7 +10,7 @@ Source: k8s.io/dynamic-resource-allocation resourceslice controller (syncPool), 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -248,15 +248,7 @@ def slice_plan(
     specs = {name: spec if spec is not None and spec.pool.name == of.name else None for name, spec in specs.items()}
     counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
     generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
-    matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
-    obsolete: list[ApiObject] = []
-    for api_object in api_objects:
-        spec = specs[str(api_object.metadata.get("name", ""))]
-        index = _index_of(api_object)
-        if spec is None or spec.pool.generation != generation or index not in layout or index in matched:
-            obsolete.append(api_object)
-        else:
-            matched[index] = (api_object, spec)
+    matched, obsolete = _matched(api_objects, specs, layout, generation)
     owner = {"apiVersion": "v1", "kind": "Node", "name": node_of_pool(of.name), "uid": of.node_uid, "controller": True}
 
     def wanted(index: int, generation: int) -> SliceSpec:
@@ -288,6 +280,25 @@ def slice_plan(
         creates=tuple(creates),
         foreign=_foreign(obsolete, specs),
     )
+
+
+def _matched(
+    api_objects: Iterable[ApiObject],
+    specs: Mapping[str, SliceSpec | None],
+    layout: Collection[int],
+    generation: int,
+) -> tuple[dict[int, tuple[ApiObject, SliceSpec]], list[ApiObject]]:
+    """Sort the slices of a pool into those that are updated, by index, and those that are deleted."""
+    matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
+    obsolete: list[ApiObject] = []
+    for api_object in api_objects:
+        spec = specs[str(api_object.metadata.get("name", ""))]
+        index = _index_of(api_object)
+        if spec is None or spec.pool.generation != generation or index not in layout or index in matched:
+            obsolete.append(api_object)
+        else:
+            matched[index] = (api_object, spec)
+    return matched, obsolete
 
 
 def _foreign(obsolete: Sequence[ApiObject], specs: Mapping[str, SliceSpec | None]) -> tuple[str, ...]:

@@ -7,13 +7,18 @@ runtimes would keep one of two conflicting values without a message.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from topobus.formats.messages.messages import Prepared
-from topobus.values.edits import ContainerEdits, Cpuset, DeviceNode, Hook, IntelRdt, Mount, NetDevice
+from topobus.values.edits import ContainerEdits, DeviceNode
 from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["container_edits", "differences", "foreign_variables", "join"]
+
+V = TypeVar("V")
 
 
 def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits | Refusal:
@@ -35,61 +40,40 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
     >>> join([ContainerEdits(env={"A": "1"}), ContainerEdits(env={"B": "2"})]).env
     {'A': '1', 'B': '2'}
     """
-    env: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    nodes: dict[str, DeviceNode] = {}
-    mounts: dict[str, Mount] = {}
-    interfaces: dict[str, NetDevice] = {}
-    hooks: dict[Hook, None] = {}
-    gids: dict[int, None] = {}
-    cpuset: Cpuset | None = None
-    rdt: IntelRdt | None = None
+    parts = tuple(parts)
     conflicts: list[str] = []
-    for part in parts:
-        conflicts += [f"variable {key}" for key, value in part.env.items() if env.setdefault(key, value) != value]
-        conflicts += [
-            f"annotation {key}"
-            for key, value in part.annotations.items()
-            if annotations.setdefault(key, value) != value
-        ]
-        conflicts += [
-            f"device node {node.path}" for node in part.device_nodes if nodes.setdefault(node.path, node) != node
-        ]
-        conflicts += [
-            f"mount {mount.container_path}"
-            for mount in part.mounts
-            if mounts.setdefault(mount.container_path, mount) != mount
-        ]
-        conflicts += [
-            f"network device {device.name}"
-            for device in part.net_devices
-            if interfaces.setdefault(device.name, device) != device
-        ]
-        conflicts += (
-            ["cache and memory bandwidth"]
-            if part.intel_rdt is not None and (rdt := rdt or part.intel_rdt) != part.intel_rdt
-            else []
-        )
-        # A program runs once, however many devices name it in the same way.
-        hooks |= dict.fromkeys(part.hooks)
-        gids |= dict.fromkeys(part.additional_gids)
-        if part.cpuset is not None:
-            cpuset = part.cpuset if cpuset is None else cpuset | part.cpuset
+    env = _united("variable", (item for part in parts for item in part.env.items()), conflicts)
+    annotations = _united("annotation", (item for part in parts for item in part.annotations.items()), conflicts)
+    nodes = _united("device node", ((node.path, node) for part in parts for node in part.device_nodes), conflicts)
+    mounts = _united("mount", ((it.container_path, it) for part in parts for it in part.mounts), conflicts)
+    interfaces = _united("network device", ((it.name, it) for part in parts for it in part.net_devices), conflicts)
+    rdts = [part.intel_rdt for part in parts if part.intel_rdt is not None]
+    if any(rdt != rdts[0] for rdt in rdts):
+        conflicts.append("cache and memory bandwidth")
     if conflicts:
         edits = tuple(sorted(set(conflicts)))
         text = f"two devices of one container contradict each other in {', '.join(edits)}"
         return refuse("edits-conflict", text, edits=edits)
+    cpusets = [part.cpuset for part in parts if part.cpuset is not None]
     return ContainerEdits(
         env=env,
         annotations=annotations,
         device_nodes=tuple(nodes.values()),
         mounts=tuple(mounts.values()),
-        cpuset=cpuset,
-        hooks=tuple(hooks),
-        additional_gids=tuple(gids),
+        cpuset=functools.reduce(operator.or_, cpusets) if cpusets else None,
+        # A program runs once, however many devices name it in the same way.
+        hooks=tuple(dict.fromkeys(hook for part in parts for hook in part.hooks)),
+        additional_gids=tuple(dict.fromkeys(gid for part in parts for gid in part.additional_gids)),
         net_devices=tuple(interfaces.values()),
-        intel_rdt=rdt,
+        intel_rdt=rdts[0] if rdts else None,
     )
+
+
+def _united(what: str, items: Iterable[tuple[str, V]], conflicts: list[str]) -> dict[str, V]:
+    """Join edits by name. Names with two different edits are added to `conflicts`."""
+    united: dict[str, V] = {}
+    conflicts += [f"{what} {name}" for name, value in items if united.setdefault(name, value) != value]
+    return united
 
 
 def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:

@@ -146,9 +146,10 @@ def plugin_lists(
     it.
     """
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
-    withheld = claims_only(map(_whole, inventory.devices), inventory.counter_sets) if inventory else frozenset()
+    present = inventory.devices if inventory is not None else ()
+    withheld = claims_only(map(_whole, present), inventory.counter_sets) if inventory is not None else frozenset()
     replicated = {name for name, shares in sharers.items() if any(share.replicas for _, share in shares)}
-    for pool, devices in resource_split(inventory.devices if inventory else (), classes).items():
+    for pool, devices in resource_split(present, classes).items():
         by_pool = _resource(own, device_class, pool)
         for device in devices:
             if not is_dns_label(device.name) or (
@@ -171,39 +172,44 @@ def plugin_lists(
             if through is not None:
                 # kubelet gave it as a whole before it was shared, and knows it by that id.
                 lists.setdefault(through, {})[device.name] = structs.replace(shown, is_held=True)
-    shared = {device.name for device in (inventory.devices if inventory else ()) if device.sharing is not None}
-    for name in replicated - {device.name for device in (inventory.devices if inventory else ())}:
-        gone = ListEntry(id=name, is_healthy=False, reason="it is held but no longer in the inventory")
-        _keep_replicas(lists, {name: gone}, name, sharers[name])
+    for name in replicated - {device.name for device in present}:
+        _keep_replicas(lists, {name: _gone(name)}, name, sharers[name])
+    by_replicas = replicated | {device.name for device in present if device.sharing is not None}
     for name, holder in holders.items():
-        if name in shared or name in replicated:
-            continue
-        home = next((resource for resource, entries in lists.items() if name in entries), None)
-        through = _through(holder, device_class, own, profiles)
-        if home is None:
-            was_in = next(
-                (
-                    resource
-                    for resource, entries in previous.items()
-                    if any(list_entry.id == name for list_entry in entries)
-                ),
-                own,
-            )
-            nodes = next(
-                (list_entry.nodes for entries in previous.values() for list_entry in entries if list_entry.id == name),
-                None,
-            )
-            gone = ListEntry(
-                id=name, is_healthy=False, nodes=nodes, reason="it is held but no longer in the inventory", is_held=True
-            )
-            lists.setdefault(through or was_in, {})[name] = gone
-            continue
-        entry = structs.replace(lists[home][name], is_held=True)
-        if through is not None:
-            lists.setdefault(through, {})[name] = entry
-        if through != home:
-            lists[home][name] = structs.replace(entry, is_healthy=False, reason=entry.reason or f"{holder} holds it")
+        if name not in by_replicas:
+            through = _through(holder, device_class, own, profiles)
+            _keep_whole(lists, name, holder, through=through, own=own, previous=previous)
     return {resource: tuple(entries[name] for name in sorted(entries)) for resource, entries in sorted(lists.items())}
+
+
+def _gone(name: str) -> ListEntry:
+    return ListEntry(id=name, is_healthy=False, reason="it is held but no longer in the inventory")
+
+
+def _keep_whole(
+    lists: dict[str, dict[str, ListEntry]],
+    name: str,
+    holder: Owner,
+    *,
+    through: str | None,
+    own: str,
+    previous: Mapping[str, tuple[ListEntry, ...]],
+) -> None:
+    """List a held device in the resource through which it is held, not healthy in its own one if
+    that is another, and where it was listed before if it left the inventory.
+    """
+    home = next((resource for resource, entries in lists.items() if name in entries), None)
+    if home is None:
+        before = ((resource, entry) for resource, entries in previous.items() for entry in entries if entry.id == name)
+        was_in, earlier = next(before, (own, _gone(name)))
+        entry = structs.replace(_gone(name), nodes=earlier.nodes, is_held=True)
+        lists.setdefault(through or was_in, {})[name] = entry
+        return
+    entry = structs.replace(lists[home][name], is_held=True)
+    if through is not None:
+        lists.setdefault(through, {})[name] = entry
+    if through != home:
+        lists[home][name] = structs.replace(entry, is_healthy=False, reason=entry.reason or f"{holder} holds it")
 
 
 def _whole(device: Device) -> Device:
