@@ -9,7 +9,6 @@ up. So whatever may run in a thread names the type by `ready`.
 from __future__ import annotations
 
 import threading
-from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +17,8 @@ __all__ = ["ready"]
 
 T = TypeVar("T")
 
-_FIRST = threading.RLock()
+_FIRST = threading.Lock()
+_READY: set[object] = set()
 
 
 def ready(kind: type[T]) -> type[T]:
@@ -29,11 +29,8 @@ def ready(kind: type[T]) -> type[T]:
     >>> msgspec.json.decode(b"[1]", type=ready(tuple[int, ...]))
     (1,)
     """
-    _read_first(kind)
+    if kind not in _READY:
+        with _FIRST:
+            msgspec.json.Decoder(kind)
+            _READY.add(kind)
     return kind
-
-
-@cache
-def _read_first(kind: object) -> None:
-    with _FIRST:
-        msgspec.json.Decoder(kind)
