@@ -67,7 +67,7 @@ class NodeAsks:
         node: str,
         deadlines: DeadlineSettings,
         rights: Callable[[str], EditRights],
-        owned_cpus: CpuSet | None = None,
+        owned_cpus: CpuSet | None,
     ) -> None:
         """`rights` returns what a class's devices may bring into a container, and `owned_cpus` are
         the CPUs that may be chosen from groups (None: all).

@@ -128,6 +128,27 @@ class _Work:
     """None without a cluster."""
 
 
+def _foreign_plugins(settings: GatewaySettings, runtime: Runtime) -> ForeignPlugins | None:
+    """Make the place where other vendors' device plugins register, where there is a folder for it."""
+    if not settings.foreign.dir:
+        return None
+    folders = (_STATIC_CDI_DIR, Path(settings.cdi_dir))
+    own_prefix, watchdog_s = settings.resource_prefix, settings.deadlines.watchdog_s
+    return ForeignPlugins(
+        settings.foreign, runtime, folders, watchdog_s, own_prefix=own_prefix, profiles=settings.profiles
+    )
+
+
+def _served_by_claims(cluster: Cluster | None, state: NodeState, settings: GatewaySettings) -> ServedByClaims | None:
+    """Make what decides which resources claims serve, where any may."""
+    if cluster is None or settings.resources_by == "device-plugin":
+        return None
+    # It imports the evaluator of selectors, which a gateway without a cluster does not need.
+    from topobus.gateway.cluster.served_by_claims import ServedByClaims
+
+    return ServedByClaims(cluster, state, settings)
+
+
 class _Gateway:
     def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, lock: NodeLock) -> None:
         self._settings = settings
@@ -171,24 +192,8 @@ class _Gateway:
         watchdog_s = settings.deadlines.watchdog_s
         self._plugin_watch = FolderWatch(Path(settings.kubelet.device_plugin_dir), watchdog_s)
         self._registry_watch = FolderWatch(Path(settings.kubelet.plugins_registry_dir), watchdog_s)
-        self._foreign: ForeignPlugins | None = None
-        if settings.foreign.dir:
-            folders = (_STATIC_CDI_DIR, Path(settings.cdi_dir))
-            self._foreign = ForeignPlugins(
-                settings.foreign,
-                runtime,
-                folders,
-                watchdog_s,
-                own_prefix=settings.resource_prefix,
-                profiles=settings.profiles,
-            )
-        self._claimed: ServedByClaims | None = None
-        if cluster is not None and settings.resources_by != "device-plugin":
-            # It imports the evaluator of selectors, which a gateway without a cluster does not
-            # need.
-            from topobus.gateway.cluster.served_by_claims import ServedByClaims
-
-            self._claimed = ServedByClaims(cluster, self._state, settings)
+        self._foreign = _foreign_plugins(settings, runtime)
+        self._claimed = _served_by_claims(cluster, self._state, settings)
         self._plugins = DevicePlugins(
             settings,
             watch=self._plugin_watch,
@@ -294,7 +299,7 @@ class _Gateway:
             metadata=metadata,
             pinning=pinning,
             metrics=self._claim_metrics,
-            tell=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
+            tell=self._remark("cdi"),
         )
 
     def _pod_look(self, checkpoint: Checkpoint, runtime_door: RuntimeDoor | None) -> PodLook:
@@ -321,8 +326,6 @@ class _Gateway:
         from topobus.gateway.containers.cpuset_reports import CpusetReports
         from topobus.gateway.containers.runtime_events import RuntimeDoor
 
-        # Ready in any case, because device plugins and claims of other classes do not need the
-        # runtime's interface.
         return RuntimeDoor(
             self._settings,
             self._state,
@@ -330,10 +333,8 @@ class _Gateway:
             self._runtime.clock,
             attachments,
             self._asks,
-            lambda why: self._readiness.set("nri", is_ready=True, why=why),
-            CpusetReports(
-                reports, self._cpuset_metrics, lambda why: self._readiness.set("cpusets", is_ready=True, why=why)
-            ),
+            self._remark("nri"),
+            CpusetReports(reports, self._cpuset_metrics, self._remark("cpusets")),
             self._plugins.pods.cpus,
         )
 
@@ -431,13 +432,13 @@ class _Gateway:
         mapping = self._settings.cluster.condition_verdicts
         if not mapping:
             return None
-        # Ready in any case: what the gateway does for pods does not depend on it.
-        return NodeVerdicts(
-            self._runtime.bus,
-            self._runtime.node,
-            mapping,
-            lambda why: self._readiness.set("node-verdicts", is_ready=True, why=why),
-        ).pass_on
+        return NodeVerdicts(self._runtime.bus, self._runtime.node, mapping, self._remark("node-verdicts")).pass_on
+
+    def _remark(self, part: str) -> Callable[[str], None]:
+        """Return what sets the remark of a part of the readiness without which the gateway is ready:
+        what it does for pods and for other claims does not depend on it.
+        """
+        return lambda why: self._readiness.set(part, is_ready=True, why=why)
 
     async def _open_driver(self, group: asyncio.TaskGroup) -> None:
         """Serve the DRA driver from the first device on that is offered by it (or the first claim

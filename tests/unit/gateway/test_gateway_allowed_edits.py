@@ -23,7 +23,7 @@ class _Door:
 
     def __init__(self, folder: Path) -> None:
         self.rights = EditRights(mounts=(str(folder),))
-        self.asks = NodeAsks(cast(Bus, None), "n", DeadlineSettings(), lambda _: self.rights)
+        self.asks = NodeAsks(cast(Bus, None), "n", DeadlineSettings(), lambda _: self.rights, None)
 
     async def is_allowed(self, path: Path, device: str = "acme-0") -> bool:
         mount = Mount(host_path=str(path), container_path="/opt/acme", options=("ro", "bind"))

@@ -58,7 +58,7 @@ class ClaimStatuses:
         clock: Clock,
         node: str,
         *,
-        tell: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str], None],
     ) -> None:
         """`tell` gets why claims are not written, or an empty text when they are."""
         self._cluster = cluster

@@ -59,7 +59,7 @@ class NodeReadiness:
         clock: Clock,
         boot_id: str,
         readiness: Readiness,
-        pass_on: Callable[[ApiObject], Awaitable[None]] | None = None,
+        pass_on: Callable[[ApiObject], Awaitable[None]] | None,
     ) -> None:
         """`awaited` returns what pods need to have a class's devices and is not there yet. None:
         the class is not offered to pods. `registered` and `published` announce that it changed.

@@ -220,44 +220,18 @@ class SlicePublisher:
             if pool_of_class(self._state.node, name) == pool
         }
         offered = sorted(filter(self._offers, members))
-        devices: tuple[SliceDevice, ...] = ()
-        counter_sets: tuple[CounterSet, ...] = ()
-        if not members:
+        count = 0
+        if offered:
+            plan, count = await self._plan(pool, offered, specs, present)
+        elif members:
+            plan = SlicePlan(generation=0, deletes=tuple(map(deletion_of, present)))
+        else:
             # Before the first inventory nothing is known of slices that show no device. The others
             # show devices that this pool cannot have.
             own = [spec for spec in specs if not spec.devices]
             strange = [api_object for api_object in present if self._read(api_object) not in own]
             deletes = tuple(map(deletion_of, strange))
             plan = SlicePlan(generation=0, deletes=deletes, foreign=tuple(map(_name, strange)))
-        elif not offered:
-            plan = SlicePlan(generation=0, deletes=tuple(map(deletion_of, present)))
-        else:
-            node_uid = await self._uid_of_node()
-            for device_class in offered:
-                inventory = inventories.get(device_class)
-                # The silence of a device service proves nothing about its devices.
-                shown, counted = (
-                    self._devices(device_class, inventory, present)
-                    if inventory is not None
-                    else kept_devices(device_class, specs)
-                )
-                devices, counter_sets = (*devices, *shown), (*counter_sets, *counted)
-            devices, counter_sets = with_shapes(self._shapes(pool, offered, specs), devices, counter_sets)
-            state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
-            if self._settled.get(pool) == state:
-                # Most changes concern the other pool, or holders that make no difference here.
-                return ""
-            plan = slice_plan(
-                SlicePool(pool, node_uid),
-                devices,
-                present,
-                counter_sets=counter_sets,
-                dropped=self._dropped,
-                last_generation=self._generations.get(pool, 0),
-                read=self._read,
-            )
-            if plan.is_empty:
-                self._settled[pool] = state
         if plan.is_empty:
             return ""
         self._generations[pool] = plan.generation
@@ -274,8 +248,43 @@ class SlicePublisher:
         log = get_logger().bind(pool=pool, generation=plan.generation)
         counts = {"deleted": len(plan.deletes), "updated": len(plan.updates), "created": len(plan.creates)}
         if not trouble:
-            log.info("slices.published", devices=len(devices), **counts)
+            log.info("slices.published", devices=count, **counts)
         return trouble
+
+    async def _plan(
+        self, pool: str, offered: Sequence[str], specs: Sequence[SliceSpec], present: Sequence[ApiObject]
+    ) -> tuple[SlicePlan, int]:
+        """Decide what to write of a pool with these classes, and count the devices that it shows."""
+        devices: tuple[SliceDevice, ...] = ()
+        counter_sets: tuple[CounterSet, ...] = ()
+        node_uid = await self._uid_of_node()
+        inventories = self._state.inventories()
+        for device_class in offered:
+            inventory = inventories.get(device_class)
+            # The silence of a device service proves nothing about its devices.
+            shown, counted = (
+                self._devices(device_class, inventory, present)
+                if inventory is not None
+                else kept_devices(device_class, specs)
+            )
+            devices, counter_sets = (*devices, *shown), (*counter_sets, *counted)
+        devices, counter_sets = with_shapes(self._shapes(pool, offered, specs), devices, counter_sets)
+        state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
+        if self._settled.get(pool) == state:
+            # Most changes concern the other pool, or holders that make no difference here.
+            return SlicePlan(generation=0), len(devices)
+        plan = slice_plan(
+            SlicePool(pool, node_uid),
+            devices,
+            present,
+            counter_sets=counter_sets,
+            dropped=self._dropped,
+            last_generation=self._generations.get(pool, 0),
+            read=self._read,
+        )
+        if plan.is_empty:
+            self._settled[pool] = state
+        return plan, len(devices)
 
     def _shapes(self, pool: str, offered: Sequence[str], specs: Sequence[SliceSpec]) -> SliceShapes:
         """Return the shapes of a pool: none where they are switched off, or where the server keeps no

@@ -77,7 +77,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
         watchdog_s: float,
         *,
         own_prefix: str,
-        profiles: Collection[VendorProfile] = (),
+        profiles: Collection[VendorProfile],
     ) -> None:
         """Errors: raises ConfigError when a plugin has registered before with a resource that a
         profile names.
