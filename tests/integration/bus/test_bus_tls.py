@@ -113,6 +113,35 @@ async def test_password_is_not_sent_when_the_server_offers_no_tls(
     assert _PASSWORD not in bus
 
 
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        "INFO " + "x" * 300_000,
+        "INFO []\r\n",
+        "INFO 5\r\n",
+        _PLAIN.replace("}", ',"connect_urls":["[::1"]}'),
+        "SSH-2.0-x\r\n",
+    ],
+    ids=["endless line", "a list", "a number", "a wrong address", "another protocol"],
+)
+async def test_greeting_of_another_program_is_waited_out(greeting: str) -> None:
+    """What listens at the address for a while, when a server is replaced, never ends a process."""
+    readiness = WatchedReadiness()
+    async with _fake_server(greeting) as fake:
+        settings = NatsSettings(url=f"nats://127.0.0.1:{fake.port}")
+        connecting = asyncio.create_task(Bus.connect(settings, name="topobus-cli", readiness=readiness))
+        async with asyncio.timeout(_LIMIT_S):
+            for _ in range(3):
+                await fake.left.get()
+        is_waiting = not connecting.done()
+        connecting.cancel()
+        with suppress(asyncio.CancelledError):
+            await connecting
+
+    assert is_waiting
+    assert "waiting for NATS" in readiness.report()["bus"]
+
+
 async def test_bus_does_not_connect_when_a_plain_server_stands_behind_a_tls_url(nats_binary: Path) -> None:
     """A real server without TLS is not used when TLS was asked for."""
     async with NatsServer(binary=nats_binary) as server:

@@ -28,6 +28,7 @@ from nats.protocol.command import hpub_cmd
 
 from topobus.bus.login.login import Login
 from topobus.process.config import NatsSettings
+from topobus.values.errors import PeerUnavailable, TopobusError
 
 __all__ = ["GatedClient", "NotEncrypted", "connect_client", "headers_bytes"]
 
@@ -217,26 +218,32 @@ async def connect_client(
 
     Shapes: login — as `topobus.bus.login.login.read_login` returns it; on_closed — called once when
     the client is lost; on_error — called with each later error of the client or the server.
-    Errors: raises OSError, TimeoutError or nats.errors.Error when no server takes us.
+    Errors: raises OSError, TimeoutError, nats.errors.Error or PeerUnavailable when no server takes us.
     Cost: up to 2 s per server, 6 s in all.
     """
-    async with asyncio.timeout(_CONNECT_TIMEOUT_S * 3):
-        await client.connect(
-            servers,
-            name=name,
-            allow_reconnect=False,
-            # One more try at each server, at once, then NoServersError: the caller decides how long
-            # to wait.
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            # A canary finds a lost server sooner. This ping stays as nats-py's own last resort.
-            ping_interval=30,
-            max_outstanding_pings=2,
-            pending_size=0,
-            user=login.user or None,
-            password=login.password,
-            tls=login.tls,
-            closed_cb=on_closed,
-            error_cb=on_error,
-        )
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S * 3):
+            await client.connect(
+                servers,
+                name=name,
+                allow_reconnect=False,
+                # One more try at each server, at once, then NoServersError: the caller decides how long
+                # to wait.
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                # A canary finds a lost server sooner. This ping stays as nats-py's own last resort.
+                ping_interval=30,
+                max_outstanding_pings=2,
+                pending_size=0,
+                user=login.user or None,
+                password=login.password,
+                tls=login.tls,
+                closed_cb=on_closed,
+                error_cb=on_error,
+            )
+    except (OSError, nats.errors.Error, TopobusError):
+        raise
+    except Exception as err:
+        # boundary: the greeting of whatever listens there. nats-py looks into it without a check.
+        raise PeerUnavailable(f"no NATS server listens there: {type(err).__name__}: {err}") from err
