@@ -154,6 +154,8 @@ class Node:
         """
         self.pinning: Any = pinning
         self.forbidden: Refusal | None = None
+        self.remarks: list[str] = []
+        """What is wrong with the folder of CDI files."""
         self.retry_s = retry_s
         self.folder = folder
         self.versions = versions
@@ -201,7 +203,7 @@ class Node:
             metadata=ClaimMetadata(self.folder / "metadata", self.versions, dict, self.checkpoint.of_claim),
             pinning=self.pinning,
             metrics=metrics,
-            tell=lambda _: None,
+            tell=self.remarks.append,
         )
         ledger = ClaimLedger(state, us, us.read, self.checkpoint, None)
         devices = ClaimDevices(us, self.checkpoint, lambda _class, _name: None, lambda _: "")
@@ -685,6 +687,39 @@ async def test_files_that_a_reboot_removed_are_written_again(
 
     assert written == files
     assert ("no firmware" in answer) == (forbidden is not None)
+
+
+@pytest.mark.parametrize(
+    ("is_offered", "remarks"), [(True, ["cannot write /cdi/x: Read-only file system"]), (False, [])]
+)
+async def test_folder_of_files_is_tried_at_the_start_where_claims_are_offered(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_offered: bool, remarks: list[str]
+) -> None:
+    """The operator learns of it before the first claim."""
+
+    def fail(*_: object) -> None:
+        raise OSError(30, "Read-only file system", "/cdi/x")
+
+    monkeypatch.setattr("topobus.gateway.claims.claim_files.check_writable", fail)
+
+    await node.preparer.restore(is_offered=is_offered)
+
+    assert node.remarks == remarks
+
+
+async def test_claim_whose_beginning_cannot_be_stored_has_the_file_as_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked before it is stored."""
+
+    async def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "checkpoint.json")
+
+    monkeypatch.setattr(node.checkpoint, "put", fail)
+
+    answer = await node.preparer.prepare(CLAIM)
+
+    assert (answer, node.asked) == (f"claim {CLAIM}: cannot write checkpoint.json: No space left on device", [])
 
 
 async def test_claim_is_another_claims_rival_again_after_it_was_undone(node: Node) -> None:
