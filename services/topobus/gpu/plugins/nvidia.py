@@ -47,13 +47,13 @@ from topobus.gpu.leftovers import ChecksLeftovers, GpuUse, Leftovers
 from topobus.gpu.mig.offer import MigOffer, instance_edits, is_mig
 from topobus.gpu.mig.on_demand import destroy
 from topobus.gpu.mig.values import LiveInstance, MigGpu
-from topobus.gpu.mps.claims import MpsSharing, operators_edits
+from topobus.gpu.mps.claims import MpsPlan, MpsSharing, operators_edits
 from topobus.gpu.nvidia_proc import PROC, driver_version, information, information_if_readable, information_path
 from topobus.gpu.nvml.nvml import Nvml, NvmlGpu, load_nvml
 from topobus.gpu.nvml.nvml_library import NvmlUnavailable
 from topobus.gpu.processes import holders_of, process_of
 from topobus.gpu.products import ProductTable
-from topobus.gpu.time_slices import TimeSlices
+from topobus.gpu.time_slices import TimeSlicePlan, TimeSlices
 from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.pci import pci_folder
@@ -193,22 +193,13 @@ class NvidiaDriver(ChecksLeftovers):
             return refusal
         wanted = [device for device in devices if self._is_made(device)]
         self.leftovers.before(context, [device for device in devices if device not in wanted], partial(self.use, tree))
-        sharing = sharing_of(devices, context)
-        if isinstance(sharing, Refusal):
-            return sharing
-        parts = [device.name for device in devices if device not in whole]
-        version, driver_files = driver_version(tree), tree.settings.driver_files
-        plan = self.mps.plan(devices, context, sharing, driver_files, version=version, partitions=parts)
-        if isinstance(plan, Refusal):
-            return plan
-        slices = self._time_slices.plan(devices, context, sharing, driver_files, version=version, partitions=parts)
-        if isinstance(slices, Refusal):
-            return slices
-        shares: ContainerEdits | Refusal = ContainerEdits() if plan is None else plan.edits
-        if plan is None and sharing.strategy == MPS:
-            shares = operators_edits(tree, sharing, len(devices))
-        if isinstance(shares, Refusal):
-            return shares
+        version = driver_version(tree)
+        shared_ways = self._plan_sharing(
+            tree, devices, context, [each for each in devices if each not in whole], version
+        )
+        if isinstance(shared_ways, Refusal):
+            return shared_ways
+        plan, slices, shares = shared_ways
         access = read_access([context.config_of(device.name) for device in devices])
         if isinstance(access, Refusal):
             return access
@@ -218,14 +209,7 @@ class NvidiaDriver(ChecksLeftovers):
         files = self._driver_files.edits(tree, version, context.owner, has_storage=access.gpu_direct_storage)
         if isinstance(files, Refusal):
             return files
-        nvml = self._session(tree)
-        live = self._mig.live(nvml, [device for device in devices if is_mig(device) and device not in wanted])
-        if isinstance(live, Refusal):
-            return live
-        made = self._mig.made(tree, nvml, wanted, context.records)
-        if isinstance(made, Refusal):
-            return made
-        given = self._given(tree, devices, whole, {**live, **made}, context.owner)
+        given = self._given(tree, devices, whole, wanted, context)
         if isinstance(given, Refusal):
             return given
         edits, uuids, is_cuda = given
@@ -249,17 +233,48 @@ class NvidiaDriver(ChecksLeftovers):
         answer = {**edits, "": common}
         return answer if plan is None else self.mps.begin(plan, context, answer)
 
+    def _plan_sharing(
+        self, tree: Tree, devices: Sequence[Device], context: PrepareContext, parts: Sequence[Device], version: str
+    ) -> tuple[MpsPlan | None, TimeSlicePlan | None, ContainerEdits] | Refusal:
+        """Plan how the owner shares its GPUs: by a daemon of MPS, by time slices, or by a daemon that an
+        operator runs, for which there are edits alone.
+        """
+        sharing = sharing_of(devices, context)
+        if isinstance(sharing, Refusal):
+            return sharing
+        names, driver_files = [device.name for device in parts], tree.settings.driver_files
+        plan = self.mps.plan(devices, context, sharing, driver_files, version=version, partitions=names)
+        if isinstance(plan, Refusal):
+            return plan
+        slices = self._time_slices.plan(devices, context, sharing, driver_files, version=version, partitions=names)
+        if isinstance(slices, Refusal):
+            return slices
+        if plan is not None or sharing.strategy != MPS:
+            return plan, slices, ContainerEdits() if plan is None else plan.edits
+        shares = operators_edits(tree, sharing, len(devices))
+        return shares if isinstance(shares, Refusal) else (None, slices, shares)
+
     def _given(
         self,
         tree: Tree,
         devices: Sequence[Device],
         whole: Sequence[Device],
-        instances: Mapping[str, LiveInstance],
-        owner: Owner,
+        wanted: Sequence[Device],
+        context: PrepareContext,
     ) -> tuple[dict[str, ContainerEdits], list[str], bool] | Refusal:
         """Give each device's own edits by its name, the UUIDs by PCI address, and whether CUDA is
         among it.
+
+        Shapes: whole — those that are no parts; wanted — instances that are made for their owner.
         """
+        nvml = self._session(tree)
+        live = self._mig.live(nvml, [device for device in devices if is_mig(device) and device not in wanted])
+        if isinstance(live, Refusal):
+            return live
+        made = self._mig.made(tree, nvml, wanted, context.records)
+        if isinstance(made, Refusal):
+            return made
+        instances = {**live, **made}
         edits: dict[str, ContainerEdits] = {}
         uuids: list[str] = []
         is_cuda = False
@@ -273,7 +288,7 @@ class NvidiaDriver(ChecksLeftovers):
                 edits[device.name], is_cuda = own, True
                 uuids.extend([instances[device.name].uuid] if device.name in instances else [])
                 continue
-            edits[device.name] = _whole_edits(tree, address, device, owner)
+            edits[device.name] = _whole_edits(tree, address, device, context.owner)
             is_cuda = is_cuda or "Device Minor" in information(tree, address)
             uuids.extend([device.uuid] if device.uuid else [])
         return edits, uuids, is_cuda
