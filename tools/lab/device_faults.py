@@ -40,13 +40,13 @@ Reach = Literal["device", "card", "core", "socket"]
 socket."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RecordedFault:
     """A fault before it is assigned to a card."""
 
-    code: str
     device_class: str
     driver: str
+    code: str
     state: HealthState
     files: Mapping[str, str] = field(default_factory=dict)
     """Path to text. Both may name the card's folders (`_folders`), a text also the file's present
@@ -121,138 +121,93 @@ def _make_again(folder: Path) -> None:
     shutil.rmtree(earlier)
 
 
-def _pci(code: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
-    return RecordedFault(
-        code=code, device_class="gpu", driver="nvidia", state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise
-    )
-
-
-def _parent(code: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
-    files = {f"{{parent}}/{file}": text}
-    return RecordedFault(
-        code=code, device_class="nic", driver="pci-netdev", state=state, files=files, is_rise=is_rise, reach="card"
-    )
-
-
-def _gpu(code: str, driver: str, state: HealthState, file: str, text: str, *, is_rise: bool = False) -> RecordedFault:
-    return RecordedFault(
-        code=code, device_class="gpu", driver=driver, state=state, files={f"{{folder}}/{file}": text}, is_rise=is_rise
-    )
-
-
-def _nic(code: str, state: HealthState, path: str, text: str, *, is_rise: bool = False) -> RecordedFault:
-    return RecordedFault(
-        code=code, device_class="nic", driver="pci-netdev", state=state, files={path: text}, is_rise=is_rise
-    )
-
-
-def _fpga(code: str, driver: str, state: HealthState, path: str, text: str) -> RecordedFault:
-    return RecordedFault(code=code, device_class="fpga", driver=driver, state=state, files={path: text})
-
-
 _BAD, _MILD, _BLIND = HealthState.UNHEALTHY, HealthState.DEGRADED, HealthState.UNKNOWN
+_NVIDIA, _AMD, _INTEL = ("gpu", "nvidia"), ("gpu", "amd-gpu"), ("gpu", "intel-gpu")
+_NETDEV, _LINUX, _XILINX, _DFL = ("nic", "pci-netdev"), ("cpu", "linux-cpu"), ("fpga", "xilinx"), ("fpga", "intel-dfl")
+
 
 FAULTS: tuple[RecordedFault, ...] = (
-    RecordedFault(code="fell-off-bus", device_class="gpu", driver="nvidia", state=_BAD, act="remove"),
-    RecordedFault(code="no-kernel-driver", device_class="gpu", driver="nvidia", state=_BAD, act="unbind"),
-    _pci("aer-fatal", _BAD, "aer_dev_fatal", "TOTAL_ERR_FATAL 1", is_rise=True),
-    _pci("aer-nonfatal", _MILD, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1", is_rise=True),
-    _pci("aer-correctable-storm", _MILD, "aer_dev_correctable", "TOTAL_ERR_COR 100", is_rise=True),
-    _pci("link-narrow", _MILD, "current_link_width", "4"),
+    RecordedFault(*_NVIDIA, "fell-off-bus", _BAD, act="remove"),
+    RecordedFault(*_NVIDIA, "no-kernel-driver", _BAD, act="unbind"),
+    RecordedFault(*_NVIDIA, "aer-fatal", _BAD, {"{folder}/aer_dev_fatal": "TOTAL_ERR_FATAL 1"}, is_rise=True),
+    RecordedFault(*_NVIDIA, "aer-nonfatal", _MILD, {"{folder}/aer_dev_nonfatal": "TOTAL_ERR_NONFATAL 1"}, is_rise=True),
     RecordedFault(
-        code="gpu-excluded",
-        device_class="gpu",
-        driver="nvidia",
-        state=_BAD,
-        files={"proc/driver/nvidia/gpus/{pci}/information": "{text}\nGPU Excluded:\t Yes"},
+        *_NVIDIA, "aer-correctable-storm", _MILD, {"{folder}/aer_dev_correctable": "TOTAL_ERR_COR 100"}, is_rise=True
     ),
-    _gpu("ras-uncorrected", "amd-gpu", _BAD, "ras/umc_err_count", "ue: 1\nce: 4", is_rise=True),
-    _gpu("ras-uncorrected", "amd-gpu", _BAD, "ras/gfx_err_count", "ue: 3\nce: 0", is_rise=True),
-    _gpu("too-hot", "amd-gpu", _BAD, "hwmon/hwmon3/temp2_input", "105000"),
-    _gpu("too-hot", "intel-gpu", _BAD, "hwmon/hwmon1/temp1_input", "100000"),
-    _gpu("survivability-mode", "intel-gpu", _BAD, "survivability_mode", "Survivability mode: Boot"),
-    _gpu("health-indicator", "intel-gpu", _BAD, "gpu_health", "critical"),
-    RecordedFault(code="wedged", device_class="gpu", driver="intel-gpu", state=_BAD, act="tell"),
-    _nic("link-slow", _MILD, "{folder}/current_link_speed", "8.0 GT/s PCIe"),
-    _nic("carrier-lost", _BAD, "{net}/carrier", "0"),
-    _nic("rdma-port-down", _BAD, "{rdma}/state", "1: DOWN"),
-    _nic("speed-dropped", _MILD, "{net}/speed", "1000"),
-    _nic("half-duplex", _MILD, "{net}/duplex", "half"),
-    _nic("link-errors", _MILD, "{net}/statistics/rx_errors", "100", is_rise=True),
+    RecordedFault(*_NVIDIA, "link-narrow", _MILD, {"{folder}/current_link_width": "4"}),
     RecordedFault(
-        code="parent-gone", device_class="nic", driver="pci-netdev", state=_BAD, act="forget-parent", reach="card"
+        *_NVIDIA,
+        "gpu-excluded",
+        _BAD,
+        {"proc/driver/nvidia/gpus/{pci}/information": "{text}\nGPU Excluded:\t Yes"},
     ),
-    RecordedFault(
-        code="parent-no-kernel-driver",
-        device_class="nic",
-        driver="pci-netdev",
-        state=_BAD,
-        act="unbind-parent",
-        reach="card",
+    RecordedFault(*_AMD, "ras-uncorrected", _BAD, {"{folder}/ras/umc_err_count": "ue: 1\nce: 4"}, is_rise=True),
+    RecordedFault(*_AMD, "ras-uncorrected", _BAD, {"{folder}/ras/gfx_err_count": "ue: 3\nce: 0"}, is_rise=True),
+    RecordedFault(*_AMD, "too-hot", _BAD, {"{folder}/hwmon/hwmon3/temp2_input": "105000"}),
+    RecordedFault(*_INTEL, "too-hot", _BAD, {"{folder}/hwmon/hwmon1/temp1_input": "100000"}),
+    RecordedFault(*_INTEL, "survivability-mode", _BAD, {"{folder}/survivability_mode": "Survivability mode: Boot"}),
+    RecordedFault(*_INTEL, "health-indicator", _BAD, {"{folder}/gpu_health": "critical"}),
+    RecordedFault(*_INTEL, "wedged", _BAD, act="tell"),
+    RecordedFault(*_NETDEV, "link-slow", _MILD, {"{folder}/current_link_speed": "8.0 GT/s PCIe"}),
+    RecordedFault(*_NETDEV, "carrier-lost", _BAD, {"{net}/carrier": "0"}),
+    RecordedFault(*_NETDEV, "rdma-port-down", _BAD, {"{rdma}/state": "1: DOWN"}),
+    RecordedFault(*_NETDEV, "speed-dropped", _MILD, {"{net}/speed": "1000"}),
+    RecordedFault(*_NETDEV, "half-duplex", _MILD, {"{net}/duplex": "half"}),
+    RecordedFault(*_NETDEV, "link-errors", _MILD, {"{net}/statistics/rx_errors": "100"}, is_rise=True),
+    RecordedFault(*_NETDEV, "parent-gone", _BAD, act="forget-parent", reach="card"),
+    RecordedFault(*_NETDEV, "parent-no-kernel-driver", _BAD, act="unbind-parent", reach="card"),
+    *(
+        RecordedFault(*_NETDEV, code, state, {f"{{parent}}/{file}": text}, reach="card", is_rise=file.startswith("aer"))
+        for code, state, file, text in (
+            ("parent-aer-fatal", _BAD, "aer_dev_fatal", "TOTAL_ERR_FATAL 1"),
+            ("parent-aer-nonfatal", _MILD, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1"),
+            ("parent-aer-correctable-storm", _MILD, "aer_dev_correctable", "TOTAL_ERR_COR 100"),
+            ("parent-link-narrow", _MILD, "current_link_width", "1"),
+            ("parent-link-slow", _MILD, "current_link_speed", "2.5 GT/s PCIe"),
+        )
     ),
-    _parent("parent-aer-fatal", _BAD, "aer_dev_fatal", "TOTAL_ERR_FATAL 1", is_rise=True),
-    _parent("parent-aer-nonfatal", _MILD, "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1", is_rise=True),
-    _parent("parent-aer-correctable-storm", _MILD, "aer_dev_correctable", "TOTAL_ERR_COR 100", is_rise=True),
-    _parent("parent-link-narrow", _MILD, "current_link_width", "1"),
-    _parent("parent-link-slow", _MILD, "current_link_speed", "2.5 GT/s PCIe"),
+    RecordedFault(*_NETDEV, "parent-carrier-lost", _BAD, {"{parent_net}/carrier": "0"}, reach="card"),
+    RecordedFault(*_LINUX, "device-gone", _BAD, act="offline"),
     RecordedFault(
-        code="parent-carrier-lost",
-        device_class="nic",
-        driver="pci-netdev",
-        state=_BAD,
-        files={"{parent_net}/carrier": "0"},
-        reach="card",
-    ),
-    RecordedFault(code="device-gone", device_class="cpu", driver="linux-cpu", state=_BAD, act="offline"),
-    RecordedFault(
-        code="throttled",
-        device_class="cpu",
-        driver="linux-cpu",
-        state=_MILD,
-        files={"{cpu_folder}/thermal_throttle/core_throttle_count": "9"},
+        *_LINUX,
+        "throttled",
+        _MILD,
+        {"{cpu_folder}/thermal_throttle/core_throttle_count": "9"},
         reach="core",
         is_rise=True,
     ),
     RecordedFault(
-        code="memory-errors",
-        device_class="cpu",
-        driver="linux-cpu",
-        state=_MILD,
-        files={f"{_EDAC}/mc{{socket}}/ue_count": "1"},
+        *_LINUX, "memory-errors", _MILD, {f"{_EDAC}/mc{{socket}}/ue_count": "1"}, reach="socket", is_rise=True
+    ),
+    RecordedFault(
+        *_LINUX,
+        "memory-corrected-storm",
+        _MILD,
+        {f"{_EDAC}/mc{{socket}}/ce_count": "103"},
         reach="socket",
         is_rise=True,
     ),
     RecordedFault(
-        code="memory-corrected-storm",
-        device_class="cpu",
-        driver="linux-cpu",
-        state=_MILD,
-        files={f"{_EDAC}/mc{{socket}}/ce_count": "103"},
+        *_LINUX,
+        "memory-pages-lost",
+        _MILD,
+        {"sys/devices/system/node/node{socket}/memory_failure/total": "1"},
         reach="socket",
         is_rise=True,
     ),
-    RecordedFault(
-        code="memory-pages-lost",
-        device_class="cpu",
-        driver="linux-cpu",
-        state=_MILD,
-        files={"sys/devices/system/node/node{socket}/memory_failure/total": "1"},
-        reach="socket",
-        is_rise=True,
-    ),
-    _fpga("device-offline", "xilinx", _BAD, "{folder}/dev_offline", "1"),
-    _fpga("shell-not-ready", "xilinx", _BAD, "{folder}/ready", "0x0"),
-    _fpga("firewall-tripped", "xilinx", _BAD, "{folder}/firewall.u.1/detected_level", "2"),
-    _fpga("tree-unreadable", "xilinx", _BLIND, "{folder}/dev_offline", "nonsense"),
-    RecordedFault(code="user-function-missing", device_class="fpga", driver="xilinx", state=_BAD, act="remove"),
-    _fpga("function-crashed", "intel-dfl", _BAD, "{port}/afu_id", "f" * 32),
-    _fpga("port-error", "intel-dfl", _BAD, "{port}/errors/errors", "0x4"),
-    _fpga("engine-fatal-error", "intel-dfl", _BAD, "{engine}/errors/catfatal_errors", "0x1"),
-    _fpga("engine-error", "intel-dfl", _MILD, "{engine}/errors/pcie0_errors", "0x1"),
-    _fpga("too-hot", "intel-dfl", _BAD, "{engine}/hwmon/hwmon9/temp1_crit_alarm", "1"),
-    _fpga("power-stopped", "intel-dfl", _BAD, "{port}/power_state", "0x6"),
-    _fpga("power-throttled", "intel-dfl", _MILD, "{port}/power_state", "0x1"),
-    _fpga("power-limited", "intel-dfl", _MILD, "{engine}/hwmon/hwmon9/power1_max_alarm", "1"),
+    RecordedFault(*_XILINX, "device-offline", _BAD, {"{folder}/dev_offline": "1"}),
+    RecordedFault(*_XILINX, "shell-not-ready", _BAD, {"{folder}/ready": "0x0"}),
+    RecordedFault(*_XILINX, "firewall-tripped", _BAD, {"{folder}/firewall.u.1/detected_level": "2"}),
+    RecordedFault(*_XILINX, "tree-unreadable", _BLIND, {"{folder}/dev_offline": "nonsense"}),
+    RecordedFault(*_XILINX, "user-function-missing", _BAD, act="remove"),
+    RecordedFault(*_DFL, "function-crashed", _BAD, {"{port}/afu_id": "f" * 32}),
+    RecordedFault(*_DFL, "port-error", _BAD, {"{port}/errors/errors": "0x4"}),
+    RecordedFault(*_DFL, "engine-fatal-error", _BAD, {"{engine}/errors/catfatal_errors": "0x1"}),
+    RecordedFault(*_DFL, "engine-error", _MILD, {"{engine}/errors/pcie0_errors": "0x1"}),
+    RecordedFault(*_DFL, "too-hot", _BAD, {"{engine}/hwmon/hwmon9/temp1_crit_alarm": "1"}),
+    RecordedFault(*_DFL, "power-stopped", _BAD, {"{port}/power_state": "0x6"}),
+    RecordedFault(*_DFL, "power-throttled", _MILD, {"{port}/power_state": "0x1"}),
+    RecordedFault(*_DFL, "power-limited", _MILD, {"{engine}/hwmon/hwmon9/power1_max_alarm": "1"}),
 )
 
 
