@@ -27,7 +27,7 @@ __all__ = ["application", "run"]
 
 # An option as written. A value that begins with a dash is not one.
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=.*)?|-[A-Za-z]", re.DOTALL)
-_READ_MANIFESTS = (["allocate"], ["apply"], ["delete"], ["diff"], ["place"], ["simulate"])
+_READ_MANIFESTS = ("allocate", "apply", "delete", "diff", "place", "simulate")
 
 
 def application() -> App:
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
     except CycloptsError as err:
         console = error_console()
         console.print(f"[fail]error:[/fail] {escape(_usage_faults(err, arguments))}")
-        console.print(f"  [name]next:[/name] topobus {' '.join((*_command_of(arguments), '--help'))}")
+        console.print(f"  [name]next:[/name] {_help_of(arguments)}")
         return ExitCode.USAGE
     except TopobusError as err:
         err.next_step = err.next_step or _next_step(err, arguments)
@@ -91,16 +91,9 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
     return int(answer) if isinstance(answer, int) else ExitCode.OK
 
 
-def _command_of(arguments: Sequence[str]) -> list[str]:
-    """Take the leading words: for `place --nod x`, the help to name is that of place."""
-    words: list[str] = []
-    app = application()
-    for word in arguments:
-        if word.startswith("-") or word not in app:
-            break
-        words.append(word)
-        app = app[word]
-    return words
+def _help_of(arguments: Sequence[str]) -> str:
+    """Name the help of the command that is meant: for `place --nod x`, that of place."""
+    return " ".join(("topobus", *find_command(read_commands(), arguments)[0]["words"].split(), "--help"))
 
 
 def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
@@ -109,8 +102,6 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
     The parser itself stops at the first.
     """
     command, _ = find_command(read_commands(), arguments)
-    if command is None:
-        return _plain_message(str(error), arguments)
     # Imported here, as it loads all of Kubernetes' shapes, and a line without mistakes needs none.
     from topobus.formats.kubernetes.shape import did_you_mean
 
@@ -132,13 +123,11 @@ def _usage_faults(error: CycloptsError, arguments: Sequence[str]) -> str:
             f"missing: {', '.join(next(name for name in names if name.startswith('--')) for names in missing)}"
         )
     is_about_these = bool(unknown) or isinstance(error, MissingArgumentError | UnknownOptionError)
-    return ("; ".join(faults) if is_about_these else "") or _plain_message(str(error), arguments)
-
-
-def _plain_message(message: str, arguments: Sequence[str]) -> str:
-    """Name arguments as the help does. The parser also accepts FOLDER as --folder."""
-    command, _ = find_command(read_commands(), arguments)
-    for argument in command["arguments"] if command is not None else ():
+    if is_about_these and faults:
+        return "; ".join(faults)
+    # Arguments as the help names them: the parser also accepts FOLDER as --folder.
+    message = str(error)
+    for argument in command["arguments"]:
         message = message.replace(f"parameter --{argument['name'].lower()} ", f"parameter {argument['name']} ")
     return message
 
@@ -146,14 +135,14 @@ def _plain_message(message: str, arguments: Sequence[str]) -> str:
 def _next_step(error: TopobusError, arguments: Sequence[str]) -> str:
     """Return a next step for an error that has none of its own."""
     if isinstance(error, UsageError):
-        return " ".join(("topobus", *_command_of(arguments), "--help"))
+        return _help_of(arguments)
     if isinstance(error, InputError):
         return (
-            f"`topobus {' '.join((*_command_of(arguments), '--help'))}` lists what is accepted; examples/pods and "
-            "examples/claims have manifests to start from"
+            f"`{_help_of(arguments)}` lists what is accepted; examples/pods and examples/claims have manifests "
+            "to start from"
         )
     if isinstance(error, ContractError):
-        if _command_of(arguments)[:1] in _READ_MANIFESTS:
+        if find_command(read_commands(), arguments)[0]["words"] in _READ_MANIFESTS:
             return (
                 "correct it there, and run the command again: docs/reference/pods.md and "
                 "docs/reference/allocation.md have the fields"

@@ -36,8 +36,10 @@ __all__ = [
     "BUS_DEFAULTS",
     "OUTPUT_DEFAULTS",
     "BusOptions",
+    "ClassFilter",
     "MachineSource",
     "NamesSystem",
+    "NodeFilter",
     "OutputOptions",
     "cancel_at",
     "check_known",
@@ -50,6 +52,8 @@ __all__ = [
 ]
 
 
+NodeFilter = Annotated[str | None, Parameter(help="Only this node.")]
+ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only this device class.")]
 MachineSource = Annotated[
     str,
     Parameter(

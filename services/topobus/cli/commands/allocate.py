@@ -24,7 +24,7 @@ from topobus.cli.listing.responding_services import why_silent
 from topobus.cli.objects.manifests import manifest_files, read_mixed, read_wanted
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import reason_lines, with_parts
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.formats.kubernetes.objects import object_parts
 from topobus.formats.messages.catalogue import ALIGNMENT, HINT, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.formats.messages.messages import ApiObject
@@ -65,7 +65,7 @@ def allocate(
         Literal["corrected", "compatible"],
         Parameter(help="Where kube-scheduler has a defect, give the right answer, or the one of kube-scheduler."),
     ] = "corrected",
-    output_form: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output_form: TextOrJson = "text",
     kubernetes: ClusterOptions = CLUSTER_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:

@@ -14,7 +14,7 @@ from rich.text import Text
 from topobus.bus.bus import Bus, Start
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, cancel_at, check_known, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, cancel_at, check_known, open_bus
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.formats.messages.catalogue import DECISION, LEDGER
@@ -29,7 +29,7 @@ __all__ = ["decision_listing", "decisions"]
 
 def decisions(
     *,
-    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    node: NodeFilter = None,
     limit: Annotated[
         int, Parameter(help="At most this number, the newest.", validator=validators.Number(gte=1, lte=4096))
     ] = 20,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -12,7 +12,7 @@ from rich.text import Text
 from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.render.grids import plain_table
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.values.cluster_answers import Evictions, MovePlan
 from topobus.values.node_text import counted
 
@@ -31,7 +31,7 @@ def defrag(
             help="Evict these pods one by one, by the eviction API. It stops when the cluster has changed.",
         ),
     ] = False,
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output: TextOrJson = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """Show the fewest pods that would have to move so that one more pod fits.

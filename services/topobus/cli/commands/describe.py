@@ -5,7 +5,7 @@ waits.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -20,7 +20,7 @@ from topobus.cli.objects.kinds import plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.description import describe as put_together
 from topobus.cli.render.description import view
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.cli.render.tables import claim_names
 from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, INVENTORY, LEDGER, OBJECT
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
@@ -38,7 +38,7 @@ def describe(
         str, Parameter(name="KIND NAME", help="Such as claim fast, pod trainer, deviceclass gpu.example.com.")
     ],
     namespace: Namespace = "default",
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output: TextOrJson = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Show all about one object: state, devices with NUMA node and health, users, decisions, and

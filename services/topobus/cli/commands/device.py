@@ -24,7 +24,7 @@ from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.listing.responding_services import device_service_on, note_waiting, topology_on
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, check_known, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, ClassFilter, NamesSystem, NodeFilter, check_known, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.engine.drawing.letters import holders_of
 from topobus.formats.messages.catalogue import LEDGER, MAINTENANCE, OPERATE
@@ -45,8 +45,6 @@ _AT_A_TIME = 8
 _UNCHANGED = {DeviceVerb.FORGIVE: "nothing to forgive", DeviceVerb.RETURN: "nothing to return"}
 
 Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any: all that the selectors choose.")]
-NodeFilter = Annotated[str | None, Parameter(help="Only on this node.")]
-ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only of this device class.")]
 Why = Annotated[str, Parameter(help="The reason, which lists of devices show.")]
 Who = Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")]
 Drain = Annotated[bool, Parameter(negative="", help="Evict the pods that have the device by a claim, by a taint.")]

@@ -20,7 +20,7 @@ from topobus.bus.login.certificate_facts import day
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.responding_services import side_by_side, sign_of_life, silence_text
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus, system_text
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, NodeFilter, one_of, open_bus, system_text
 from topobus.cli.rules.checkup import (
     MISSING,
     Finding,
@@ -91,7 +91,7 @@ _SELDOM_OFFERED = frozenset({"cpu"})
 
 def doctor(
     *,
-    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    node: NodeFilter = None,
     machine: Annotated[
         str | None,
         Parameter(

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, ask, read_one
 from topobus.cli.exits import ExitCode
 from topobus.cli.render.free_table import free_view
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.values.cluster_answers import FreeAnswer
 
 __all__ = ["free"]
@@ -32,7 +32,7 @@ def free(
             help="A manifest of a pod, a claim or a claim template: how many more of it fit, and where.",
         ),
     ] = None,
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output: TextOrJson = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """List the free devices of any cluster, how many of them lie together, and how many more of a pod

@@ -18,11 +18,11 @@ from topobus.bus.bus import Start
 from topobus.cli.commands.inventory import no_device, read_inventories, read_ledgers, selected
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, cancel_at, check_known, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, ClassFilter, NodeFilter, cancel_at, check_known, open_bus
 from topobus.cli.render.device_listings import health_listing
 from topobus.cli.render.gaps import Gaps
 from topobus.cli.render.listing import Listing, Row
-from topobus.cli.render.styles import HEALTH_STYLES
+from topobus.cli.render.styles import health_text
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER
 from topobus.formats.messages.messages import HealthEvent
 from topobus.values.timestamps import short_time
@@ -40,10 +40,6 @@ class WatchedEvent(Struct, frozen=True, kw_only=True):
     is_present_state: bool
     """True for a state from before the watch began."""
     event: HealthEvent
-
-
-NodeFilter = Annotated[str | None, Parameter(help="Only this node.")]
-ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only this device class.")]
 
 
 @health_app.default
@@ -144,7 +140,7 @@ def event_line(watched: WatchedEvent) -> Text:
     line = Text.assemble((f"{short_time(event.time)}  ", "faint"), (f"{event.node}/{event.device}", "name"), "  ")
     if event.previous is not None and not watched.is_present_state:
         line.append(f"{event.previous} -> ", "faint")
-    line.append_text(_state_text(event.health.state.value))
+    line.append_text(health_text(event.health.state))
     if event.is_removed:
         line.append("  gone from the inventory", "warn")
     if worst is not None:
@@ -159,8 +155,3 @@ def event_line(watched: WatchedEvent) -> Text:
     if watched.is_present_state:
         line.append("  (present state)", "faint")
     return line
-
-
-def _state_text(state: str) -> Text:
-    style = {str(key.value): value for key, value in HEALTH_STYLES.items()}[state]
-    return Text(state, style or "ok")

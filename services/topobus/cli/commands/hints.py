@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, cancel_at, check_known, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, cancel_at, check_known, open_bus
 from topobus.cli.render.answers import hints_text
 from topobus.cli.render.gaps import Gaps
 from topobus.formats.messages.catalogue import HINTS
@@ -26,7 +26,7 @@ hints_app = App(name="hints", help="Which NUMA nodes device services and topolog
 @hints_app.command(name="watch")
 def watch(
     *,
-    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    node: NodeFilter = None,
     device_class: Annotated[
         str | None, Parameter(name="--class", help="Only this class; memory and hugepages are class memory.")
     ] = None,

@@ -16,8 +16,9 @@ from topobus.bus.bus import Bus
 from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
+from topobus.formats.kubernetes.objects import entries_of
 from topobus.formats.messages.catalogue import LEDGER, OBJECT
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.idset import CpuSet
@@ -29,7 +30,7 @@ __all__ = ["allocations_of_pod", "holder_listing", "holders"]
 
 def holders(
     *,
-    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    node: NodeFilter = None,
     namespace: Annotated[
         str, Parameter(name=("--namespace", "-n"), help="Only holders of this namespace. Default: all.")
     ] = "",
@@ -103,12 +104,10 @@ def _is_without_pods(allocation: Allocation) -> bool:
 
 def _users_of(claim: ApiObject) -> tuple[Owner, ...]:
     """Return the pods that a claim is reserved for, sorted."""
-    reserved_for = claim.status.get("reservedFor")
-    users = [user for user in reserved_for if isinstance(user, dict)] if isinstance(reserved_for, list) else []
     namespace = str(claim.metadata.get("namespace") or "default")
     pods = (
         Owner(kind=OwnerKind.POD, namespace=namespace, name=str(user.get("name")), uid=str(user.get("uid") or ""))
-        for user in users
+        for user in entries_of(claim.status.get("reservedFor"))
         if user.get("resource") == "pods"
     )
     return tuple(sorted(pods, key=str))

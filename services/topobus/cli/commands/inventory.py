@@ -15,8 +15,8 @@ from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.fleet_inventories import list_inventories, unread_text
 from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
 from topobus.cli.listing.responding_services import as_of_now
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, one_of_classes, open_bus
-from topobus.cli.render.device_listings import device_labels, device_listing, summary_listing
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, one_of, one_of_classes, open_bus
+from topobus.cli.render.device_listings import device_labels, device_listing, holder_of, summary_listing
 from topobus.cli.render.listing import Listing, Row
 from topobus.cli.render.output import Output
 from topobus.engine.drawing.letters import holders_of
@@ -37,7 +37,7 @@ def inventory(
     of_class: Annotated[
         str | None, Parameter(name="--class", help="The same as CLASS, as `topobus health` has it.")
     ] = None,
-    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    node: NodeFilter = None,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
@@ -99,9 +99,7 @@ def no_device(lister: Lister, inventories: Sequence[Inventory], ledgers: Mapping
 def _labelled(inventory: Inventory, ledger: Ledger | None) -> Iterable[tuple[Device, dict[str, str]]]:
     holders = holders_of(ledger)
     for device in inventory.devices:
-        cpu_holder = holders.by_cpu.get(device.cpu) if device.cpu is not None else None
-        holder = cpu_holder or holders.by_device.get((device.device_class, device.name))
-        yield device, device_labels(inventory, device, holder)
+        yield device, device_labels(inventory, device, holder_of(device, holders))
 
 
 async def _inventory(device_class: str | None, node: str | None, lister: Lister, options: BusOptions) -> int:

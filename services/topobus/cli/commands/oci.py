@@ -14,13 +14,14 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from msgspec import Struct, structs
 
-from topobus.bus.bus import Bus
+from topobus.bus.bus import Bus, Entry
 from topobus.cli.commands.oci_hook import interface_hooks
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.objects.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
 from topobus.cli.render.output import Output
+from topobus.cli.render.tables import claim_names, results_of
 from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.engine.ledger.holdings import names_of
@@ -28,6 +29,7 @@ from topobus.engine.shapes.shapes import is_shape, shapes_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
 from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
 from topobus.formats.kubernetes.classic.classic_handles import shown
+from topobus.formats.kubernetes.objects import entries_of
 from topobus.formats.kubernetes.opaque_parameters import is_for_class
 from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
 from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest, UnprepareRequest
@@ -36,7 +38,7 @@ from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 from topobus.values.edits import ContainerEdits, Hook
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.idset import CpuSet, NodeSet
-from topobus.values.ledger import Holding, Ledger
+from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.outcome import MemoryBlock, Refusal
 from topobus.values.request import Owner, OwnerKind
 
@@ -207,20 +209,11 @@ async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | 
     stand-alone store, else by kubelet's PodResources.
     """
     ledger = await bus.get(LEDGER, node=node)
-    allocations = ledger.value.allocations.values() if ledger else ()
-    allocation = next(
-        (
-            each_allocation
-            for each_allocation in allocations
-            if (each_allocation.owner.kind, each_allocation.owner.namespace, each_allocation.owner.name)
-            == (OwnerKind.POD, namespace, name)
-        ),
-        None,
-    )
+    allocation = _held_by(ledger, OwnerKind.POD, namespace, name)
     stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
     if allocation is None and stored is None:
         return await _pod_by_kubelet(bus, node, namespace, name, container)
-    holdings = {each_holding.container: each_holding for each_holding in allocation.holdings} if allocation else {}
+    holdings = {holding.container: holding for holding in allocation.holdings} if allocation else {}
     chosen = _choose(f"{namespace}/{name}", {*holdings, *(_containers(stored.value) if stored else {})}, container)
     holding = holdings.get(chosen, Holding())
     owner = allocation.owner if allocation else Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid="")
@@ -239,39 +232,25 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
     try:
         reply = await bus.ask(PODS, PodsRequest(namespace=namespace), node=node)
         why = reply.why
-        container_devices = [
-            each_container
-            for each_container in reply.containers
-            if (each_container.namespace, each_container.pod) == (namespace, name)
-        ]
+        entries = [entry for entry in reply.containers if (entry.namespace, entry.pod) == (namespace, name)]
     except PeerUnavailable as err:
-        container_devices, why = [], str(err)
-    if not container_devices:
+        entries, why = [], str(err)
+    if not entries:
         detail = f"; kubelet's pods are not known: {why}" if why else ", and kubelet lists nothing of ours in it"
         raise NotFoundError(
             f"node {node} holds nothing for pod {namespace}/{name}{detail}",
             next_step="`topobus place` places a pod; `topobus pods` lists those of kubelet",
         )
-    chosen = _choose(
-        f"{namespace}/{name}",
-        {
-            other_container_devices.container
-            for other_container_devices in container_devices
-            if other_container_devices.container
-        },
-        container,
-    )
+    chosen = _choose(f"{namespace}/{name}", {entry.container for entry in entries if entry.container}, container)
     ledger = await bus.get(LEDGER, node=node)
     holders = _holders(ledger.value) if ledger else {}
     devices: dict[tuple[str, str], tuple[Owner, str, list[str]]] = {}
     cpus: list[str] = []
     memory: tuple[MemoryBlock, ...] = ()
     claims: dict[tuple[str, str], None] = {}
-    for entry in (
-        other_container_devices
-        for other_container_devices in container_devices
-        if other_container_devices.container in (chosen, "")
-    ):
+    for entry in entries:
+        if entry.container not in (chosen, ""):
+            continue
         if entry.claim:
             claims[parse_namespaced(entry.claim)] = None
         elif entry.resource == entry.device_class:
@@ -306,6 +285,14 @@ def _choose(pod: str, names: Iterable[str], container: str | None) -> str:
             next_step=f"name one of them with --container: {', '.join(known_names)}",
         )
     return one_of("container", container or known_names[0], known_names)
+
+
+def _held_by(ledger: Entry[Ledger] | None, kind: OwnerKind, namespace: str, name: str) -> Allocation | None:
+    allocations = ledger.value.allocations.values() if ledger is not None else ()
+    wanted = (kind, namespace, name)
+    return next(
+        (each for each in allocations if (each.owner.kind, each.owner.namespace, each.owner.name) == wanted), None
+    )
 
 
 def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
@@ -429,18 +416,9 @@ async def _claim_devices(
                 next_step="`topobus describe claim` shows why it waits",
             )
         return owner, held, claim
-    ledger = await bus.get(LEDGER, node=node)
-    for allocation in ledger.value.allocations.values() if ledger else ():
-        if (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (
-            OwnerKind.CLAIM,
-            namespace,
-            name,
-        ):
-            return (
-                allocation.owner,
-                {device_class: set(names) for device_class, names in names_of(allocation).items()},
-                None,
-            )
+    allocation = _held_by(await bus.get(LEDGER, node=node), OwnerKind.CLAIM, namespace, name)
+    if allocation is not None:
+        return allocation.owner, {key: set(names) for key, names in names_of(allocation).items()}, None
     raise NotFoundError(
         f"there is no claim {namespace}/{name} in the stand-alone store, and node {node} holds nothing for "
         "one of a cluster",
@@ -515,9 +493,8 @@ def _answers(device_class: str, prepared: Prepared) -> list[PluginAnswer]:
 
 def _held(claim: ApiObject, node: str) -> dict[str, set[str]]:
     """Class to devices of ours that a claim has on a node."""
-    allocation = shown(claim).status.get("allocation") or {}
     held: dict[str, set[str]] = {}
-    for result in (allocation.get("devices") or {}).get("results") or ():
+    for result in results_of(claim):
         device = str(result.get("device"))
         device_class = class_of_device(str(result.get("driver", "")), device)
         if device_class is not None and node_of_pool(str(result.get("pool", ""))) == node:
@@ -527,10 +504,10 @@ def _held(claim: ApiObject, node: str) -> dict[str, set[str]]:
 
 def _containers(pod: ApiObject) -> dict[str, list[str]]:
     """Container to the pod's own names of the claims that it uses."""
-    every = [*(pod.spec.get("initContainers") or ()), *(pod.spec.get("containers") or ())]
+    every = [*entries_of(pod.spec.get("initContainers")), *entries_of(pod.spec.get("containers"))]
     return {
         str(container.get("name")): [
-            str(it.get("name")) for it in (container.get("resources") or {}).get("claims") or ()
+            str(use.get("name")) for use in entries_of((container.get("resources") or {}).get("claims"))
         ]
         for container in every
     }
@@ -540,19 +517,8 @@ def _claims_of(pod: ApiObject, container: str) -> list[str]:
     """Names of the claims that a container uses: given in the pod, or made for it from a
     template.
     """
-    made = {
-        str(resource_claim_status.get("name")): resource_claim_status.get("resourceClaimName")
-        for resource_claim_status in pod.status.get("resourceClaimStatuses") or ()
-    }
-    given = {
-        str(resource_claim.get("name")): resource_claim.get("resourceClaimName")
-        for resource_claim in pod.spec.get("resourceClaims") or ()
-    }
-    names = [
-        made.get(other_container) or given.get(other_container)
-        for other_container in _containers(pod).get(container, ())
-    ]
-    return [str(name) for name in dict.fromkeys(names) if name]
+    names = claim_names(pod)
+    return [name for name in dict.fromkeys(names.get(use) for use in _containers(pod).get(container, ())) if name]
 
 
 def _memory_nodes(holding: Holding) -> str:

@@ -21,7 +21,7 @@ from topobus.cli.objects.applying import is_scheduled
 from topobus.cli.objects.manifests import parse_namespaced, read_wanted, request_of
 from topobus.cli.objects.sources import Files
 from topobus.cli.objects.vendor_names import Profiles, by_our_names
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, one_of, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, NodeFilter, one_of, open_bus
 from topobus.cli.render.answers import answer_view
 from topobus.cli.render.output import Output
 from topobus.formats.kubernetes.objects import metadata_of, name_of, object_parts
@@ -272,7 +272,7 @@ def release_pod(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The pod.")],
     /,
     *,
-    node: Annotated[str | None, Parameter(help="Only on this node.")] = None,
+    node: NodeFilter = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Release all that a pod holds."""
@@ -284,7 +284,7 @@ def release_claim(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The claim.")],
     /,
     *,
-    node: Annotated[str | None, Parameter(help="Only on this node.")] = None,
+    node: NodeFilter = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Release all that a claim holds whose object is no longer stored.

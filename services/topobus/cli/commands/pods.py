@@ -15,9 +15,9 @@ from rich.text import Text
 from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.cli.render.styles import HEALTH_STYLES
+from topobus.cli.render.styles import health_text
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, PODS
 from topobus.formats.messages.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
 from topobus.values.errors import PeerUnavailable
@@ -31,7 +31,7 @@ _CPU_CLASS = "cpu"
 
 def pods(
     *,
-    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    node: NodeFilter = None,
     namespace: Annotated[
         str, Parameter(name=("--namespace", "-n"), help="Only pods of this namespace. Default: all.")
     ] = "",
@@ -164,9 +164,8 @@ def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
             yield row(container.container or "(all)", block.kind, _size(block.size_bytes), str(block.nodes), "")
         return
     for device in container.devices:
-        health = device.health.value + (f": {device.reason}" if device.reason else "")
         numa = str(device.numa_nodes) if device.numa_nodes is not None else "?"
-        yield row(container.container, origin, device.name, numa, Text(health, HEALTH_STYLES[device.health] or "ok"))
+        yield row(container.container, origin, device.name, numa, health_text(device.health, device.reason))
 
 
 def _cpus(devices: tuple[HeldDevice, ...]) -> tuple[str, str, Text]:
@@ -177,8 +176,8 @@ def _cpus(devices: tuple[HeldDevice, ...]) -> tuple[str, str, Text]:
     nodes = NodeSet.of(node for device in devices for node in device.numa_nodes or ())
     sick = [device for device in devices if device.health is not HealthState.HEALTHY]
     shown = sick[0] if sick else devices[0]
-    text = shown.health.value + (f": {shown.name} {shown.reason}" if sick and shown.reason else "")
-    return f"cpus {cpus}", str(nodes) if nodes else "?", Text(text, HEALTH_STYLES[shown.health] or "ok")
+    detail = f"{shown.name} {shown.reason}" if sick and shown.reason else ""
+    return f"cpus {cpus}", str(nodes) if nodes else "?", health_text(shown.health, detail)
 
 
 def _size(size_bytes: int) -> str:

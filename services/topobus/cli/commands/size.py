@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter, validators
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.text import Text
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import MachineSource
 from topobus.cli.render.grids import plain_table
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.cli.rules.fleet_size import FleetSize, size_fleet
 from topobus.cli.simulation.node import open_machine
 from topobus.values.node_text import counted
@@ -35,7 +35,7 @@ def size(
             validator=validators.Number(gte=0, lte=1_000_000_000),
         ),
     ] = 0.0,
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output: TextOrJson = "text",
 ) -> int:
     """Show what a fleet of equal nodes needs: memory, processor, disk, messages, the shape of NATS,
     with the page that has each measurement.

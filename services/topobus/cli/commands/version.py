@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 from msgspec import Struct
@@ -16,7 +16,7 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.responding_services import side_by_side, silence_text
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus, system_text
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.engine.health.silence import Answered, Silent
 from topobus.formats.messages.catalogue import HINT, MACHINE, PLAN, PODS, PREFER, RELAY
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
@@ -47,7 +47,7 @@ def version(
         bool,
         Parameter(name="--client", negative="", help="Only this program's version, without a request to any service."),
     ] = False,
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output: TextOrJson = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Show the versions of this program, of the NATS server and of each running service.

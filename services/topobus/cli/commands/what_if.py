@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -13,7 +13,7 @@ from topobus.cli.cluster_questions import SNAPSHOT_DEFAULTS, SnapshotOptions, as
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.objects.manifests import manifest_files, read_mixed
 from topobus.cli.render.grids import plain_table
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.values.cluster_answers import PodChange, PodState
 
 __all__ = ["what_if"]
@@ -50,7 +50,7 @@ def what_if(
             "pod/NAMESPACE/NAME, claim/NAMESPACE/NAME.",
         ),
     ] = (),
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output: TextOrJson = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """Show which pods of a cluster would have a node, or lose theirs, with other objects.

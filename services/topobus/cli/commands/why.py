@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
 from topobus.cli.cluster_questions import CLUSTER_DEFAULTS, SNAPSHOT_DEFAULTS, ClusterOptions, SnapshotOptions, ask
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.render.output import Output
+from topobus.cli.render.output import Output, TextOrJson
 from topobus.cli.render.picture import recording_console, save_picture
 from topobus.cli.render.verdict import verdict_view
 from topobus.values.cluster_answers import Verdict
@@ -40,7 +40,7 @@ def why(
     *,
     watch: Annotated[bool, Parameter(negative="", help="Ask again every five seconds until it fits.")] = False,
     svg: Annotated[Path | None, Parameter(help="Also save the answer as a picture.")] = None,
-    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    output: TextOrJson = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,
 ) -> int:
     """Explain why a pod of any cluster has no node, and the smallest change that helps.

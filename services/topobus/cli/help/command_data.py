@@ -57,20 +57,13 @@ class CommandData(TypedDict):
 
 
 def read_commands() -> dict[str, CommandData]:
-    """Read the data, by words.
-
-    Empty when the file does not exist, as in a checkout in which it was never made.
-    """
-    try:
-        lines = _FILE.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    commands: list[CommandData] = [json.loads(line) for line in lines if line]
+    """Read the data, by words."""
+    commands: list[CommandData] = [json.loads(line) for line in _FILE.read_text(encoding="utf-8").splitlines()]
     return {command["words"]: command for command in commands}
 
 
-def find_command(commands: dict[str, CommandData], arguments: Sequence[str]) -> tuple[CommandData | None, list[str]]:
-    """Find the command that a line's leading words name.
+def find_command(commands: dict[str, CommandData], arguments: Sequence[str]) -> tuple[CommandData, list[str]]:
+    """Find the command that a line's leading words name, else the program itself.
 
     Returns it, and the words after it that are no options.
 
@@ -83,11 +76,8 @@ def find_command(commands: dict[str, CommandData], arguments: Sequence[str]) -> 
         if argument.startswith("-"):
             break
         leading.append(argument)
-    for count in range(len(leading), -1, -1):
-        command = commands.get(" ".join(leading[:count]))
-        if command is not None:
-            return command, leading[count:]
-    return None, leading
+    count = next(length for length in range(len(leading), -1, -1) if " ".join(leading[:length]) in commands)
+    return commands[" ".join(leading[:count])], leading[count:]
 
 
 def as_lines(commands: Sequence[CommandData]) -> str:

@@ -44,26 +44,17 @@ def answer_quickly(arguments: list[str]) -> bool:
     asks_help = any(option in options for option in _HELP)
     if options[:1] == ["help"] and not asks_help:
         options, asks_help = options[1:], True
-    if not asks_help and options:
-        commands = read_commands()
-        group, rest = find_command(commands, options)
-        if (
-            group is None
-            or group["is_command"]
-            or rest
-            or not group["words"]
-            or len(options) > len(group["words"].split())
-        ):
-            return False
-        print_help(help_of(group, commands))
-        return True
     commands = read_commands()
     command, rest = find_command(commands, options)
-    # The parser refuses a word that is no command, unless it is an argument of one.
-    if command is None or (rest and not command["is_command"]):
-        return False
-    print_help(help_of(command, commands))
-    return True
+    if asks_help or not options:
+        # The parser refuses a word that is no command, unless it is an argument of one.
+        is_ours = not rest or command["is_command"]
+    else:
+        # A group of commands alone.
+        is_ours = options == command["words"].split() and not command["is_command"]
+    if is_ours:
+        print_help(help_of(command, commands))
+    return is_ours
 
 
 def help_of(command: CommandData, commands: dict[str, CommandData]) -> str:

@@ -20,6 +20,7 @@ from topobus.formats.kubernetes.classic.classic import is_classic, unfold_class
 from topobus.formats.kubernetes.objects import (
     admit,
     ask_deletion,
+    entries_of,
     is_of_cluster,
     metadata_of,
     name_of,
@@ -338,13 +339,10 @@ def condition_of(api_object: ApiObject) -> dict[str, Any] | None:
     """Find the controller's condition of an object. A condition for an older spec does not
     count.
     """
-    conditions = api_object.status.get("conditions")
-    for condition in conditions if isinstance(conditions, list) else []:
-        if not isinstance(condition, dict) or condition.get("type") != CONDITIONS.get(api_object.kind):
-            continue
-        if condition.get("observedGeneration") == (metadata_of(api_object).generation or None):
-            return dict(condition)
-    return None
+    generation = metadata_of(api_object).generation or None
+    wanted = (CONDITIONS.get(api_object.kind), generation)
+    conditions = entries_of(api_object.status.get("conditions"))
+    return next((each for each in conditions if (each.get("type"), each.get("observedGeneration")) == wanted), None)
 
 
 def is_allocated(api_object: ApiObject) -> bool:

@@ -19,11 +19,10 @@ from topobus.cli.render.answers import reason_lines
 from topobus.cli.render.grids import facts_grid
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import HEALTH_STYLES
-from topobus.cli.render.tables import claim_names, node_of, state_of
+from topobus.cli.render.tables import claim_names, node_of, results_of, state_of, ways_of
 from topobus.engine.drawing.leaves import short_address
 from topobus.engine.shapes.shapes import is_shape, shapes_of
-from topobus.formats.kubernetes.classic.classic_handles import shown
-from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.kubernetes.objects import entries_of, metadata_of, name_of
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.values.device import Inventory
@@ -138,10 +137,10 @@ def view(api_object: ApiObject, description: Description) -> RenderableType:
         cpus = f"CPUs {held.cpus}" if held.cpus else ""
         what = ", ".join(part for part in (names, cpus) if part) or "nothing"
         parts.append(Text(f"held on {held.node}: {what}{'; prepared for a container' if held.is_prepared else ''}"))
-    users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
+    users = [str(user.get("name")) for user in entries_of(api_object.status.get("reservedFor"))]
     if api_object.kind == "ResourceClaim":
         parts.append(Text(f"reserved for: {', '.join(users) or 'no pod'}"))
-    conditions = _dicts(api_object.status.get("conditions"))
+    conditions = entries_of(api_object.status.get("conditions"))
     has_advice = any(reason.code == _NEAREST for reason in description.reasons)
     for condition in conditions:
         if has_advice and condition.get("type") == _ADVICE:
@@ -194,7 +193,7 @@ def _facts(api_object: ApiObject) -> Table:
 def _asks(api_object: ApiObject) -> list[str]:
     if api_object.kind == "Pod":
         lines = [f"claim {name}: {claim or 'not made yet'}" for name, claim in claim_names(api_object).items()]
-        for container in _dicts(api_object.spec.get("containers")):
+        for container in entries_of(api_object.spec.get("containers")):
             limits = (container.get("resources") or {}).get("limits") or {}
             asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(limits.items()))
             lines += [f"container {container.get('name')}: {asked}"] if asked else []
@@ -206,19 +205,16 @@ def _asks(api_object: ApiObject) -> list[str]:
 
 def _device_asks(devices: dict[str, Any]) -> list[str]:
     lines: list[str] = []
-    for request in _dicts(devices.get("requests")):
-        ways = (
-            [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
-        )
-        for way in ways:
+    for request in entries_of(devices.get("requests")):
+        for way in ways_of(request):
             name = f"{request.get('name')}/{way['name']}" if way.get("name") else str(request.get("name"))
             count = "all" if way.get("allocationMode") == "All" else str(way.get("count", 1))
             lines.append(f"request {name}: {count} of class {way.get('deviceClassName')}")
             expressions = [
-                str((selector.get("cel") or {}).get("expression", "?")) for selector in _dicts(way.get("selectors"))
+                str((selector.get("cel") or {}).get("expression", "?")) for selector in entries_of(way.get("selectors"))
             ]
             lines.extend(f"  where {' '.join(text.split())}" for text in expressions)
-    for constraint in _dicts(devices.get("constraints")):
+    for constraint in entries_of(devices.get("constraints")):
         of = ", ".join(map(str, constraint.get("requests") or ())) or "all requests"
         kind = "equal" if constraint.get("matchAttribute") else "different"
         lines.append(f"{kind} {constraint.get('matchAttribute') or constraint.get('distinctAttribute')} among {of}")
@@ -291,7 +287,7 @@ def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, 
     """Find the reasons behind the present condition: those of the event with the same text, else
     the condition's own text.
     """
-    waits = [condition for condition in _dicts(card.status.get("conditions")) if condition.get("status") == "False"]
+    waits = [condition for condition in entries_of(card.status.get("conditions")) if condition.get("status") == "False"]
     if not waits:
         return ()
     message = str(waits[0].get("message") or "")
@@ -310,7 +306,7 @@ def _all_granted(
     api_object: ApiObject, inventories: Sequence[Inventory], own_shapes: Mapping[str, Sequence[OwnShape]]
 ) -> Iterator[Granted]:
     """List what a claim has: of a shape the parts, as its node has them now."""
-    for result in _results(api_object):
+    for result in results_of(api_object):
         driver, pool, name = (str(result.get(key) or "") for key in ("driver", "pool", "device"))
         node = node_of(driver, pool)
         of_node = [inventory for inventory in inventories if inventory.node == node]
@@ -350,13 +346,3 @@ def _held(node: str, allocation: Allocation) -> Held:
             devices[device_class] = (*devices.get(device_class, ()), *names)
         cpus = ",".join(part for part in (cpus, str(holding.cpus)) if part)
     return Held(node=node, devices=devices, cpus=cpus, is_prepared=allocation.is_prepared)
-
-
-def _results(api_object: ApiObject) -> list[dict[str, Any]]:
-    allocation = shown(api_object).status.get("allocation")
-    devices = allocation.get("devices") if isinstance(allocation, dict) else None
-    return _dicts(devices.get("results")) if isinstance(devices, dict) else []
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

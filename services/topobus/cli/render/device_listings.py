@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
-from topobus.cli.render.styles import HEALTH_STYLES, holder_style
+from topobus.cli.render.styles import health_text, holder_style
 from topobus.engine.drawing.leaves import short_address
 from topobus.engine.drawing.letters import DrawnHolder, DrawnHolders, holders_of
 from topobus.engine.health.silence import SERVICE_SILENT
@@ -34,6 +34,7 @@ __all__ = [
     "device_listing",
     "health_document",
     "health_listing",
+    "holder_of",
     "summary_listing",
 ]
 
@@ -76,7 +77,7 @@ def _totals(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def _summary_row(inventory: Inventory, holders: DrawnHolders) -> Row:
-    held = {device.name for device in inventory.devices if _is_held(device, holders)}
+    held = {device.name for device in inventory.devices if holder_of(device, holders) is not None}
     sick = [device for device in inventory.devices if not device.health.is_allocatable]
     free = [device for device in inventory.devices if device.name not in held and device.is_allocatable]
     return Row(
@@ -164,9 +165,9 @@ def _device_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> 
     place = (device.device_class, device.name)
     holder, sharers = holders.by_device.get(place), holders.sharers.get(place, ())
     worst = device.health.worst
-    health = device.health.state.value + (f": {worst.reason}" if worst else "")
+    health = health_text(device.health.state, worst.reason if worst else "")
     if device.maintenance is not None or device.is_spare:
-        health += f", {device.why_not}"
+        health.append(f", {device.why_not}")
     held_by: Cell = Text(holder.name, holder_style(holder)) if holder else Text("-", "faint")
     if device.sharing is not None and (sharers or holder is None):
         held_by = _shares_text(device, sharers)
@@ -179,7 +180,7 @@ def _device_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> 
             short_address(str(device.pcie_switch))
             if device.pcie_switch
             else device.pcie_root.removeprefix("pci") or "-",
-            Text(health, HEALTH_STYLES[device.health.state] or "ok"),
+            health,
             held_by,
             short_time(device.health.since) or "-",
             device.driver or "-",
@@ -292,10 +293,11 @@ def _by_numa(devices: Iterable[Device]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: natural_key(item[0]))
 
 
-def _is_held(device: Device, holders: DrawnHolders) -> bool:
+def holder_of(device: Device, holders: DrawnHolders) -> DrawnHolder | None:
+    """Return who holds a device or a CPU."""
     if device.cpu is not None:
-        return device.cpu in holders.by_cpu
-    return (device.device_class, device.name) in holders.by_device
+        return holders.by_cpu.get(device.cpu)
+    return holders.by_device.get((device.device_class, device.name))
 
 
 def health_listing(
@@ -359,17 +361,13 @@ def _what_is_wrong(worst: Condition) -> str:
 def _health_row(inventory: Inventory, device: Device, holders: DrawnHolders) -> Row:
     worst = device.health.worst
     what = _what_is_wrong(worst) if worst is not None else "-"
-    holder = (
-        holders.by_cpu.get(device.cpu)
-        if device.cpu is not None
-        else holders.by_device.get((device.device_class, device.name))
-    )
+    holder = holder_of(device, holders)
     return Row(
         name=device.name,
         cells=(
             Text(device.name, "name"),
             inventory.node,
-            Text(device.health.state.value, HEALTH_STYLES[device.health.state] or "ok"),
+            health_text(device.health.state),
             short_time(device.health.since) or "-",
             what,
             Text(holder.name, holder_style(holder)) if holder else Text("-", "faint"),
@@ -388,7 +386,7 @@ def _silent_row(inventory: Inventory, devices: Sequence[Device]) -> Row:
         cells=(
             Text(f"{len(devices)} of class {inventory.device_class}", "name"),
             inventory.node,
-            Text(HealthState.UNKNOWN.value, HEALTH_STYLES[HealthState.UNKNOWN]),
+            health_text(HealthState.UNKNOWN),
             "-",
             why,
             Text("-", "faint"),

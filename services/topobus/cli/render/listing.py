@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-__all__ = ["Cell", "Column", "Fit", "Listing", "Row", "fold", "hanging", "words_of"]
+__all__ = ["Cell", "Column", "Fit", "Listing", "Row", "cut", "fold", "hanging", "words_of"]
 
 Cell = str | Text
 
@@ -110,7 +110,7 @@ class Listing:
             left_out.insert(0, self.columns[yielding[-1]].title)
         if left_out and self.has_headers:
             body.extend(fold(Text(f"too narrow for: {', '.join(left_out)} ({self.all_of_it})", "dim"), width))
-        return [_bare(line) for line in (*(_cut(line, width) for line in head), *body)]
+        return [_bare(line) for line in (*(cut(line, width) for line in head), *body)]
 
     @property
     def _all_rows(self) -> tuple[Row, ...]:
@@ -137,7 +137,7 @@ class Listing:
                 lines.append(
                     _joined([_aligned(part, columns[place], widths[place]) for place, part in enumerate(parts)], gap)
                 )
-            lines.extend(_cut(line, width) for line in row.below)
+            lines.extend(cut(line, width) for line in row.below)
         return lines
 
     def _blocks(self, shown: Sequence[int], width: int) -> list[Text]:
@@ -153,7 +153,7 @@ class Listing:
             else:
                 for place in keys:
                     cell = _text(row.cells[place])
-                    lines.append(cell if self.columns[place].fit is Fit.ID else _cut(cell, width))
+                    lines.append(cell if self.columns[place].fit is Fit.ID else cut(cell, width))
             line = Text()
             for place in shown:
                 cell = _text(row.cells[place])
@@ -166,7 +166,7 @@ class Listing:
                     line = Text()
                 if is_long and self.columns[place].fit is Fit.ID:
                     lines += [
-                        _cut(Text(f"{' ' * _INDENT}{self.columns[place].title}:", "dim"), width),
+                        cut(Text(f"{' ' * _INDENT}{self.columns[place].title}:", "dim"), width),
                         *cell.split("\n"),
                     ]
                 elif is_long:
@@ -179,7 +179,7 @@ class Listing:
                     line = _joined([line, part], 3) if line else part
             if line:
                 lines.append(Text(" " * _INDENT) + line)
-            lines.extend(_cut(Text(" " * _INDENT) + line, width) for line in row.below)
+            lines.extend(cut(Text(" " * _INDENT) + line, width) for line in row.below)
         return lines
 
 
@@ -197,7 +197,7 @@ def fold(text: Text, width: int) -> list[Text]:
                 line = Text()
             line = line + word
             if len(_bare(line)) > width:
-                line = _cut(line, width)
+                line = cut(line, width)
         lines.append(_bare(line))
     return lines
 
@@ -220,7 +220,7 @@ def hanging(head: Text, body: Text, width: int) -> list[Text]:
     lines = [head + first]
     if rest:
         lines += [Text(" " * indent) + line for line in fold(rest, width - indent)]
-    return [_bare(_cut(line, width)) for line in lines]
+    return [_bare(cut(line, width)) for line in lines]
 
 
 def words_of(text: Text) -> list[Text]:
@@ -266,10 +266,12 @@ def _folded(cell: Text, column: Column, width: int) -> list[Text]:
     return fold(cell, width) if column.fit is Fit.TEXT else list(cell.split("\n"))
 
 
-def _cut(line: Text, width: int) -> Text:
-    cut = line.copy()
-    cut.truncate(max(width, 1), overflow="ellipsis")
-    return cut
+def cut(line: Text, width: int) -> Text:
+    """Cut a line to a width, as a copy: on a wider screen it is whole again."""
+    shorter = line.copy()
+    shorter.truncate(max(width, 1), overflow="ellipsis")
+    shorter.no_wrap = True
+    return shorter
 
 
 def _aligned(part: Text, column: Column, width: int) -> Text:

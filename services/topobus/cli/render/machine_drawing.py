@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.render.core_bars import core_bars
-from topobus.cli.render.listing import hanging
+from topobus.cli.render.listing import cut, hanging
 from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
 from topobus.engine.drawing.layout import DrawnCore, MachineLayout, NumaPanel, Place, RootBranch, layout_of
@@ -107,8 +107,7 @@ def _rows(layout: MachineLayout, per_row: int) -> Iterable[tuple[NumaPanel | Non
 def _headline(layout: MachineLayout, width: int) -> Text:
     line = Text.assemble((layout.node or "this machine", "bold"), f"  {layout.summary}")
     line.append(f"  (machine generation {layout.generation})", "faint")
-    line.truncate(width, overflow="ellipsis")
-    return line
+    return cut(line, width)
 
 
 def _node_panel(panel: NumaPanel, holders: DrawnHolders, panel_width: int) -> Panel:
@@ -127,12 +126,12 @@ def _node_panel(panel: NumaPanel, holders: DrawnHolders, panel_width: int) -> Pa
 def _panel_lines(panel: Place, holders: DrawnHolders, inner: int) -> list[Text]:
     lines: list[Text] = []
     if panel.cores:
-        lines.append(_fit(Text(f"cpus    {panel.cpus_text}"), inner))
+        lines.append(cut(Text(f"cpus    {panel.cpus_text}"), inner))
         lines.extend(core_bars(panel.cores, [_core_cell(core) for core in panel.cores], inner, indent=len(_LABEL)))
         if panel.caches:
-            lines.append(_fit(Text(f"L3      {panel.caches}"), inner))
+            lines.append(cut(Text(f"L3      {panel.caches}"), inner))
     if isinstance(panel, NumaPanel):
-        lines.append(_fit(Text(f"{_LABEL}{panel.memory_text}"), inner))
+        lines.append(cut(Text(f"{_LABEL}{panel.memory_text}"), inner))
     lines.extend(_tree_lines(panel.roots, holders, inner))
     return lines
 
@@ -145,7 +144,7 @@ def _core_cell(core: DrawnCore) -> tuple[str, str]:
 def _tree_lines(roots: Iterable[RootBranch], holders: DrawnHolders, inner: int) -> Iterable[Text]:
     """Draw root complex, switch, device. A level that the machine does not report is left out."""
     for root in roots:
-        yield _fit(Text(root.title, "title"), inner)
+        yield cut(Text(root.title, "title"), inner)
         for place, branch in enumerate(root.switches):
             is_last = place == len(root.switches) - 1
             if not branch.switch:
@@ -154,7 +153,7 @@ def _tree_lines(roots: Iterable[RootBranch], holders: DrawnHolders, inner: int) 
                         "└─" if is_last and number == len(branch.leaves) - 1 else "├─", leaf, holders, inner
                     )
                 continue
-            yield _fit(Text(f"{'└─' if is_last else '├─'} switch {short_address(branch.switch)}"), inner)
+            yield cut(Text(f"{'└─' if is_last else '├─'} switch {short_address(branch.switch)}"), inner)
             stem = "   " if is_last else "│  "
             for number, leaf in enumerate(branch.leaves):
                 yield _leaf_line(stem + ("└─" if number == len(branch.leaves) - 1 else "├─"), leaf, holders, inner)
@@ -171,7 +170,7 @@ def _leaf_line(stem: str, leaf: Leaf, holders: DrawnHolders, inner: int) -> Text
     sharers = holders.sharers.get((leaf.device_class, leaf.name), ())
     if len(sharers) > 1:
         line.append(f" shared by {''.join(sharer.letter for sharer, _ in sharers)}", holder_style(holder, "faint"))
-    return _fit(line, inner)
+    return cut(line, inner)
 
 
 def _legend(layout: MachineLayout, width: int, *, has_signs: bool) -> Iterable[RenderableType]:
@@ -196,13 +195,7 @@ def _signs(signs: Iterable[str], width: int) -> Iterable[Text]:
     line = ""
     for sign in signs:
         if line and len(line) + 2 + len(sign) > width:
-            yield _fit(Text(line, "faint"), width)
+            yield cut(Text(line, "faint"), width)
             line = ""
         line += f"{'  ' if line else ' '}{sign}"
-    yield _fit(Text(line, "faint"), width)
-
-
-def _fit(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis")
-    line.no_wrap = True
-    return line
+    yield cut(Text(line, "faint"), width)

@@ -13,9 +13,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from cyclopts import Parameter
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.text import Text
@@ -25,7 +26,19 @@ from topobus.cli.render.ascii_lines import AsciiLines, ascii_text
 from topobus.formats.messages.codec import to_builtins
 from topobus.values.errors import PeerUnavailable, TopobusError
 
-__all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "answer_console", "error_console", "open_console"]
+__all__ = [
+    "DRAWING_WIDTH",
+    "THEME",
+    "Output",
+    "TextOrJson",
+    "adapt_streams",
+    "answer_console",
+    "error_console",
+    "open_console",
+]
+
+TextOrJson = Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")]
+"""The option of commands that have no other forms."""
 
 # Drawings and tables are laid out for this many columns: two terminals side by side on a
 # laptop, and GitHub's code view.

@@ -15,11 +15,11 @@ from topobus.cli.objects.applying import WRONG, condition_of, is_allocated
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
 from topobus.formats.kubernetes.built_in_classes import BUILT_IN
 from topobus.formats.kubernetes.classic.classic_handles import shown
-from topobus.formats.kubernetes.objects import is_of_cluster, metadata_of
+from topobus.formats.kubernetes.objects import entries_of, is_of_cluster, metadata_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.dra_names import DRIVER, node_of_pool
 
-__all__ = ["age", "claim_names", "node_of", "object_listing", "state_of"]
+__all__ = ["age", "claim_names", "node_of", "object_listing", "results_of", "state_of", "ways_of"]
 
 Cells = Callable[[ApiObject], tuple[Cell, ...]]
 
@@ -110,8 +110,8 @@ def age(created: str, now: datetime) -> str:
 
 
 def _claim(api_object: ApiObject) -> tuple[Cell, ...]:
-    results = _results(api_object)
-    users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
+    results = results_of(api_object)
+    users = [str(user.get("name")) for user in entries_of(api_object.status.get("reservedFor"))]
     nodes = _nodes_of(results)
     devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
     return ", ".join(nodes) or "-", devices or "-", "\n".join(users) or "-"
@@ -142,11 +142,11 @@ def claim_names(pod: ApiObject) -> dict[str, str]:
     """
     made = {
         str(status.get("name")): str(status.get("resourceClaimName"))
-        for status in _dicts(pod.status.get("resourceClaimStatuses"))
+        for status in entries_of(pod.status.get("resourceClaimStatuses"))
     }
     return {
         str(entry.get("name")): _named_claim(entry) or made.get(str(entry.get("name")), "")
-        for entry in _dicts(pod.spec.get("resourceClaims"))
+        for entry in entries_of(pod.spec.get("resourceClaims"))
     }
 
 
@@ -163,7 +163,7 @@ def _named_claim(entry: dict[str, Any]) -> str:
 
 def _class(api_object: ApiObject) -> tuple[Cell, ...]:
     selectors = [
-        str((entry.get("cel") or {}).get("expression", "")) for entry in _dicts(api_object.spec.get("selectors"))
+        str((entry.get("cel") or {}).get("expression", "")) for entry in entries_of(api_object.spec.get("selectors"))
     ]
     return (" && ".join(" ".join(text.split()) for text in selectors) or "every device",)
 
@@ -179,7 +179,7 @@ def _slice(api_object: ApiObject) -> tuple[Cell, ...]:
         str(api_object.spec.get("driver", "-")),
         str(pool.get("name", "-")),
         str(where),
-        str(len(_dicts(api_object.spec.get("devices")))),
+        str(len(entries_of(api_object.spec.get("devices")))),
     )
 
 
@@ -189,27 +189,27 @@ def _plain(_: ApiObject) -> tuple[Cell, ...]:
 
 def _requests(spec: dict[str, Any]) -> str:
     lines: list[str] = []
-    for request in _dicts((spec.get("devices") or {}).get("requests")):
-        ways = (
-            [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
-        )
+    for request in entries_of((spec.get("devices") or {}).get("requests")):
         texts = [
             f"{'all' if way.get('allocationMode') == 'All' else way.get('count', 1)} {way.get('deviceClassName')}"
-            for way in ways
+            for way in ways_of(request)
         ]
         lines.append(f"{request.get('name')}: {' or '.join(texts)}")
     return "\n".join(lines) or "-"
 
 
-def _results(api_object: ApiObject) -> list[dict[str, Any]]:
+def ways_of(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """List the ways in which a request may be met, the first one that can be counts."""
+    return (
+        [request["exactly"]] if isinstance(request.get("exactly"), dict) else entries_of(request.get("firstAvailable"))
+    )
+
+
+def results_of(api_object: ApiObject) -> list[dict[str, Any]]:
+    """List what a claim has, of classic claims as well."""
     allocation = shown(api_object).status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, dict) else None
-    return _dicts(devices.get("results")) if isinstance(devices, dict) else []
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    """List the items that are objects, as stored data may have any form."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return entries_of(devices.get("results")) if isinstance(devices, dict) else []
 
 
 _NODE = Column(title="node", fit=Fit.NAME, gives_way=True)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from rich.console import Group
 from rich.text import Text
 
+from topobus.cli.render.listing import cut
 from topobus.cli.top.fleet import ClassUse, Fleet, NodeRow, Rank, class_order, is_shown
-from topobus.cli.top.screen import Palette, Screen, cut
+from topobus.cli.top.screen import Palette, Screen
 from topobus.cli.top.view import View, place_of, window
 
 __all__ = ["fleet_lines", "fleet_screen", "page_of", "shown_rows"]

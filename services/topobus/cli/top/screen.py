@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from topobus.cli.render.listing import cut
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import answer_console
 from topobus.cli.top.scene import Scene, ShownEvent
 from topobus.engine.drawing.letters import holders_of
 from topobus.values.node_text import counted
 
-__all__ = ["Palette", "Screen", "cut", "event_lines", "help_screen", "node_screen", "painted", "whole_view"]
+__all__ = ["Palette", "Screen", "event_lines", "help_screen", "node_screen", "painted", "whole_view"]
 
 _SCROLL_KEYS = "↑↓ scroll"
 # On a small screen the drawing gets most of the room. A big one shows more events.
@@ -189,16 +190,6 @@ def _drawing(scene: Scene, width: int) -> RenderableType:
     return draw_machine(
         scene.machine, scene.shown_inventories, scene.ledger, width=width, letters=scene.letters, names=scene.pci_names
     )
-
-
-def cut(line: Text, width: int) -> Text:
-    """Cut a line to the width, as a copy: an event that is cut here is whole again on a wider
-    screen.
-    """
-    shorter = line.copy()
-    shorter.truncate(width, overflow="ellipsis")
-    shorter.no_wrap = True
-    return shorter
 
 
 def painted(old: Sequence[str], new: Sequence[str]) -> str:

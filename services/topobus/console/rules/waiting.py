@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from topobus.console.rules.node_drawing import View
+from topobus.formats.kubernetes.objects import entries_of
 from topobus.formats.messages.messages import ApiObject
 
 __all__ = ["WaitingList"]
@@ -117,7 +118,7 @@ def _waiting_pod(pod: ApiObject, namespace: str, name: str) -> _WaitingPod | Non
 
 def _claims_of(pod: ApiObject) -> Iterable[str]:
     """Name the claims that a pod uses, including those made from templates."""
-    for entry in (*_entries(pod.spec, "resourceClaims"), *_entries(pod.status, "resourceClaimStatuses")):
+    for entry in (*entries_of(pod.spec.get("resourceClaims")), *entries_of(pod.status.get("resourceClaimStatuses"))):
         if isinstance(claim := entry.get("resourceClaimName"), str):
             yield claim
 
@@ -141,9 +142,4 @@ def _view(api_object: ApiObject, namespace: str, name: str) -> View:
 
 
 def _condition(api_object: ApiObject, kind: str) -> Mapping[str, Any]:
-    return next((entry for entry in _entries(api_object.status, "conditions") if entry.get("type") == kind), {})
-
-
-def _entries(part: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    entries = part.get(name)
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return next((entry for entry in entries_of(api_object.status.get("conditions")) if entry.get("type") == kind), {})
