@@ -39,7 +39,7 @@ def application() -> App:
         name="topobus",
         version=_version,
         help=PROGRAM,
-        default_parameter=Parameter(negative_iterable=()),
+        default_parameter=Parameter(negative=()),
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )

@@ -29,12 +29,9 @@ class ClusterOptions:
     """Which cluster a command reads."""
 
     kubeconfig: Annotated[
-        Path | None,
-        Parameter(name="--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account."),
+        Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")
     ] = None
-    kube_context: Annotated[
-        str, Parameter(name="--kube-context", help="Context of the kubeconfig. Default: its current one.")
-    ] = ""
+    kube_context: Annotated[str, Parameter(help="Context of the kubeconfig. Default: its current one.")] = ""
 
     def server(self) -> list[str]:
         """Name the cluster for the engine.
@@ -59,10 +56,9 @@ class SnapshotOptions(ClusterOptions):
     about.
     """
 
-    snapshot: Annotated[
-        Path | None,
-        Parameter(name="--snapshot", help="A file that `topobus snapshot` wrote, instead of a cluster."),
-    ] = None
+    snapshot: Annotated[Path | None, Parameter(help="A file that `topobus snapshot` wrote, instead of a cluster.")] = (
+        None
+    )
     namespace: Annotated[
         str, Parameter(name=("--namespace", "-n"), help="Default: that of the kubeconfig's context.")
     ] = ""

@@ -70,9 +70,7 @@ MachineSource = Annotated[
 class OutputOptions:
     """How a command prints."""
 
-    json: Annotated[
-        bool, Parameter(name="--json", negative="", help="Print JSON: one document, or one line per event.")
-    ] = False
+    json: Annotated[bool, Parameter(help="Print JSON: one document, or one line per event.")] = False
 
     def output(self) -> Output:
         """Open the output."""
@@ -84,16 +82,11 @@ class OutputOptions:
 class BusOptions(OutputOptions):
     """How a command prints, and where it finds the system."""
 
-    nats: Annotated[str | None, Parameter(name="--nats", help="NATS server of the system, in place of a context.")] = (
-        None
-    )
+    nats: Annotated[str | None, Parameter(help="NATS server of the system, in place of a context.")] = None
     context: Annotated[
-        str | None,
-        Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one."),
+        str | None, Parameter(help="The system of this name: `topobus context ls`. Default: the selected one.")
     ] = None
-    config: Annotated[
-        Path | None, Parameter(name="--config", help="Settings file (TOML) with the same keys as the services'.")
-    ] = None
+    config: Annotated[Path | None, Parameter(help="Settings file (TOML) with the same keys as the services'.")] = None
 
     def target(self) -> Target:
         """Choose the system: --nats, --context, the environment's URL, the settings file,

@@ -46,21 +46,19 @@ def allocate(
             name=("--file", "-f", "--pods"),
             help="A manifest or a folder of them, or several; - reads standard input. Pods of Deployments and the "
             "like are included.",
-            negative="",
             allow_leading_hyphen=True,
         ),
     ] = (),
     dry_run: Annotated[
-        bool, Parameter(negative="", help="Implied: this command writes nothing, `topobus apply` allocates.")
+        bool, Parameter(help="Implied: this command writes nothing, `topobus apply` allocates.")
     ] = False,
     slices: Annotated[
         tuple[Path, ...],
         Parameter(
-            negative="",
-            help="ResourceSlices, DeviceClasses, allocated claims and Nodes, as `kubectl get -o yaml` writes them.",
+            help="ResourceSlices, DeviceClasses, allocated claims and Nodes, as `kubectl get -o yaml` writes them."
         ),
     ] = (),
-    cluster: Annotated[bool, Parameter(negative="", help="Take them from the cluster of a kubeconfig.")] = False,
+    cluster: Annotated[bool, Parameter(help="Take them from the cluster of a kubeconfig.")] = False,
     mode: Annotated[
         Literal["corrected", "compatible"],
         Parameter(help="Where kube-scheduler has a defect, give the right answer, or the one of kube-scheduler."),

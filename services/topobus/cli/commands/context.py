@@ -74,9 +74,7 @@ def use(
     name: Annotated[str | None, Parameter(help="The context that commands use from now on.")] = None,
     /,
     *,
-    none: Annotated[
-        bool, Parameter(name="--none", negative="", help="Select none: commands go to nats://127.0.0.1:4222.")
-    ] = False,
+    none: Annotated[bool, Parameter(help="Select none: commands go to nats://127.0.0.1:4222.")] = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Select a context for all commands of this user."""
@@ -117,14 +115,10 @@ def add(
     name: Annotated[str, Parameter(help="The new context.")],
     /,
     *,
-    nats: Annotated[str, Parameter(name="--nats", help="URL of the system's NATS server.")],
-    user: Annotated[str, Parameter(name="--user", help="NATS user, mostly `cli`.")] = "",
-    password_file: Annotated[
-        Path | None, Parameter(name="--password-file", help="File with that user's password.")
-    ] = None,
-    tls_ca_file: Annotated[
-        Path | None, Parameter(name="--tls-ca-file", help="Authority that signed the server's certificate, PEM.")
-    ] = None,
+    nats: Annotated[str, Parameter(help="URL of the system's NATS server.")],
+    user: Annotated[str, Parameter(help="NATS user, mostly `cli`.")] = "",
+    password_file: Annotated[Path | None, Parameter(help="File with that user's password.")] = None,
+    tls_ca_file: Annotated[Path | None, Parameter(help="Authority that signed the server's certificate, PEM.")] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
     """Name a system that this user did not start with `topobus up`.

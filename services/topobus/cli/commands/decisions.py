@@ -33,7 +33,7 @@ def decisions(
     limit: Annotated[
         int, Parameter(help="At most this number, the newest.", validator=validators.Number(gte=1, lte=4096))
     ] = 20,
-    follow: Annotated[bool, Parameter(negative="", help="Then print each new one; the same as -w.")] = False,
+    follow: Annotated[bool, Parameter(help="Then print each new one; the same as -w.")] = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:

@@ -25,11 +25,7 @@ def defrag(
         Path, Parameter(name="--for", help="A manifest of the pod, the claim or the claim template that is to fit.")
     ],
     evict: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Evict these pods one by one, by the eviction API. It stops when the cluster has changed.",
-        ),
+        bool, Parameter(help="Evict these pods one by one, by the eviction API. It stops when the cluster has changed.")
     ] = False,
     output: TextOrJson = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,

@@ -47,7 +47,7 @@ _UNCHANGED = {DeviceVerb.FORGIVE: "nothing to forgive", DeviceVerb.RETURN: "noth
 Names = Annotated[str, Parameter(name="NAME", help="Devices by name. Without any: all that the selectors choose.")]
 Why = Annotated[str, Parameter(help="The reason, which lists of devices show.")]
 Who = Annotated[str | None, Parameter(help="The name recorded as the requester. Default: user@host.")]
-Drain = Annotated[bool, Parameter(negative="", help="Evict the pods that have the device by a claim, by a taint.")]
+Drain = Annotated[bool, Parameter(help="Evict the pods that have the device by a claim, by a taint.")]
 
 
 @Parameter(name="*")
@@ -60,16 +60,12 @@ class WorkOptions:
     where: Annotated[
         tuple[str, ...],
         Parameter(
-            name="--where",
-            negative="",
-            help="Only where FIELD=VALUE: driver=nvidia, numa_node=1, attributes.NAME=VALUE. Several: all must be "
-            "true.",
+            help="Only where FIELD=VALUE: driver=nvidia, numa_node=1, attributes.NAME=VALUE. Several: all must be true."
         ),
     ] = ()
     who: Who = None
     operation: Annotated[
-        str | None,
-        Parameter(help="Operation id of an earlier try whose answer was lost. Its work is not done twice."),
+        str | None, Parameter(help="Operation id of an earlier try whose answer was lost. Its work is not done twice.")
     ] = None
 
 

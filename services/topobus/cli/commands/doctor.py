@@ -99,7 +99,7 @@ def doctor(
             help="A recorded machine: names how the nodes differ from what `topobus slices --machine` foretold of it.",
         ),
     ] = None,
-    problems: Annotated[bool, Parameter(name="--problems", negative="", help="Only what warns or fails.")] = False,
+    problems: Annotated[bool, Parameter(help="Only what warns or fails.")] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Check a deployment: NATS, streams, services, generations, what kubelet knows.

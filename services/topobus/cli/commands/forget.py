@@ -39,20 +39,18 @@ def forget_node(
     without_machine: Annotated[
         bool,
         Parameter(
-            negative="",
             help="All nodes that have inventories and no machine: discovery never ran there, or another program "
-            "invented them.",
+            "invented them."
         ),
     ] = False,
     is_dry_run: Annotated[
-        bool, Parameter(name="--dry-run", negative="", help="Print what would be removed; remove nothing.")
+        bool, Parameter(name="--dry-run", help="Print what would be removed; remove nothing.")
     ] = False,
     force: Annotated[
         bool,
         Parameter(
-            negative="",
             help="Also when the node's ledger holds devices, or an operator has withheld devices there: these entries "
-            "are lost.",
+            "are lost."
         ),
     ] = False,
     options: BusOptions = BUS_DEFAULTS,

@@ -23,13 +23,12 @@ def free(
     *,
     by: Annotated[
         tuple[Literal["driver", "kind", "model", "class", "node", "numa"], ...],
-        Parameter(negative="", help="Tell rows apart by this, one or several. Default: driver, kind and model."),
+        Parameter(help="Tell rows apart by this, one or several. Default: driver, kind and model."),
     ] = (),
     wanted: Annotated[
         Path | None,
         Parameter(
-            name="--for",
-            help="A manifest of a pod, a claim or a claim template: how many more of it fit, and where.",
+            name="--for", help="A manifest of a pod, a claim or a claim template: how many more of it fit, and where."
         ),
     ] = None,
     output: TextOrJson = "text",

@@ -49,7 +49,7 @@ def health(
     *,
     node: NodeFilter = None,
     device_class: ClassFilter = None,
-    is_all: Annotated[bool, Parameter(name="--all", negative="", help="Include healthy devices.")] = False,
+    is_all: Annotated[bool, Parameter(name="--all", help="Include healthy devices.")] = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:

@@ -55,11 +55,7 @@ Folder = Annotated[
 ]
 ForGroup = Annotated[
     bool,
-    Parameter(
-        name="--for-group",
-        negative="",
-        help="Let the group of this process read them: services that run as another user.",
-    ),
+    Parameter(name="--for-group", help="Let the group of this process read them: services that run as another user."),
 ]
 ServerFile = Annotated[
     Path | None,
@@ -90,7 +86,6 @@ Nodes = Annotated[
     list[str] | None,
     Parameter(
         name="--node",
-        negative="",
         help="A node whose processes are users of their own (gpu-NODE, at a hub leaf-NODE), besides those of the "
         "server file. At a leaf: whose server it is. "
         "Default: each kind of process is one user, for any node.",
@@ -98,18 +93,13 @@ Nodes = Annotated[
 ]
 LeftOut = Annotated[
     list[str] | None,
-    Parameter(
-        name="--without-node",
-        negative="",
-        help="A node of the server file whose user goes. Its password stays in FOLDER.",
-    ),
+    Parameter(name="--without-node", help="A node of the server file whose user goes. Its password stays in FOLDER."),
 ]
 
 Classes = Annotated[
     list[str] | None,
     Parameter(
         name="--class",
-        negative="",
         help="A device class of your own, which topobus-device serves: it gets a user, in addition to those of the "
         "server file.",
     ),
@@ -155,7 +145,6 @@ def rotate(
         bool,
         Parameter(
             name="--overlap",
-            negative="",
             help="Keep the previous passwords valid until `topobus keys forget`: services change over by "
             "themselves, and none of their requests fails. "
             "Not for `user`, `verdicts` and nodes' servers.",
@@ -236,7 +225,6 @@ def certify_server(
         list[str] | None,
         Parameter(
             name="--name",
-            negative="",
             help="A host name or address by which clients reach the server; give it as often as needed. Default: "
             "those that it has.",
         ),
@@ -252,7 +240,6 @@ def certify_server(
         bool,
         Parameter(
             name="--renew",
-            negative="",
             help="Renew the certificate now, by the newest authority. Otherwise when a third of its lifetime is left.",
         ),
     ] = False,
@@ -260,16 +247,12 @@ def certify_server(
         bool,
         Parameter(
             name="--new-authority",
-            negative="",
             help=f"Put another authority beside the present one into {AUTHORITY_FILE}, and change nothing else: "
             "first the clients, then --renew.",
         ),
     ] = False,
     drops_old: Annotated[
-        bool,
-        Parameter(
-            name="--drop-old-authorities", negative="", help=f"Leave the newest authority alone in {AUTHORITY_FILE}."
-        ),
+        bool, Parameter(name="--drop-old-authorities", help=f"Leave the newest authority alone in {AUTHORITY_FILE}.")
     ] = False,
     is_for_group: ForGroup = False,
     options: OutputOptions = OUTPUT_DEFAULTS,

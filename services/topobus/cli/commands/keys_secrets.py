@@ -46,7 +46,6 @@ Names = Annotated[
     list[str] | None,
     Parameter(
         name="--name",
-        negative="",
         help="A further name or address of the server, beside those that it has in a cluster; as often as needed.",
     ),
 ]
@@ -65,7 +64,6 @@ def make(
         bool,
         Parameter(
             name="--leaves",
-            negative="",
             help="Nodes have servers of their own (deploy/kubernetes-leaf): users of the hub and of the nodes.",
         ),
     ] = False,
@@ -73,11 +71,12 @@ def make(
         list[str] | None,
         Parameter(
             name="--class",
-            negative="",
             help="A device class of your own, which topobus-device serves: it gets a user, and keeps it.",
         ),
     ] = None,
-    has_tls: Annotated[bool, Parameter(name="--tls", help="Whether the server also gets a certificate.")] = True,
+    has_tls: Annotated[
+        bool, Parameter(name="--tls", negative="--no-tls", help="Whether the server also gets a certificate.")
+    ] = True,
     kubeconfig: Kubeconfig = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
@@ -119,7 +118,6 @@ def rotate(
         bool,
         Parameter(
             name="--overlap",
-            negative="",
             help="Keep the previous passwords valid until `topobus keys secrets forget`: services change over by "
             "themselves, and none of their requests fails. "
             "Not for `user`, `verdicts` and nodes' servers.",

@@ -39,14 +39,11 @@ _STYLES = {"warning": "warn", "error": "fail", "critical": "fail"}
 
 def logs(
     services: Annotated[
-        list[str] | None,
-        Parameter(name="SERVICE", negative="", help="Of these alone, such as gpu or nats. Default: of all."),
+        list[str] | None, Parameter(name="SERVICE", help="Of these alone, such as gpu or nats. Default: of all.")
     ] = None,
     /,
     *,
-    follow: Annotated[
-        bool, Parameter(name=("--follow", "-f"), negative="", help="Then print new lines, until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), help="Then print new lines, until Ctrl-C.")] = False,
     since: Annotated[str, Parameter(help="Only of the last 30s, 10m, 2h or 1d.")] = "",
     tail: Annotated[int | None, Parameter(help="Only this number of lines, the newest.")] = None,
     output: Annotated[
@@ -54,8 +51,7 @@ def logs(
         Parameter(name=("--output", "-o"), help="How to print: json is each line as it was written."),
     ] = "text",
     context: Annotated[
-        str | None,
-        Parameter(name="--context", help="The system of this name: `topobus context ls`. Default: the selected one."),
+        str | None, Parameter(help="The system of this name: `topobus context ls`. Default: the selected one.")
     ] = None,
 ) -> int:
     """Show the logs of a `topobus up`, those of all services in the order of time.

@@ -40,7 +40,6 @@ def migrate(
         Parameter(
             name="FILE",
             help="Manifests, read together; - reads standard input.",
-            negative=(),
             consume_multiple=True,
             allow_leading_hyphen=True,
             validator=_no_option,
@@ -48,9 +47,7 @@ def migrate(
     ],
     /,
     *,
-    is_json: Annotated[
-        bool, Parameter(name="--json", negative=(), help="Objects and notes as one JSON document.")
-    ] = False,
+    is_json: Annotated[bool, Parameter(name="--json", help="Objects and notes as one JSON document.")] = False,
 ) -> int:
     """Convert classic DRA objects to structured ones. Exits with 1 when something was lost."""
     output = Output(is_json=is_json)

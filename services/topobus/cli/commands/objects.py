@@ -53,7 +53,7 @@ def apply(
     kustomize: Kustomization = None,
     is_recursive: Recursive = False,
     is_dry_run: Annotated[
-        bool, Parameter(name="--dry-run", negative="", help="Check, and print what would change; store nothing.")
+        bool, Parameter(name="--dry-run", help="Check, and print what would change; store nothing.")
     ] = False,
     waits: Annotated[
         bool,
@@ -79,15 +79,14 @@ def delete(
     kustomize: Kustomization = None,
     is_recursive: Recursive = False,
     is_dry_run: Annotated[
-        bool, Parameter(name="--dry-run", negative="", help="Print what would be deleted; delete nothing.")
+        bool, Parameter(name="--dry-run", help="Print what would be deleted; delete nothing.")
     ] = False,
     namespace: Namespace = "default",
     force: Annotated[
         bool,
         Parameter(
-            negative="",
             help="Remove objects past their finalizers. Their devices stay in quarantine until the node has "
-            "released them.",
+            "released them."
         ),
     ] = False,
     options: BusOptions = BUS_DEFAULTS,

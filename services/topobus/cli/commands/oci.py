@@ -57,34 +57,19 @@ _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts
 def oci(
     *,
     claim: Annotated[
-        str | None,
-        Parameter(
-            name="--claim", help="NAMESPACE/NAME of an allocated claim, of the stand-alone store or of a cluster."
-        ),
+        str | None, Parameter(help="NAMESPACE/NAME of an allocated claim, of the stand-alone store or of a cluster.")
     ] = None,
     pod: Annotated[
         str | None,
-        Parameter(
-            name="--pod", help="NAMESPACE/NAME of a pod, placed by `topobus place` or run by kubelet, with its claims."
-        ),
+        Parameter(help="NAMESPACE/NAME of a pod, placed by `topobus place` or run by kubelet, with its claims."),
     ] = None,
-    container: Annotated[
-        str | None, Parameter(name="--container", help="Which container of the pod; needed when it has several.")
-    ] = None,
-    spec: Annotated[
-        Path | None, Parameter(name="--spec", help="The config.json to merge into. Default: an empty one.")
-    ] = None,
+    container: Annotated[str | None, Parameter(help="Which container of the pod; needed when it has several.")] = None,
+    spec: Annotated[Path | None, Parameter(help="The config.json to merge into. Default: an empty one.")] = None,
     cdi_dir: Annotated[
-        tuple[Path, ...],
-        Parameter(name="--cdi-dir", help="Folders of CDI files, the last one wins. Default: /etc/cdi, /var/run/cdi."),
+        tuple[Path, ...], Parameter(help="Folders of CDI files, the last one wins. Default: /etc/cdi, /var/run/cdi.")
     ] = (),
     undo: Annotated[
-        bool,
-        Parameter(
-            name="--undo",
-            negative="",
-            help="Undo what was prepared for that spec, once its container has ended; prints nothing.",
-        ),
+        bool, Parameter(help="Undo what was prepared for that spec, once its container has ended; prints nothing.")
     ] = False,
     node: Annotated[str | None, Parameter(help="The node, when there are several.")] = None,
     options: BusOptions = BUS_DEFAULTS,

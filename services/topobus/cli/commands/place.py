@@ -74,7 +74,7 @@ def place(
     node: Annotated[
         str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")
     ] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Show where it would go; hold nothing.")] = False,
+    dry_run: Annotated[bool, Parameter(help="Show where it would go; hold nothing.")] = False,
     profiles: Profiles = (),
     operation: Annotated[
         str | None, Parameter(help="Operation id of an earlier try whose answer was lost. The answer is the same then.")

@@ -45,14 +45,10 @@ def build_machine(
     *,
     has_device_nodes: Annotated[
         bool,
-        Parameter(
-            name="--device-nodes",
-            negative="",
-            help="Make real device nodes below dev, for a container runtime (as root).",
-        ),
+        Parameter(name="--device-nodes", help="Make real device nodes below dev, for a container runtime (as root)."),
     ] = False,
     is_if_absent: Annotated[
-        bool, Parameter(name="--if-absent", negative="", help="Leave a machine that is there already as it is.")
+        bool, Parameter(name="--if-absent", help="Leave a machine that is there already as it is.")
     ] = False,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:

@@ -54,7 +54,6 @@ def simulate(
             name=("--pods", "--file", "-f"),
             help="A folder of manifests, planned in the order of file names; or a manifest, or several. Pods of "
             "Deployments and the like are included.",
-            negative="",
             allow_leading_hyphen=True,
         ),
     ],
@@ -70,23 +69,19 @@ def simulate(
     profiles: Annotated[
         tuple[VendorProfile, ...],
         Parameter(
-            negative="",
             help="Also offer devices by the names of a vendor's device plugin, nvidia.com/gpu, as a gateway with "
-            "that profile.",
+            "that profile."
         ),
     ] = (),
     reserved_cpus: Annotated[str, Parameter(help="CPUs that are never given out, as a cpulist.")] = "",
     cpu_options: Annotated[
-        tuple[_CpuOption, ...],
-        Parameter(name="--cpu-option", help="An option of kubelet's CPU manager, or several.", negative=""),
+        tuple[_CpuOption, ...], Parameter(name="--cpu-option", help="An option of kubelet's CPU manager, or several.")
     ] = (),
-    prefer_closest: Annotated[bool, Parameter(negative="", help="kubelet's option prefer-closest-numa-nodes.")] = False,
-    align_memory: Annotated[bool, Parameter(negative="", help="kubelet's memory manager policy Static.")] = False,
+    prefer_closest: Annotated[bool, Parameter(help="kubelet's option prefer-closest-numa-nodes.")] = False,
+    align_memory: Annotated[bool, Parameter(help="kubelet's memory manager policy Static.")] = False,
     reserved_memory: Annotated[
         tuple[str, ...],
-        Parameter(
-            help="Memory of a NUMA node that is never given out, as NODE=AMOUNT (0=1Gi), or several.", negative=""
-        ),
+        Parameter(help="Memory of a NUMA node that is never given out, as NODE=AMOUNT (0=1Gi), or several."),
     ] = (),
     own_shapes: OwnShapes = "",
     decisions: Annotated[

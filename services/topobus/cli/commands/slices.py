@@ -45,16 +45,14 @@ def slices(
         ),
     ] = (),
     with_shapes: Annotated[
-        bool,
-        Parameter(name="--shapes", negative="", help="With the shapes of a gateway whose `cluster.shapes` is on."),
+        bool, Parameter(name="--shapes", help="With the shapes of a gateway whose `cluster.shapes` is on.")
     ] = False,
     own_shapes: OwnShapes = "",
     node: Annotated[str | None, Parameter(help="The node's name; default: the machine's.")] = None,
     template: Annotated[
         bool,
         Parameter(
-            negative="",
-            help="Print a DynamicResourceTemplate, as Karpenter proposes it, without what differs from card to card.",
+            help="Print a DynamicResourceTemplate, as Karpenter proposes it, without what differs from card to card."
         ),
     ] = False,
     output: Annotated[Literal["yaml", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "yaml",

@@ -49,7 +49,7 @@ def up(
         str | None, Parameter(help=f"A recorded machine: {', '.join(sorted(PROFILES))}. Default: dgx.")
     ] = None,
     root: Annotated[Path | None, Parameter(help="A hardware tree of your own: a folder with sys and proc.")] = None,
-    real: Annotated[bool, Parameter(negative="", help="This very machine's hardware.")] = False,
+    real: Annotated[bool, Parameter(help="This very machine's hardware.")] = False,
     directory: Annotated[
         Path | None,
         Parameter(name="--dir", help="Keep state, logs and sockets here. Default: a fresh folder, removed at the end."),
@@ -61,39 +61,31 @@ def up(
     is_open: Annotated[
         bool,
         Parameter(
-            name="--open",
-            negative="",
-            help="NATS without users: every user of this machine may do everything. On loopback only.",
+            name="--open", help="NATS without users: every user of this machine may do everything. On loopback only."
         ),
     ] = False,
     listen: Annotated[
         str | None,
         Parameter(
-            name="--listen",
             help="Let other machines reach NATS at this address of this machine (0.0.0.0: all), by TLS and with "
-            "users. Default: loopback only.",
+            "users. Default: loopback only."
         ),
     ] = None,
     names: Annotated[
         list[str] | None,
         Parameter(
             name="--name",
-            negative="",
             help="With --listen: a host name or address by which others reach this machine, for its certificate.",
         ),
     ] = None,
     context: Annotated[
         str | None,
-        Parameter(
-            name="--context",
-            help="Name this system for other commands. Default: its folder's name; `local` without --dir.",
-        ),
+        Parameter(help="Name this system for other commands. Default: its folder's name; `local` without --dir."),
     ] = None,
     classes: Annotated[
         list[str] | None,
         Parameter(
             name="--class",
-            negative="",
             help="A device class of your own: its installed drivers run in a topobus-device "
             "(docs/how-to/write-a-driver.md). Again for each.",
         ),

@@ -43,10 +43,7 @@ class ServiceVersion(Struct, frozen=True, kw_only=True):
 
 def version(
     *,
-    client: Annotated[
-        bool,
-        Parameter(name="--client", negative="", help="Only this program's version, without a request to any service."),
-    ] = False,
+    client: Annotated[bool, Parameter(help="Only this program's version, without a request to any service.")] = False,
     output: TextOrJson = "text",
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:

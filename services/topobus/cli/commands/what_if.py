@@ -37,7 +37,6 @@ def what_if(
         tuple[Path, ...],
         Parameter(
             name=("--file", "-f"),
-            negative="",
             help="Objects that would be there, or would be so: nodes, slices (`topobus slices` prints those of a "
             "recorded machine), classes, claims, pods.",
         ),
@@ -45,9 +44,8 @@ def what_if(
     without: Annotated[
         tuple[str, ...],
         Parameter(
-            negative="",
             help="An object that would be gone: node/NAME, class/NAME, slice/NAME, "
-            "pod/NAMESPACE/NAME, claim/NAMESPACE/NAME.",
+            "pod/NAMESPACE/NAME, claim/NAMESPACE/NAME."
         ),
     ] = (),
     output: TextOrJson = "text",

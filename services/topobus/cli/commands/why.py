@@ -38,7 +38,7 @@ def why(
     subject: Annotated[str, Parameter(name="OBJECT", help="`pod/NAME`, or NAME for a pod, or `claim/NAME`.")],
     /,
     *,
-    watch: Annotated[bool, Parameter(negative="", help="Ask again every five seconds until it fits.")] = False,
+    watch: Annotated[bool, Parameter(help="Ask again every five seconds until it fits.")] = False,
     svg: Annotated[Path | None, Parameter(help="Also save the answer as a picture.")] = None,
     output: TextOrJson = "text",
     options: SnapshotOptions = SNAPSHOT_DEFAULTS,
@@ -77,9 +77,8 @@ def snapshot(
     replace_names: Annotated[
         bool,
         Parameter(
-            negative="",
             help="Replace the names of nodes, namespaces, pods, claims, owners and the like, and your own values of "
-            "labels. FILE.names says what each stands for.",
+            "labels. FILE.names says what each stands for."
         ),
     ] = False,
     options: ClusterOptions = CLUSTER_DEFAULTS,

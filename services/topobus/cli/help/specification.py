@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from cyclopts.argument import Argument
 
 from topobus.cli.help.command_data import ArgumentData, CommandData, OptionData
 
-__all__ = ["specify", "specify_all"]
+__all__ = ["specify_all"]
 
 # Options of `topobus.cli.options`, which many commands share.
 _SHARED = {"--json", "--nats", "--context", "--config"}
@@ -39,15 +39,15 @@ _VALUES = {
 
 def specify_all(app: App) -> list[CommandData]:
     """Describe the program and all its commands."""
-    return [specify(command, words) for words, command in _walk(app, ())]
+    return [_specify(command, words, app.default_parameter) for words, command in _walk(app, ())]
 
 
-def specify(app: App, words: tuple[str, ...]) -> CommandData:
-    """Describe one command."""
+def _specify(app: App, words: tuple[str, ...], default: Parameter | None) -> CommandData:
+    """Describe one command. A command taken alone does not know the program's `default`."""
     arguments: list[ArgumentData] = []
     options: list[OptionData] = []
     if app.default_command is not None:
-        for argument in app.assemble_argument_collection():
+        for argument in app.assemble_argument_collection(default_parameter=default):
             if not argument.show or argument.names == ("*",):
                 continue
             if argument.index is not None or argument.field_info.kind is argument.field_info.VAR_POSITIONAL:
@@ -84,11 +84,8 @@ def _argument(argument: Argument) -> ArgumentData:
 
 
 def _option(argument: Argument, words: tuple[str, ...]) -> OptionData:
-    names = [name for name in argument.names if not name.startswith("--empty-")]
-    is_switch = (
-        any(name in argument.negatives for name in names) or argument.hint is bool or argument.parameter.negative == ()
-    )
-    is_switch = is_switch and not _is_list(argument)
+    names = argument.names
+    is_switch = bool(argument.negatives) or argument.hint is bool
     default = argument.field_info.default
     shown = default.value if isinstance(default, Enum) else default
     return OptionData(

@@ -36,7 +36,7 @@ _STEP = re.compile(r"""\.(?P<name>[\w-]+)|\[(?P<quote>['"])(?P<quoted>[^'"]*)(?P
 _SHOWN_LABELS = 16
 
 Namespace = Annotated[str, Parameter(name=("--namespace", "-n"), help="The namespace.")]
-AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), negative="", help="Of all namespaces.")]
+AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), help="Of all namespaces.")]
 
 
 @Parameter(name="*")
@@ -45,8 +45,7 @@ class ListOptions:
     """What of a listing is printed, and how."""
 
     output: Annotated[
-        str,
-        Parameter(name=("--output", "-o"), help="How to print: table, wide, yaml, json or name."),
+        str, Parameter(name=("--output", "-o"), help="How to print: table, wide, yaml, json or name.")
     ] = "table"
     selector: Annotated[
         str,
@@ -55,13 +54,9 @@ class ListOptions:
             help="Only what has these labels: of devices such as 'class in (gpu,nic),numa=0', of objects their own.",
         ),
     ] = ""
-    sort_by: Annotated[
-        str, Parameter(name="--sort-by", help="Sort by this column, or by a path such as .metadata.name.")
-    ] = ""
-    no_headers: Annotated[bool, Parameter(name="--no-headers", negative="", help="Rows alone.")] = False
-    watch: Annotated[
-        bool, Parameter(name=("--watch", "-w"), negative="", help="Then print each change, until Ctrl-C.")
-    ] = False
+    sort_by: Annotated[str, Parameter(help="Sort by this column, or by a path such as .metadata.name.")] = ""
+    no_headers: Annotated[bool, Parameter(help="Rows alone.")] = False
+    watch: Annotated[bool, Parameter(name=("--watch", "-w"), help="Then print each change, until Ctrl-C.")] = False
 
     def lister(self, *, is_json: bool = False) -> Lister:
         """Read the options.

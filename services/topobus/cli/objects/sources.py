@@ -24,7 +24,6 @@ Files = Annotated[
     Parameter(
         name=("--file", "-f"),
         help="A manifest or a folder of them, or several; - reads standard input.",
-        negative="",
         allow_leading_hyphen=True,
     ),
 ]
@@ -34,9 +33,7 @@ Kustomization = Annotated[
         name=("--kustomize", "-k"), help="A folder with a kustomization; kustomize or kubectl on the PATH builds it."
     ),
 ]
-Recursive = Annotated[
-    bool, Parameter(name=("--recursive", "-R"), negative="", help="With a folder: include the folders within it.")
-]
+Recursive = Annotated[bool, Parameter(name=("--recursive", "-R"), help="With a folder: include the folders within it.")]
 
 
 def read_sources(

@@ -30,9 +30,8 @@ __all__ = ["Profiles", "by_our_names", "stored_by_our_names"]
 Profiles = Annotated[
     tuple[VendorProfile, ...],
     Parameter(
-        negative="",
         help="Take names of a vendor's device plugin, nvidia.com/gpu, for its devices. Default: as the gateways "
-        "have it.",
+        "have it."
     ),
 ]
 
