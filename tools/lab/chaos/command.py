@@ -6,10 +6,10 @@ import argparse
 import asyncio
 import secrets
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from lab.chaos.bulk import BulkOptions, run_bulk
@@ -24,6 +24,7 @@ from topobus.process.logging import setup_logging
 __all__ = ["main"]
 
 _MOST = 1 << 31
+_print_line = partial(print, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,9 +86,7 @@ def _run_node(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
         "revisions of the ledger in "
         f"{result.epochs} epochs, well {result.well_after_s:.1f} s after the last fault"
     )
-    for violation in result.violations:
-        _print_line(f"VIOLATION: {violation}")
-    return not result.violations
+    return _print_violations(result.violations)
 
 
 def _run_reboots(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
@@ -99,9 +98,13 @@ def _run_reboots(arguments: argparse.Namespace, seed: int, folder: Path) -> bool
         f"{result.deleted_while_off} were deleted while the node was off, kubelet's checkpoint was wrong about "
         f"{result.checkpoint_age}; the slowest was well after {result.slowest_s:.1f} s"
     )
-    for violation in result.violations:
+    return _print_violations(result.violations)
+
+
+def _print_violations(violations: Sequence[str]) -> bool:
+    for violation in violations:
         _print_line(f"VIOLATION: {violation}")
-    return not result.violations
+    return not violations
 
 
 def _run_bulk(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
@@ -130,11 +133,6 @@ def _run_bulk(arguments: argparse.Namespace, seed: int, folder: Path) -> bool:
 def _print_counts(counts: Sequence[tuple[str, Counter[str]]]) -> None:
     for name, each in counts:
         _print_line(f"{name}: {', '.join(f'{key} {count}' for key, count in sorted(each.items())) or 'none'}")
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

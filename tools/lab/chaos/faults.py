@@ -85,11 +85,7 @@ BULK_FAULTS = (
     Fault.KILL_SERVER,
     Fault.FREEZE_SERVER,
     Fault.CUT,
-    Fault.LOSE,
-    Fault.DOUBLE,
-    Fault.DELAY,
-    Fault.SWALLOW,
-    Fault.MIXED,
+    *TROUBLES,
 )
 """Faults under which a ledger's history stays linearizable. A restored store is not among them:
 until the ledger is written back, it shows old values."""
@@ -111,11 +107,7 @@ NODE_FAULTS = (
     Fault.FILL_DISK,
     Fault.RESTART_KUBELET,
     Fault.CUT,
-    Fault.LOSE,
-    Fault.DOUBLE,
-    Fault.DELAY,
-    Fault.SWALLOW,
-    Fault.MIXED,
+    *TROUBLES,
     Fault.STEP_CLOCK,
     Fault.SKEW_CLOCK,
 )

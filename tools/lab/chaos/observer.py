@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,16 @@ class NodeObserver:
     granted: int = 0
     is_store_put_back: bool = False
     """While this is set, the store shows an earlier time."""
+
+    @asynccontextmanager
+    async def observing(self) -> AsyncIterator[None]:
+        """Observe until the block ends."""
+        observing = asyncio.create_task(self.run())
+        try:
+            yield
+        finally:
+            observing.cancel()
+            await asyncio.gather(observing, return_exceptions=True)
 
     async def run(self) -> None:
         """Observe until cancelled."""

@@ -17,10 +17,12 @@ from enum import StrEnum
 from itertools import count
 from typing import TypeVar
 
+from msgspec import structs
+
 from lab.chaos.observer import Grant, NodeObserver
 from topobus.bus.bus import Bus, Conflict
 from topobus.engine.alignment.planning.node_view import cpu_name
-from topobus.formats.kubernetes.built_in_classes import class_selector
+from topobus.formats.kubernetes.built_in_classes import built_in_class_object
 from topobus.formats.kubernetes.objects import admit, ask_deletion, object_parts
 from topobus.formats.messages.catalogue import OBJECT, PLACE, RELEASE
 from topobus.formats.messages.messages import ApiObject, PlaceRequest, ReleaseRequest
@@ -100,15 +102,7 @@ def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
         )
 
 
-def _class_object(device_class: str) -> ApiObject:
-    selector = {"cel": {"expression": class_selector(device_class)}}
-    metadata = {"name": group_of_class(device_class)}
-    return ApiObject(
-        api_version="resource.k8s.io/v1", kind="DeviceClass", metadata=metadata, spec={"selectors": [selector]}
-    )
-
-
-CLASSES = tuple(_class_object(device_class) for device_class in _CLASSES)
+CLASSES = tuple(structs.replace(built_in_class_object(device_class), status={}) for device_class in _CLASSES)
 """The DeviceClasses of all classes."""
 
 

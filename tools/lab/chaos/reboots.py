@@ -117,14 +117,12 @@ async def run_reboots(options: RebootOptions, folder: Path) -> RebootResult:
         for service in services.values():
             stack.push_async_callback(service.kill)
         run = _RebootRun(options, folder, server, outside, services, result)
-        watching = asyncio.create_task(run.observer.run())
         try:
-            await run.run()
+            async with run.observer.observing():
+                await run.run()
         except* (Stuck, PeerUnavailable, TimeoutError) as group:
             result.violations += [str(err) for err in leaves(group)]
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
             await run.power_off()
         result.violations = [*run.observer.violations, *run.tenants.violations, *result.violations]
         result.ended = run.tenants.ended

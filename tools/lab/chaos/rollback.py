@@ -20,6 +20,7 @@ import tempfile
 import time
 import venv
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from lab.bench.service_process import ServiceProcess, node_settings
@@ -60,6 +61,7 @@ _NEW_FORMAT = (
     ),
 )
 """What a release changes that stores what the one before must not read: file, before, after."""
+_print_line = partial(print, flush=True)
 
 
 class DidNotRun(Exception):
@@ -115,15 +117,12 @@ async def _run(folder: Path) -> list[str]:
             await service.start()
         observer = NodeObserver(bus, NODE, folder / "cdi")
         run = _Rollback(bus, services, Tenants(bus, NODE, observer, kubelet, runtime))
-        watching = asyncio.create_task(observer.run())
         problems: list[str] = []
         try:
-            await run.run(earlier, later, newest)
+            async with observer.observing():
+                await run.run(earlier, later, newest)
         except* (Stuck, PeerUnavailable, TimeoutError) as group:
             problems += [str(err) for err in leaves(group)]
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
         _print_line(
             f"{run.replaced} processes replaced under {run.ends} ends of pods in {time.monotonic() - began:.0f} s; "
             f"pods ended: {dict(run.tenants.ended) or 'none'}"
@@ -247,11 +246,6 @@ def _release(folder: Path, commit: str, version: str, changes: tuple[tuple[str, 
     # are not read.
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return str(folder / "env/bin/python")
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -175,13 +175,13 @@ def connect_line(
     return b"CONNECT " + msgspec.json.encode(options) + _END
 
 
-def interest_line(subject: str, *, is_wanted: bool = True) -> bytes:
-    r"""Build the line for a listener at this leaf, or for its end.
+def interest_line(subject: str) -> bytes:
+    r"""Build the line for a listener at this leaf.
 
     >>> interest_line("place.n1")
     b'LS+ place.n1\r\n'
     """
-    return b"LS%b %b%b" % (b"+" if is_wanted else b"-", subject.encode(), _END)
+    return b"LS+ %b%b" % (subject.encode(), _END)
 
 
 def message_bytes(subject: str, data: bytes, *, reply: str = "", headers: bytes = b"") -> bytes:
