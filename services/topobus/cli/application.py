@@ -18,7 +18,7 @@ from rich.markup import escape
 from topobus.cli.command_words import with_options_behind
 from topobus.cli.exits import ExitCode, InputError, UsageError, code_of
 from topobus.cli.help.command_data import find_command, read_commands
-from topobus.cli.help.overview import COMMANDS, PROGRAM
+from topobus.cli.help.overview import COMMANDS, PROGRAM, import_path
 from topobus.cli.help.quick import answer_quickly
 from topobus.cli.render.output import Output, adapt_streams, error_console
 from topobus.values.errors import ContractError, TopobusError
@@ -44,8 +44,8 @@ def application() -> App:
         suppress_keyboard_interrupt=False,
     )
     for commands in COMMANDS.values():
-        for name, path, text in commands:
-            app.command(f"topobus.cli.{path}", name=name, help=text)
+        for name, text in commands.items():
+            app.command(import_path(name), name=name, help=text)
     return app
 
 

@@ -88,6 +88,23 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The owner to show to people: the pod where it is known, else the owner itself."""
         return self.user or self.owner
 
+    @property
+    def cpus(self) -> CpuSet:
+        """All CPUs that the owner holds."""
+        held = CpuSet()
+        for holding in self.holdings:
+            held |= holding.cpus
+        return held
+
+    @property
+    def devices(self) -> dict[str, tuple[str, ...]]:
+        """Class to device names over all containers, sorted, each once. CPUs are in `cpus`."""
+        by_class: dict[str, set[str]] = {}
+        for holding in self.holdings:
+            for device_class, names in holding.devices.items():
+                by_class.setdefault(device_class, set()).update(names)
+        return {device_class: tuple(sorted(names)) for device_class, names in sorted(by_class.items())}
+
 
 class Adoption(Struct, frozen=True, kw_only=True):
     """What kubelet or a claim's status has decided, to be written into the ledger."""

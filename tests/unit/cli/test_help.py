@@ -98,7 +98,7 @@ def test_command_that_asks_nobody_imports_no_client(words: list[str]) -> None:
 
 def test_every_command_stands_in_one_group_of_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is listed twice, and what is listed exists."""
-    listed = [name for commands in COMMANDS.values() for name, _, _ in commands]
+    listed = [name for commands in COMMANDS.values() for name in commands]
 
     code = run([])
 

@@ -21,7 +21,6 @@ from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.formats.kubernetes.objects import entries_of
 from topobus.formats.messages.catalogue import LEDGER, OBJECT
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, AllocationPhase, Ledger
 from topobus.values.request import Owner, OwnerKind
 
@@ -150,16 +149,9 @@ def _allocations(ledger: Ledger) -> list[tuple[str, Allocation]]:
 
 
 def _row(node: str, allocation: Allocation) -> Row:
-    owner = allocation.shown
-    devices: dict[str, list[str]] = {}
-    for holding in allocation.holdings:
-        for device_class, names in holding.devices.items():
-            devices.setdefault(device_class, []).extend(names)
-    cpus = CpuSet.of(cpu for holding in allocation.holdings for cpu in holding.cpus)
+    owner, cpus = allocation.shown, allocation.cpus
     memory_bytes = sum(holding.memory_bytes for holding in allocation.holdings)
-    parts = [
-        f"{len(names)} {device_class}: {' '.join(sorted(names))}" for device_class, names in sorted(devices.items())
-    ]
+    parts = [f"{len(names)} {device_class}: {' '.join(names)}" for device_class, names in allocation.devices.items()]
     parts += [f"{len(cpus)} cpu: {cpus}"] if cpus else []
     parts += [f"{memory_bytes / 1024**3:.3g} GiB of memory"] if memory_bytes else []
     phase = " (reserved)" if allocation.phase is AllocationPhase.RESERVED else ""

@@ -238,14 +238,21 @@ def reply_view(
     """
     is_placed = isinstance(reply.result, Placement)
     verdict = ("would go to" if is_dry_run else "placed on") if is_placed else "refused by"
-    return Panel(
+    answer = (
         Text("nothing of its own: it has what its claims have")
         if has_claims_alone and is_placed
-        else answer_view(reply.result),
-        title=Text(f"{pod.owner} {verdict} {reply.node}"),
+        else answer_view(reply.result)
+    )
+    return _panel(answer, f"{pod.owner} {verdict} {reply.node}", reply.decision_id, is_ok=is_placed)
+
+
+def _panel(answer: RenderableType, title: str, decision_id: str, *, is_ok: bool) -> Panel:
+    return Panel(
+        answer,
+        title=Text(title),
         title_align="left",
-        border_style="ok" if is_placed else "fail",
-        subtitle=Text(f"topobus explain {reply.decision_id}") if reply.decision_id else None,
+        border_style="ok" if is_ok else "fail",
+        subtitle=Text(f"topobus explain {decision_id}") if decision_id else None,
         subtitle_align="left",
     )
 
@@ -255,14 +262,8 @@ def _other_answers(pod: PodRequest, plan: PlanReply) -> Iterable[RenderableType]
     for answer in plan.answers:
         if answer.node != chosen:
             is_possible = isinstance(answer.result, Placement)
-            yield Panel(
-                answer_view(answer.result),
-                title=Text(f"{pod.owner} {'would fit on' if is_possible else 'refused by'} {answer.node}"),
-                title_align="left",
-                border_style="ok" if is_possible else "fail",
-                subtitle=Text(f"topobus explain {answer.decision_id}") if answer.decision_id else None,
-                subtitle_align="left",
-            )
+            title = f"{pod.owner} {'would fit on' if is_possible else 'refused by'} {answer.node}"
+            yield _panel(answer_view(answer.result), title, answer.decision_id, is_ok=is_possible)
     for node in plan.silent_nodes:
         yield Text(f"topology on {node} did not answer in time: unknown, not refused", "warn")
 

@@ -39,7 +39,7 @@ from topobus.cli.top.terminal import FullScreen, full_screen
 from topobus.cli.top.view import View, press
 from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.formats.messages.messages import DecisionEvent
-from topobus.formats.messages.nouns import State
+from topobus.formats.messages.nouns import Event, State
 from topobus.sysfs.report import machine_report
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Holders
@@ -345,20 +345,12 @@ class _Live:
                         await _name_functions(scene)
                     self._changed.set()
 
-        async def follow_decisions() -> None:
+        async def follow(events: Event[Any], take: Callable[[Received[Any]], None]) -> None:
             async with contextlib.aclosing(
-                self._bus.follow(DECISION, start=Start.NEW, on_waiting=None, node=node)
-            ) as events:
-                async for received in events:
-                    _add_decision(scene, received.value)
-                    self._changed.set()
-
-        async def follow_health() -> None:
-            async with contextlib.aclosing(
-                self._bus.follow(HEALTH, start=Start.NEW, on_waiting=None, node=node)
-            ) as events:
-                async for received in events:
-                    scene.add_event(_health(received))
+                self._bus.follow(events, start=Start.NEW, on_waiting=None, node=node)
+            ) as received:
+                async for each in received:
+                    take(each)
                     self._changed.set()
 
         async def read_events() -> None:
@@ -378,8 +370,8 @@ class _Live:
             watch(MACHINE, scene.take_machine),
             watch(INVENTORY, scene.take_inventory),
             watch(LEDGER, scene.take_ledger),
-            follow_decisions(),
-            follow_health(),
+            follow(DECISION, lambda received: _add_decision(scene, received.value)),
+            follow(HEALTH, lambda received: scene.add_event(_health(received))),
             read_events(),
             look_for_silence(),
         ]

@@ -6,7 +6,7 @@ The kubelet is simulated, its sockets are real.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.columns import Columns
@@ -37,7 +37,6 @@ from topobus.simulation.kubelet.simulator import (
     Rejection,
 )
 from topobus.values.edits import ContainerEdits
-from topobus.values.ledger import Allocation
 from topobus.values.request import OwnerKind, PodRequest
 
 __all__ = ["show_claim", "show_kubelet", "show_pair"]
@@ -213,7 +212,7 @@ async def show_pair(scene: Scene, kubelet: KubeletSimulator) -> None:
             lambda each_ledger: any(held.owner.uid == uid for held in each_ledger.allocations.values()),
             "the claim in the ledger",
         )
-        held = {name for allocation in ledger.allocations.values() for name in _names(allocation)}
+        held = {name for each in ledger.allocations.values() for names in each.devices.values() for name in names}
         stage.expect(held == set(parts), "the node's ledger holds both for the claim", held)
         reference = ClaimReference(
             namespace=place["namespace"], name=place["name"], uid=uid, drivers=(result["driver"],)
@@ -311,12 +310,6 @@ def edits_table(edits: ContainerEdits) -> Table:
     for mount in edits.mounts:
         table.add_row("mount", f"{mount.host_path} on {mount.container_path}")
     return table
-
-
-def _names(allocation: Allocation) -> Iterator[str]:
-    for holding in allocation.holdings:
-        for names in holding.devices.values():
-            yield from names
 
 
 def _spec_of(path: str) -> str:

@@ -27,7 +27,7 @@ def program_help(width: int) -> str:
     """Write the overview."""
     parts = [PROGRAM, "Usage:\n  topobus COMMAND [options]"]
     for group, commands in COMMANDS.items():
-        parts.append(_section(group, [(name, text) for name, _, text in commands], width))
+        parts.append(_section(group, list(commands.items()), width))
     first = ("topobus demo", "topobus up", "topobus place examples/pods/trainer.yaml", "topobus machine")
     parts.append("A first walk:\n" + "\n".join(f"{_INDENT}{line}" for line in first))
     closing = (

@@ -27,7 +27,7 @@ from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_device
-from topobus.values.ledger import Allocation, Ledger
+from topobus.values.ledger import Ledger
 from topobus.values.outcome import Reason, Refusal, summary
 from topobus.values.own_shapes import OwnShape
 from topobus.values.timestamps import short_time
@@ -112,7 +112,12 @@ def describe(
             ),
         ),
         held=tuple(
-            _held(ledger.node, allocation)
+            Held(
+                node=ledger.node,
+                devices=allocation.devices,
+                cpus=str(allocation.cpus),
+                is_prepared=allocation.is_prepared,
+            )
             for ledger in sorted(ledgers, key=lambda ledger: ledger.node)
             for allocation in ledger.allocations.values()
             if allocation.owner.uid == uid
@@ -336,13 +341,3 @@ def _granted(result: dict[str, Any], inventories: Iterable[Inventory], *, shape:
         health=device.health.state.value if device is not None else "not in the inventory",
         reason=worst.reason if worst is not None else "",
     )
-
-
-def _held(node: str, allocation: Allocation) -> Held:
-    devices: dict[str, tuple[str, ...]] = {}
-    cpus = ""
-    for holding in allocation.holdings:
-        for device_class, names in holding.devices.items():
-            devices[device_class] = (*devices.get(device_class, ()), *names)
-        cpus = ",".join(part for part in (cpus, str(holding.cpus)) if part)
-    return Held(node=node, devices=devices, cpus=cpus, is_prepared=allocation.is_prepared)

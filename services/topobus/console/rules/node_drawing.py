@@ -82,7 +82,7 @@ def _users(holders: DrawnHolders) -> dict[tuple[str, str], list[DrawnHolder]]:
     """Map devices, by class and name, to their holders. A shared device has several."""
     users: dict[tuple[str, str], list[DrawnHolder]] = {}
     for holder in holders.all:
-        for device_class, names in holder.devices.items():
+        for device_class, names in holder.allocation.devices.items():
             for name in names:
                 users.setdefault((device_class, name), []).append(holder)
     return users

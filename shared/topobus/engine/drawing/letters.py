@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from topobus.values.device_sharing import HeldShare
-from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, Holders
 
 __all__ = ["COLOUR_COUNT", "DrawnHolder", "DrawnHolders", "holders_of"]
@@ -35,27 +34,10 @@ class DrawnHolder(Struct, frozen=True, kw_only=True):
     allocation: Allocation
 
     @property
-    def cpus(self) -> CpuSet:
-        """All CPUs that the owner holds."""
-        held = CpuSet()
-        for holding in self.allocation.holdings:
-            held |= holding.cpus
-        return held
-
-    @property
-    def devices(self) -> dict[str, tuple[str, ...]]:
-        """Class to device names over all containers, sorted, each once."""
-        by_class: dict[str, set[str]] = {}
-        for holding in self.allocation.holdings:
-            for device_class, names in holding.devices.items():
-                by_class.setdefault(device_class, set()).update(names)
-        return {device_class: tuple(sorted(names)) for device_class, names in sorted(by_class.items())}
-
-    @property
     def held_text(self) -> str:
         """What the owner holds, in words."""
-        held = [f"{len(names)} {device_class}" for device_class, names in self.devices.items() if device_class != "cpu"]
-        cpus = self.cpus
+        devices, cpus = self.allocation.devices, self.allocation.cpus
+        held = [f"{len(names)} {device_class}" for device_class, names in devices.items() if device_class != "cpu"]
         return ", ".join([*held, *([f"{len(cpus)} cpus {cpus}"] if cpus else [])]) or "nothing"
 
 
@@ -93,8 +75,8 @@ def holders_of(ledger: Holders | None, letters: Mapping[str, str] | None = None)
             allocation=allocation,
         )
         holders.append(holder)
-        by_cpu.update(dict.fromkeys(holder.cpus, holder))
-        for device_class, names in holder.devices.items():
+        by_cpu.update(dict.fromkeys(allocation.cpus, holder))
+        for device_class, names in allocation.devices.items():
             by_device.update({(device_class, name): holder for name in names})
         for holding in allocation.holdings:
             for device_class, shares in holding.shares.items():
