@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-
+from support.printed import printed
 from topobus.cli.commands.decisions import decision_listing
 from topobus.cli.commands.explain import explanation
 from topobus.cli.render.answers import answer_view, facts_text, hint_table
-from topobus.cli.render.output import THEME
 from topobus.formats.messages.messages import DecisionEvent
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet
@@ -35,22 +31,13 @@ REFUSAL = Refusal(
 )
 
 
-def shown(part: object) -> str:
-    """Render without colour."""
-    console = Console(file=io.StringIO(), theme=THEME, width=100, color_system=None)
-    console.print(part)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert isinstance(text, str)
-    return text
-
-
 def test_answer_view_tells_where_and_why_when_placed() -> None:
     """Node, CPUs, devices and the reason are there; facts only when wanted."""
-    text = shown(answer_view(PLACEMENT))
+    text = printed(answer_view(PLACEMENT))
 
     for part in ("NUMA 0", "4: 0-3", "gpu-0", "node 0 it is", "[aligned]"):
         assert part in text
-    assert "[aligned: nodes 0]" in shown(answer_view(PLACEMENT, has_facts=True))
+    assert "[aligned: nodes 0]" in printed(answer_view(PLACEMENT, has_facts=True))
 
 
 def test_facts_are_words_when_they_are_wanted() -> None:
@@ -74,7 +61,7 @@ def test_facts_are_words_when_they_are_wanted() -> None:
 
     assert facts_text(reason) == "devices gpu-0, gpu-1; exact: yes; preferred: no; size 4096 bytes"
     assert facts_text(with_speed) == "bandwidth 450 Gbit/s"
-    assert "[devices-chosen]" in shown(
+    assert "[devices-chosen]" in printed(
         answer_view(Refusal(reasons=(Reason(code="devices-chosen", message="m", facts={"tied": ()}),)), has_facts=True)
     )
 
@@ -106,7 +93,7 @@ def test_answer_of_a_claim_says_nothing_of_hints_when_none_were_merged() -> None
         ledger_sequence=1,
     )
 
-    text = "".join(map(shown, explanation(event, None)))
+    text = "".join(map(printed, explanation(event, None)))
 
     assert "widest bottleneck link switch" in text
     assert [word for word in ("hint", "nothing is aligned", "{any}") if word in text] == []
@@ -114,7 +101,7 @@ def test_answer_of_a_claim_says_nothing_of_hints_when_none_were_merged() -> None
 
 def test_answer_view_tells_why_not_and_what_to_free_when_refused() -> None:
     """Both lists are there, under their titles."""
-    text = shown(answer_view(REFUSAL))
+    text = printed(answer_view(REFUSAL))
 
     assert (
         text.index("why not")
@@ -126,7 +113,7 @@ def test_answer_view_tells_why_not_and_what_to_free_when_refused() -> None:
 
 def test_answer_view_says_that_freeing_is_no_way_when_nobody_stands_in_it() -> None:
     """A refusal without anybody to free says so instead of an empty list."""
-    assert "releasing what other pods and claims hold would not help" in shown(
+    assert "releasing what other pods and claims hold would not help" in printed(
         answer_view(Refusal(reasons=REFUSAL.reasons))
     )
 
@@ -136,7 +123,7 @@ def test_answer_view_says_what_lets_go_when_the_pod_itself_holds_it() -> None:
     the pod.
     """
     message = "pod default/a is placed already; release it before placing it again"
-    text = shown(answer_view(Refusal(reasons=(Reason(code="already-placed", message=message),))))
+    text = printed(answer_view(Refusal(reasons=(Reason(code="already-placed", message=message),))))
 
     assert "would not help" not in text
     assert "`topobus release`" in text
@@ -144,7 +131,7 @@ def test_answer_view_says_what_lets_go_when_the_pod_itself_holds_it() -> None:
 
 def test_answer_view_keeps_brackets_when_a_message_has_them() -> None:
     """Text from the bus is never taken for markup."""
-    assert "[red]x[/red]" in shown(answer_view(Refusal(reasons=(Reason(code="c", message="[red]x[/red]"),))))
+    assert "[red]x[/red]" in printed(answer_view(Refusal(reasons=(Reason(code="c", message="[red]x[/red]"),))))
 
 
 def test_summary_names_each_code_once_when_refused() -> None:
@@ -158,7 +145,7 @@ def test_hint_table_tells_no_opinion_from_no_way_when_both_occur() -> None:
 
     A star marks preferred hints, which come first.
     """
-    text = shown(
+    text = printed(
         hint_table(
             (
                 HintList(
@@ -206,7 +193,7 @@ def test_explain_says_nothing_of_freeing_when_a_reset_was_refused() -> None:
     """No pod or claim stood in its way, so none that lets go could
     help, and none that could not.
     """
-    text = "".join(map(shown, explanation(_reset("op:outcome", REFUSAL), None)))
+    text = "".join(map(printed, explanation(_reset("op:outcome", REFUSAL), None)))
 
     assert "numa-capacity" in text
     assert "would not help" not in text

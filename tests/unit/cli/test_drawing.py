@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 from msgspec import structs
-from rich.console import Console
 
+from support.printed import printed
 from topobus.cli.render.machine_drawing import draw_machine
-from topobus.cli.render.output import THEME
 from topobus.values.device import Device, DeviceRole, Inventory, KeptFunction
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.idset import CpuSet, NodeSet
@@ -100,9 +97,7 @@ def drawn(
     names: dict[tuple[int, int], str] | None = None,
 ) -> list[str]:
     """Render without colour and give the lines."""
-    console = Console(file=io.StringIO(), theme=THEME, width=width, color_system=None)
-    console.print(draw_machine(machine, inventories, ledger, width=width, names=names))
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO, made just above
+    return printed(draw_machine(machine, inventories, ledger, width=width, names=names), width).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ an ellipsis wherever something was cut.
 
 from __future__ import annotations
 
-import io
 import json
 from datetime import UTC, datetime
 from functools import cache
@@ -14,15 +13,14 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from support.printed import printed
 from topobus.cli.commands.decisions import decision_listing
 from topobus.cli.commands.device import withheld_listing
 from topobus.cli.commands.nodeallocationstates import states_listing
 from topobus.cli.commands.pods import pods_listing
 from topobus.cli.render.device_listings import device_listing, health_listing, summary_listing
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.cli.render.output import THEME
 from topobus.cli.render.tables import object_listing
 from topobus.engine.drawing.letters import holders_of
 from topobus.engine.ledger.classic_state import node_allocation_state
@@ -144,12 +142,8 @@ def test_wide_listing_has_more_than_the_table(name: str) -> None:
 def test_printed_listing_is_what_was_laid_out(width: int) -> None:
     """Rich neither folds nor pads what the layout made."""
     listing = _listings()["get ResourceClaim -A"]
-    console = Console(file=io.StringIO(), width=width, theme=THEME, color_system=None)
 
-    console.print(listing)
-
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines() == [line.plain for line in listing.lines(width)]
+    assert printed(listing, width).splitlines() == [line.plain for line in listing.lines(width)]
 
 
 _WORD = st.text("abc-0.", min_size=1, max_size=30)

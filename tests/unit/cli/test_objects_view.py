@@ -4,18 +4,16 @@ people read, from values alone.
 
 from __future__ import annotations
 
-import io
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from msgspec import structs
-from rich.console import Console, RenderableType
 
+from support.printed import printed
 from topobus.cli.exits import UsageError
 from topobus.cli.objects.kinds import kind_of, read_target
 from topobus.cli.render.description import describe, view
-from topobus.cli.render.output import THEME
 from topobus.cli.render.tables import age, object_listing, state_of
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.values.device import Device, Inventory
@@ -54,14 +52,6 @@ ALLOCATED = _claim(
     reservedFor=[{"resource": "pods", "name": "trainer", "uid": "p"}],
     conditions=[_condition("True", "Allocated", "1 device allocated")],
 )
-
-
-def _shown(what: RenderableType, width: int = 160) -> str:
-    console = Console(file=io.StringIO(), width=width, theme=THEME)
-    console.print(what)
-    text = console.file
-    assert isinstance(text, io.StringIO)
-    return text.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +105,7 @@ def test_state_tells_reservation_and_reason_when_there_is_one() -> None:
 
 def test_table_has_node_devices_and_users_when_claims_are_listed() -> None:
     """One line says all that matters of a claim."""
-    shown = _shown(object_listing("ResourceClaim", [ALLOCATED], now=NOW))
+    shown = printed(object_listing("ResourceClaim", [ALLOCATED], now=NOW), 160)
 
     assert [word in shown for word in ("fast", "n1", "gpu: gpu-0", "trainer", "5m")] == [True] * 5
     assert age("not a time", NOW) == "-"
@@ -134,7 +124,7 @@ def test_description_has_health_numa_and_ledger_when_the_claim_is_allocated() ->
         [Ledger(node="n1", allocations={owner.key: held})],
         [],
     )
-    shown = _shown(view(ALLOCATED, description))
+    shown = printed(view(ALLOCATED, description), 160)
 
     assert (description.devices[0].numa_nodes, description.devices[0].health, description.devices[0].below) == (
         "1",
@@ -156,7 +146,7 @@ def test_description_hangs_what_is_folded_below_its_line_when_the_terminal_is_na
         _claim(conditions=[condition]), spec={"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
     )
 
-    lines = _shown(view(claim, describe(claim, {}, [], [], [])), width=80).splitlines()
+    lines = printed(view(claim, describe(claim, {}, [], [], [])), 80).splitlines()
 
     selector = [line for line in lines if "topobus.dev']" in line or "==" in line]
     message = [line for line in lines if "device allocated" in line]
@@ -194,7 +184,7 @@ def test_description_has_reasons_with_codes_when_an_event_tells_them() -> None:
 
     assert [reason.code for reason in description.reasons] == ["too-few-devices", "would-fit"]
     assert [decision.id for decision in description.decisions] == ["e-u-1"]
-    assert "would fit with 1" in _shown(view(waiting, description))
+    assert "would fit with 1" in printed(view(waiting, description), 160)
 
 
 def test_description_has_the_conditions_words_when_no_event_is_left() -> None:
@@ -219,7 +209,7 @@ def test_description_says_conditions_and_decisions_in_plain_words() -> None:
     ]
     allocated = _claim(conditions=[_condition("True", "Allocated", "1 device allocated")])
 
-    shown = " ".join(_shown(view(allocated, describe(allocated, {}, [], [], events))).split())
+    shown = " ".join(printed(view(allocated, describe(allocated, {}, [], [], events)), 160).split())
 
     assert "Allocated: yes since" in shown
     assert "e-_ allocate refused" in shown

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
+from support.printed import printed
 from support.shape_names import full, plain
 from support.shape_nodes import NODE, holding, recorded, sick
 from topobus.cli.application import run
 from topobus.cli.exits import ExitCode
 from topobus.cli.render.description import describe, view
-from topobus.cli.render.output import THEME
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.built_in_classes import (
     built_in_class,
@@ -172,11 +170,7 @@ def test_description_lists_the_parts_when_a_claim_has_a_shape() -> None:
         (pair, nic, "0", "unhealthy"),
         ("", "shape-half-7", "?", "not in the inventory"),
     ]
-    console = Console(file=io.StringIO(), width=200, theme=THEME)
-    console.print(view(claim, description))
-    text = console.file
-    assert isinstance(text, io.StringIO)
-    assert f"{pair}: {nic}" in text.getvalue()
+    assert f"{pair}: {nic}" in printed(view(claim, description), 200)
 
 
 TRIO = OwnShape(name="trio", parts={"gpu": 2, "nic": 1}, within="numa")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
-from topobus.cli.render.output import THEME
+from support.printed import printed
 from topobus.cli.render.program_status import log_text, status_line, status_table
 from topobus.local_system.supervision import ProgramState, ProgramStatus
 
@@ -40,7 +37,6 @@ def test_status_line_tells_how_it_died_when_a_program_restarts() -> None:
 
 def test_status_table_shows_every_program_when_drawn_without_colour() -> None:
     """State is told by sign and word, restarts by number."""
-    console = Console(file=io.StringIO(), theme=THEME, width=100, color_system=None)
-    console.print(status_table((ProgramStatus(name="gpu", state=ProgramState.READY, pid=12, restarts=3),)))
+    text = printed(status_table((ProgramStatus(name="gpu", state=ProgramState.READY, pid=12, restarts=3),)))
 
-    assert ["gpu", "+", "ready", "12", "3"] in [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert ["gpu", "+", "ready", "12", "3"] in [line.split() for line in text.splitlines()]
