@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from inspect import iscoroutine
 from pathlib import Path
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
@@ -69,6 +70,11 @@ def run(arguments: Sequence[str], *, when_loaded: Callable[[], None] = lambda: N
         )
         when_loaded()
         answer = command(*bound.args, **bound.kwargs)
+        if iscoroutine(answer):
+            # Imported here: commands that ask no server need none of it.
+            import asyncio
+
+            answer = asyncio.run(answer)
     except CycloptsError as err:
         console = error_console()
         console.print(f"[fail]error:[/fail] {escape(_usage_faults(err, arguments))}")

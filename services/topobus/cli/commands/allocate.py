@@ -38,7 +38,7 @@ _ASKED = ("ResourceClaim", "Pod")
 _SHOWN = ("name", "condition", "node", "allocations", "parts", "reasons")
 
 
-def allocate(
+async def allocate(
     *,
     file: Annotated[
         tuple[Path, ...],
@@ -84,17 +84,6 @@ def allocate(
         )
     output = Output(is_json=options.json or output_form == "json")
     objects = read_wanted("allocate", file, output.note)
-    return asyncio.run(_allocate(objects, slices, kubernetes if cluster else None, mode, output, options))
-
-
-async def _allocate(
-    objects: list[ApiObject],
-    slices: tuple[Path, ...],
-    cluster: ClusterOptions | None,
-    mode: str,
-    output: Output,
-    options: BusOptions,
-) -> int:
     situation: dict[str, Any] = {
         "wanted": objects,
         "objects": [api_object for api_object in objects if api_object.kind not in _ASKED],
@@ -103,16 +92,16 @@ async def _allocate(
     arguments: list[str] = []
     if slices:
         situation["objects"] += read_mixed(manifest_files(slices), output.note, has_nodes=True)
-    elif cluster is not None:
-        arguments = ["--cluster", *cluster.server()]
+    elif cluster:
+        arguments = ["--cluster", *kubernetes.server()]
     else:
         async with open_bus(options) as bus:
             situation |= await _as_it_runs(bus, objects, situation["objects"])
-    dry_run = await ask_dry_run(situation, arguments)
-    answers = _shown(dry_run)
+    answered = await ask_dry_run(situation, arguments)
+    answers = _shown(answered)
     if not answers:
         output.note("no pod in it has a claim: `topobus place --dry-run` shows where pods without claims would go")
-    for fault in dry_run.get("faults", ()):
+    for fault in answered.get("faults", ()):
         output.note(f"left out, because it cannot be read: {fault}")
     output.document({"answers": answers})
     for answer in answers:

@@ -35,13 +35,13 @@ _STYLES = {ContextState.RUNNING: "ok", ContextState.STOPPED: "warn", ContextStat
 
 
 @context_app.command(name="ls")
-def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
+async def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
     """List the contexts. The selected one has a star."""
     folder = ContextFolder()
     output = options.output()
     selected = folder.selected()
     contexts = folder.all()
-    listening = _listening(contexts)
+    listening = await _listening(contexts)
     if output.is_json:
         output.document({"contexts": [_fields(context, selected, listening.get(context.name)) for context in contexts]})
         return ExitCode.OK
@@ -70,7 +70,7 @@ def ls(*, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
 
 
 @context_app.command(name="use")
-def use(
+async def use(
     name: Annotated[str | None, Parameter(help="The context that commands use from now on.")] = None,
     /,
     *,
@@ -88,12 +88,12 @@ def use(
         return ExitCode.OK
     context = folder.named(name)
     folder.select(name)
-    _print_context(output, context, name)
+    await _print_context(output, context, name)
     return ExitCode.OK
 
 
 @context_app.command(name="show")
-def show(
+async def show(
     name: Annotated[str | None, Parameter(help="A context. Default: the selected one.")] = None,
     /,
     *,
@@ -106,12 +106,12 @@ def show(
         raise NotFoundError(
             "no context is selected", next_step="topobus context use NAME, or name one: topobus context show NAME"
         )
-    _print_context(options.output(), folder.named(name or selected), selected)
+    await _print_context(options.output(), folder.named(name or selected), selected)
     return ExitCode.OK
 
 
 @context_app.command(name="add")
-def add(
+async def add(
     name: Annotated[str, Parameter(help="The new context.")],
     /,
     *,
@@ -147,7 +147,7 @@ def add(
     folder.put(context)
     if folder.get(folder.selected()) is None:
         folder.select(name)
-    _print_context(options.output(), context, folder.selected())
+    await _print_context(options.output(), context, folder.selected())
     return ExitCode.OK
 
 
@@ -168,22 +168,18 @@ def rm(
     return ExitCode.OK
 
 
-def _listening(contexts: Sequence[Context]) -> dict[str, bool]:
+async def _listening(contexts: Sequence[Context]) -> dict[str, bool]:
     """Map the contexts whose `topobus up` runs to whether their NATS server listens.
 
     Those that were added may be far away, and are not asked.
     """
-
-    async def look() -> dict[str, bool]:
-        running = [context for context in contexts if context.state is ContextState.RUNNING]
-        refused = await asyncio.gather(*(refuses(context.nats) for context in running))
-        return {context.name: not is_refused for context, is_refused in zip(running, refused, strict=True)}
-
-    return asyncio.run(look())
+    running = [context for context in contexts if context.state is ContextState.RUNNING]
+    refused = await asyncio.gather(*(refuses(context.nats) for context in running))
+    return {context.name: not is_refused for context, is_refused in zip(running, refused, strict=True)}
 
 
-def _print_context(output: Output, context: Context, selected: str) -> None:
-    fields = _fields(context, selected, _listening([context]).get(context.name))
+async def _print_context(output: Output, context: Context, selected: str) -> None:
+    fields = _fields(context, selected, (await _listening([context])).get(context.name))
     output.document(fields)
     for key, value in fields.items():
         if value not in ("", None):

@@ -27,7 +27,7 @@ from topobus.values.timestamps import short_time
 __all__ = ["decision_listing", "decisions"]
 
 
-def decisions(
+async def decisions(
     *,
     node: NodeFilter = None,
     limit: Annotated[
@@ -38,19 +38,15 @@ def decisions(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List decisions: what was requested for which owner, and the answer."""
-    return asyncio.run(_decisions(node, limit, follow or listing.watch, listing.lister(is_json=options.json), options))
-
-
-async def _decisions(node: str | None, limit: int, is_following: bool, lister: Lister, options: BusOptions) -> int:
+    lister = listing.lister(is_json=options.json)
     parts = {"node": node} if node is not None else {}
     async with open_bus(options) as bus:
         await check_known(bus, node=node)
         recent = await bus.last(DECISION, limit=limit, **parts)
-        if not is_following:
+        if not (follow or listing.watch):
             events = [received_event.value for received_event in recent]
-            listing = decision_listing(events, await _users(bus, events))
             lister.show(
-                [listing],
+                [decision_listing(events, await _users(bus, events))],
                 lambda rows: {"decisions": [row.document for row in rows]},
                 empty="no decision yet",
                 thing="decision",

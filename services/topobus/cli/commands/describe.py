@@ -4,7 +4,6 @@ waits.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -33,7 +32,7 @@ __all__ = ["describe"]
 _LOOKED_THROUGH = 2000
 
 
-def describe(
+async def describe(
     *target: Annotated[
         str, Parameter(name="KIND NAME", help="Such as claim fast, pod trainer, deviceclass gpu.example.com.")
     ],
@@ -50,10 +49,8 @@ def describe(
             "wanted exactly one object to describe",
             next_step=f"write `topobus describe {plural_of(kinds[0])[:-1]} NAME`",
         )
-    return asyncio.run(_describe(kinds[0], namespace, names[0], options, is_json=options.json or output == "json"))
-
-
-async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *, is_json: bool) -> int:
+    (kind,), (name,) = kinds, names
+    out = Output(is_json=options.json or output == "json")
     async with open_bus(options) as bus:
         parts = parts_of(kind, namespace, name)
         try:
@@ -66,7 +63,7 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
             )
             if not held:
                 raise
-            return _describe_unstored(held, parts, Output(is_json=is_json))
+            return _describe_unstored(held, parts, out)
         plain = plain_object(api_object)
         claims = await _claims_of(bus, api_object) if kind == "Pod" else {}
         nodes = {device.node for device in put_together(api_object, plain, (), (), (), claims).devices}
@@ -81,11 +78,8 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
         ledgers = [entry.value for entry in await bus.list(LEDGER)]
         events: list[DecisionEvent] = [received.value for received in await bus.last(DECISION, limit=_LOOKED_THROUGH)]
     description = put_together(api_object, plain, inventories, ledgers, events, claims, own_shapes)
-    output = Output(is_json=is_json)
-    if is_json:
-        output.document(description)
-    else:
-        output.show(view(api_object, description))
+    out.document(description)
+    out.show(view(api_object, description))
     return ExitCode.OK
 
 

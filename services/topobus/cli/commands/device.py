@@ -21,7 +21,7 @@ from rich.text import Text
 from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.fleet_inventories import list_inventories
-from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
+from topobus.cli.listing.list_options import LIST_DEFAULTS, ListOptions
 from topobus.cli.listing.responding_services import device_service_on, note_waiting, topology_on
 from topobus.cli.objects.device_selection import ChosenDevice, Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, ClassFilter, NamesSystem, NodeFilter, check_known, open_bus
@@ -84,7 +84,7 @@ class DeviceAnswer(Struct, frozen=True, kw_only=True):
 
 
 @device_app.command(name="maintain")
-def maintain(
+async def maintain(
     *names: Names,
     why: Why,
     drain: Drain = False,
@@ -95,11 +95,11 @@ def maintain(
 
     `topobus device return` ends it.
     """
-    return _operate(DeviceVerb.MAINTAIN, names, why, work, options, is_draining=drain)
+    return await _operate(DeviceVerb.MAINTAIN, names, why, work, options, is_draining=drain)
 
 
 @device_app.command(name="exclude")
-def exclude(
+async def exclude(
     *names: Names,
     why: Why,
     drain: Drain = False,
@@ -110,45 +110,53 @@ def exclude(
 
     `topobus device return` ends it.
     """
-    return _operate(DeviceVerb.EXCLUDE, names, why, work, options, is_draining=drain)
+    return await _operate(DeviceVerb.EXCLUDE, names, why, work, options, is_draining=drain)
 
 
 @device_app.command(name="return")
-def give_back(
+async def give_back(
     *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
 ) -> int:
     """End maintenance or exclusion: devices are offered again."""
-    return _operate(DeviceVerb.RETURN, names, why, work, options)
+    return await _operate(DeviceVerb.RETURN, names, why, work, options)
 
 
 @device_app.command(name="forgive")
-def forgive(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+async def forgive(
+    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
+) -> int:
     """Let sticky faults heal like others. The evidence stays in the decision event."""
-    return _operate(DeviceVerb.FORGIVE, names, why, work, options)
+    return await _operate(DeviceVerb.FORGIVE, names, why, work, options)
 
 
 @device_app.command(name="reset")
-def reset(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+async def reset(
+    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
+) -> int:
     """Reset devices that no owner holds: by their driver, else the PCI function by the kernel."""
-    return _operate(DeviceVerb.RESET, names, why, work, options)
+    return await _operate(DeviceVerb.RESET, names, why, work, options)
 
 
 @device_app.command(name="rebind")
-def rebind(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+async def rebind(
+    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
+) -> int:
     """Have the kernel's driver release devices that no owner holds, and take them again."""
-    return _operate(DeviceVerb.REBIND, names, why, work, options)
+    return await _operate(DeviceVerb.REBIND, names, why, work, options)
 
 
 @device_app.command(name="burn-in")
-def burn_in(*names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+async def burn_in(
+    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
+) -> int:
     """Test withheld devices that no owner holds: by their driver, and by the program of the setting
     `burn_in.command`.
     """
-    return _operate(DeviceVerb.BURN_IN, names, why, work, options)
+    return await _operate(DeviceVerb.BURN_IN, names, why, work, options)
 
 
 @device_app.command(name="list")
-def list_withheld(
+async def list_withheld(
     *,
     node: NodeFilter = None,
     device_class: ClassFilter = None,
@@ -156,10 +164,37 @@ def list_withheld(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List the withheld devices: by whom, why, since when, and who holds them still."""
-    return asyncio.run(_list(node, device_class, listing.lister(is_json=options.json), options))
+    lister = listing.lister(is_json=options.json)
+    async with open_bus(options) as bus:
+        await check_known(bus, node=node, device_class=device_class)
+
+        async def collect() -> list[Listing]:
+            withheld = [
+                entry.value
+                for entry in await bus.list(MAINTENANCE)
+                if node in (None, entry.value.node) and device_class in (None, entry.value.device_class)
+            ]
+            ledgers = (
+                {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
+                if any(each.devices for each in withheld)
+                else {}
+            )
+            return [withheld_listing(withheld, ledgers)]
+
+        if lister.options.watch:
+            await lister.follow(bus, [(MAINTENANCE, {}), (LEDGER, {})], collect)
+            return ExitCode.OK
+        listings = await collect()
+    lister.show(
+        listings,
+        lambda rows: {"devices": [row.document for row in rows]},
+        empty="no device is withheld",
+        thing="withheld device",
+    )
+    return ExitCode.OK
 
 
-def _operate(
+async def _operate(
     verb: DeviceVerb,
     names: tuple[str, ...],
     why: str,
@@ -171,12 +206,7 @@ def _operate(
     _check_texts(why, work.who or "")
     selection = Selection(names=names, node=work.node, device_class=work.device_class, where=work.where)
     operation = partial(DeviceOperation, verb=verb, why=why, who=work.who or operator_name(), is_draining=is_draining)
-    return asyncio.run(_ask_all(verb, selection, operation, work.operation or str(uuid.uuid4()), options))
-
-
-async def _ask_all(
-    verb: DeviceVerb, selection: Selection, operation: Callable[..., DeviceOperation], op_id: str, options: BusOptions
-) -> int:
+    op_id = work.operation or str(uuid.uuid4())
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         inventories = [entry.value for entry in (await list_inventories(bus))[0]]
@@ -306,36 +336,6 @@ def _state(health: str, maintenance: Maintenance | None) -> str:
 def _what(maintenance: Maintenance) -> str:
     words = "excluded" if maintenance.verb is DeviceVerb.EXCLUDE else "under maintenance"
     return f"{words}, draining" if maintenance.is_draining else words
-
-
-async def _list(node: str | None, device_class: str | None, lister: Lister, options: BusOptions) -> int:
-    async with open_bus(options) as bus:
-        await check_known(bus, node=node, device_class=device_class)
-
-        async def collect() -> list[Listing]:
-            withheld = [
-                entry.value
-                for entry in await bus.list(MAINTENANCE)
-                if node in (None, entry.value.node) and device_class in (None, entry.value.device_class)
-            ]
-            ledgers = (
-                {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
-                if any(each.devices for each in withheld)
-                else {}
-            )
-            return [withheld_listing(withheld, ledgers)]
-
-        if lister.options.watch:
-            await lister.follow(bus, [(MAINTENANCE, {}), (LEDGER, {})], collect)
-            return ExitCode.OK
-        listings = await collect()
-    lister.show(
-        listings,
-        lambda rows: {"devices": [row.document for row in rows]},
-        empty="no device is withheld",
-        thing="withheld device",
-    )
-    return ExitCode.OK
 
 
 def withheld_listing(withheld: Sequence[ClassMaintenance], ledgers: Mapping[str, Ledger]) -> Listing:

@@ -5,7 +5,6 @@ With NATS' login `verdicts` it reads nothing: that login may only report.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from topobus.values.verdict import Verdict, VerdictState
 __all__ = ["report"]
 
 
-def report(
+async def report(
     name: Annotated[
         str, Parameter(name="NAME", help="The device's name, PCI address or UUID. Without: all of --class.")
     ] = "",
@@ -46,20 +45,7 @@ def report(
     verdict = Verdict(
         source=source, device=name, dimension=dimension, state=state, code=code, message=why, observed_at=observed_at
     )
-    return asyncio.run(_report(verdict, node, device_class or _class_of(name), options))
-
-
-def _class_of(name: str) -> str:
-    device_class = class_of_device(DRIVER, name) if is_dns_label(name) else None
-    if device_class is None or device_class == name:
-        raise UsageError(
-            f"the class of {name or 'all devices'} is not clear from its name",
-            next_step="name it, for example --class gpu",
-        )
-    return device_class
-
-
-async def _report(verdict: Verdict, node: str | None, device_class: str, options: BusOptions) -> int:
+    device_class = device_class or _class_of(name)
     output, settings = options.output(), options.settings()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         if settings.nats.user == REPORTER:
@@ -76,3 +62,13 @@ async def _report(verdict: Verdict, node: str | None, device_class: str, options
         for reason in reply.result.reasons:
             output.show(Text(f"refused: {reason.message}"))
     return ExitCode.OK if isinstance(reply.result, Taken) else ExitCode.NO
+
+
+def _class_of(name: str) -> str:
+    device_class = class_of_device(DRIVER, name) if is_dns_label(name) else None
+    if device_class is None or device_class == name:
+        raise UsageError(
+            f"the class of {name or 'all devices'} is not clear from its name",
+            next_step="name it, for example --class gpu",
+        )
+    return device_class

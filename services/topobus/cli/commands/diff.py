@@ -5,7 +5,6 @@ It writes nothing.
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from topobus.cli.objects.vendor_names import Profiles, stored_by_our_names
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.vendor_profiles import VendorProfile
 
 __all__ = ["diff", "difference"]
 
@@ -29,7 +27,7 @@ _STYLES = {"+": "ok", "-": "fail", "@": "name"}
 _GIVEN = ("uid", "creationTimestamp", "generation")
 
 
-def diff(
+async def diff(
     *,
     file: Files = (),
     kustomize: Kustomization = None,
@@ -38,12 +36,8 @@ def diff(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Show what apply would change: exit code 0 nothing, 1 something, others for errors."""
-    objects = read_sources("compare", file, kustomize, options.output().note, is_recursive=is_recursive)
-    return asyncio.run(_diff(objects, profiles, options))
-
-
-async def _diff(objects: Sequence[ApiObject], profiles: tuple[VendorProfile, ...], options: BusOptions) -> int:
     output = options.output()
+    objects = read_sources("compare", file, kustomize, output.note, is_recursive=is_recursive)
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         objects = await stored_by_our_names(bus, objects, profiles, output.note)
         would = await apply_objects(bus, objects, is_dry_run=True)

@@ -89,7 +89,7 @@ _ALIVE_S = 2.0
 _SELDOM_OFFERED = frozenset({"cpu"})
 
 
-def doctor(
+async def doctor(
     *,
     node: NodeFilter = None,
     machine: Annotated[
@@ -112,7 +112,7 @@ def doctor(
     if machine is not None:
         with open_machine(machine) as opened:
             foretold = devices_of_type(opened.snapshot.inventories)
-    findings = asyncio.run(_check_bus(node, options, nodes, foretold))
+    findings = await _check_bus(node, options, nodes, foretold)
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     if problems:
         findings = [finding for finding in findings if finding.level is not Level.OK]

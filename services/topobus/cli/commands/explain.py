@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,7 +36,7 @@ __all__ = ["conflict_of", "explain", "explanation", "replay"]
 _SEARCHED = 4096
 
 
-def explain(
+async def explain(
     decision: Annotated[
         str | None,
         Parameter(name="DECISION", help="The decision's id, as `topobus place` and `topobus decisions` print it."),
@@ -58,7 +57,7 @@ def explain(
         raise UsageError(
             "wanted a decision: either its id or --file FILE", next_step="`topobus decisions` lists the ids"
         )
-    event = _read(file) if file is not None else asyncio.run(_fetch(str(decision), options))
+    event = _read(file) if file is not None else await _fetch(str(decision), options)
     out = Output(is_json=options.json or output == "json")
     again = replay(event)
     is_same = again is None or again == event.outcome

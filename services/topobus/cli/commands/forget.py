@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import Annotated
 
@@ -34,7 +33,7 @@ _VERBS = {
 
 
 @forget_app.command(name="node")
-def forget_node(
+async def forget_node(
     *nodes: Annotated[str, Parameter(name="NODE", help="The node; several may be named.")],
     without_machine: Annotated[
         bool,
@@ -65,15 +64,11 @@ def forget_node(
             "wanted nodes: NODE, or --without-machine for all that have no machine",
             next_step="such as `topobus forget node n38 --dry-run`",
         )
-    return asyncio.run(_forget(list(dict.fromkeys(nodes)), is_dry_run=is_dry_run, is_forced=force, options=options))
-
-
-async def _forget(nodes: list[str], *, is_dry_run: bool, is_forced: bool, options: BusOptions) -> int:
     output = options.output()
     replies: list[ForgetReply] = []
     async with open_bus(options, NamesSystem.IF_SEVERAL if is_dry_run else NamesSystem.ALWAYS) as bus:
-        for node in nodes or await nodes_without_a_machine(bus):
-            reply = await _ask(bus, ForgetRequest(node=node, is_dry_run=is_dry_run, is_forced=is_forced))
+        for node in dict.fromkeys(nodes or await nodes_without_a_machine(bus)):
+            reply = await _ask(bus, ForgetRequest(node=node, is_dry_run=is_dry_run, is_forced=force))
             replies.append(reply)
             _show(output, reply, is_dry_run=is_dry_run)
     if not replies:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 
 from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
-from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
+from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, ListOptions, Namespace
 from topobus.cli.objects.applying import built_in_classes, find_object, parts_of, plain_object
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
@@ -27,7 +26,7 @@ from topobus.values.request import OwnerKind
 __all__ = ["get"]
 
 
-def get(
+async def get(
     *target: Annotated[
         str,
         Parameter(
@@ -46,14 +45,9 @@ def get(
         from topobus.cli.commands.nodeallocationstates import show_states
 
         named = (target[0].partition("/")[2], *target[1:])
-        return asyncio.run(show_states(tuple(argument for argument in named if argument), lister, options))
+        return await show_states(tuple(argument for argument in named if argument), lister, options)
     kinds, names = read_target(target, verb="get")
-    return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, lister, options))
-
-
-async def _get(
-    kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, lister: Lister, options: BusOptions
-) -> int:
+    namespace = "" if all_namespaces else namespace
     unread: set[str] = set()
     async with open_bus(options) as bus:
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from topobus.bus.bus import Start
 from topobus.cli.commands.inventory import no_device, read_inventories, read_ledgers, selected
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
+from topobus.cli.listing.list_options import LIST_DEFAULTS, ListOptions
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, ClassFilter, NodeFilter, cancel_at, check_known, open_bus
 from topobus.cli.render.device_listings import health_listing
 from topobus.cli.render.gaps import Gaps
@@ -43,7 +43,7 @@ class WatchedEvent(Struct, frozen=True, kw_only=True):
 
 
 @health_app.default
-def health(
+async def health(
     of_class: Annotated[str | None, Parameter(name="CLASS", help="gpu, nic, fpga, cpu or a plugin's class.")] = None,
     /,
     *,
@@ -56,18 +56,8 @@ def health(
     """Show the devices that are unhealthy now, and count the others."""
     if device_class is not None and of_class not in (None, device_class):
         raise UsageError(f"two classes are named: {of_class} and {device_class}", next_step="name one of them")
-    return asyncio.run(_health(node, of_class or device_class, is_all, listing.lister(is_json=options.json), options))
-
-
-@health_app.command(name="watch")
-def watch(*, node: NodeFilter = None, device_class: ClassFilter = None, options: BusOptions = BUS_DEFAULTS) -> int:
-    """Follow health: first the present state of each device, then every change. No change is
-    repeated or lost.
-    """
-    return asyncio.run(_watch(node, device_class, options))
-
-
-async def _health(node: str | None, device_class: str | None, is_all: bool, lister: Lister, options: BusOptions) -> int:
+    device_class = of_class or device_class
+    lister = listing.lister(is_json=options.json)
     well = [0]
     unmatched = ""
     async with open_bus(options) as bus:
@@ -103,7 +93,13 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, list
     return ExitCode.OK
 
 
-async def _watch(node: str | None, device_class: str | None, options: BusOptions) -> int:
+@health_app.command(name="watch")
+async def watch(
+    *, node: NodeFilter = None, device_class: ClassFilter = None, options: BusOptions = BUS_DEFAULTS
+) -> int:
+    """Follow health: first the present state of each device, then every change. No change is
+    repeated or lost.
+    """
     output = options.output()
     parts = {key: value for key, value in (("node", node), ("device_class", device_class)) if value is not None}
     cancel_at(signal.SIGTERM)

@@ -24,7 +24,7 @@ hints_app = App(name="hints", help="Which NUMA nodes device services and topolog
 
 
 @hints_app.command(name="watch")
-def watch(
+async def watch(
     *,
     node: NodeFilter = None,
     device_class: Annotated[
@@ -35,10 +35,6 @@ def watch(
     """Follow hints from now on. They are not stored: earlier ones are only in the decisions, and a
     line reports missed ones.
     """
-    return asyncio.run(_watch(node, device_class, options))
-
-
-async def _watch(node: str | None, device_class: str | None, options: BusOptions) -> int:
     output = options.output()
     parts = {key: value for key, value in (("node", node), ("device_class", device_class)) if value is not None}
     cancel_at(signal.SIGTERM)

@@ -4,18 +4,15 @@ allocated.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
-from typing import Annotated
 
-from cyclopts import Parameter
 from msgspec import structs
 from rich.text import Text
 
 from topobus.bus.bus import Bus
 from topobus.cli.commands.inventory import read_ledgers
 from topobus.cli.exits import ExitCode
-from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
+from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, ListOptions, NamespaceFilter
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.formats.kubernetes.objects import entries_of
@@ -27,23 +24,17 @@ from topobus.values.request import Owner, OwnerKind
 __all__ = ["allocations_of_pod", "holder_listing", "holders"]
 
 
-def holders(
+async def holders(
     *,
     node: NodeFilter = None,
-    namespace: Annotated[
-        str, Parameter(name=("--namespace", "-n"), help="Only holders of this namespace. Default: all.")
-    ] = "",
+    namespace: NamespaceFilter = "",
     all_namespaces: AllNamespaces = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List who holds what: pods, claims, and what kubelet allocated, stored or not."""
-    return asyncio.run(
-        _holders(node, "" if all_namespaces else namespace, listing.lister(is_json=options.json), options)
-    )
-
-
-async def _holders(node: str | None, namespace: str, lister: Lister, options: BusOptions) -> int:
+    namespace = "" if all_namespaces else namespace
+    lister = listing.lister(is_json=options.json)
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -28,7 +27,7 @@ from topobus.values.ledger import Ledger
 __all__ = ["inventory", "no_device", "read_inventories", "read_ledgers", "selected"]
 
 
-def inventory(
+async def inventory(
     device_class: Annotated[
         str | None, Parameter(name="CLASS", help="gpu, nic, fpga, cpu or a plugin's class. Without it: a summary.")
     ] = None,
@@ -44,7 +43,52 @@ def inventory(
     """List devices: their place, health and holders."""
     if device_class is not None and of_class not in (None, device_class):
         raise UsageError(f"two classes are named: {device_class} and {of_class}", next_step="name one of them")
-    return asyncio.run(_inventory(device_class or of_class, node, listing.lister(is_json=options.json), options))
+    device_class = device_class or of_class
+    lister = listing.lister(is_json=options.json)
+    read: list[Inventory] = []
+    chosen: list[Inventory] = []
+    ledgers: dict[str, Ledger] = {}
+    async with open_bus(options) as bus:
+
+        async def collect() -> list[Listing]:
+            ledgers.update(await read_ledgers(bus))
+            read[:] = await read_inventories(bus, node, device_class)
+            chosen[:] = [selected(lister, each_inventory, ledgers.get(each_inventory.node)) for each_inventory in read]
+            is_summary = device_class is None and lister.form in ("table", "wide", "name")
+            if is_summary:
+                with_devices = [each for each in chosen if each.devices or not lister.selector.requirements]
+                return [summary_listing(with_devices, ledgers)]
+            return [device_listing(each, holders_of(ledgers.get(each.node)), sums_up=lister.is_text) for each in chosen]
+
+        rest = lister.without_selector()
+        if lister.options.watch:
+            await rest.follow(bus, [(INVENTORY, {}), (LEDGER, {})], collect)
+            return ExitCode.OK
+        listings = await collect()
+
+    def document(rows: Sequence[Row]) -> Any:
+        left: dict[tuple[str, str], list[Device]] = {}
+        for row in rows:
+            left.setdefault((row.document["node"], row.document["device_class"]), []).append(row.document["device"])
+        return {
+            "inventories": [
+                structs.replace(each, devices=tuple(left.get((each.node, each.device_class), ())))
+                for each in chosen
+                if each.devices or not lister.selector.requirements
+            ]
+        }
+
+    rest.show(
+        listings,
+        document,
+        thing="device",
+        empty=no_device(lister, read, ledgers) if lister.selector.requirements else "there are no devices",
+    )
+    if lister.is_text:
+        for each_inventory in chosen:
+            for warning in each_inventory.warnings:
+                lister.output().show(Text(f"{each_inventory.node}: {each_inventory.device_class}: {warning}", "warn"))
+    return ExitCode.OK
 
 
 async def read_inventories(bus: Bus, node: str | None, device_class: str | None) -> list[Inventory]:
@@ -100,50 +144,3 @@ def _labelled(inventory: Inventory, ledger: Ledger | None) -> Iterable[tuple[Dev
     holders = holders_of(ledger)
     for device in inventory.devices:
         yield device, device_labels(inventory, device, holder_of(device, holders))
-
-
-async def _inventory(device_class: str | None, node: str | None, lister: Lister, options: BusOptions) -> int:
-    read: list[Inventory] = []
-    chosen: list[Inventory] = []
-    ledgers: dict[str, Ledger] = {}
-    async with open_bus(options) as bus:
-
-        async def collect() -> list[Listing]:
-            ledgers.update(await read_ledgers(bus))
-            read[:] = await read_inventories(bus, node, device_class)
-            chosen[:] = [selected(lister, each_inventory, ledgers.get(each_inventory.node)) for each_inventory in read]
-            is_summary = device_class is None and lister.form in ("table", "wide", "name")
-            if is_summary:
-                with_devices = [each for each in chosen if each.devices or not lister.selector.requirements]
-                return [summary_listing(with_devices, ledgers)]
-            return [device_listing(each, holders_of(ledgers.get(each.node)), sums_up=lister.is_text) for each in chosen]
-
-        rest = lister.without_selector()
-        if lister.options.watch:
-            await rest.follow(bus, [(INVENTORY, {}), (LEDGER, {})], collect)
-            return ExitCode.OK
-        listings = await collect()
-
-    def document(rows: Sequence[Row]) -> Any:
-        left: dict[tuple[str, str], list[Device]] = {}
-        for row in rows:
-            left.setdefault((row.document["node"], row.document["device_class"]), []).append(row.document["device"])
-        return {
-            "inventories": [
-                structs.replace(each, devices=tuple(left.get((each.node, each.device_class), ())))
-                for each in chosen
-                if each.devices or not lister.selector.requirements
-            ]
-        }
-
-    rest.show(
-        listings,
-        document,
-        thing="device",
-        empty=no_device(lister, read, ledgers) if lister.selector.requirements else "there are no devices",
-    )
-    if lister.is_text:
-        for each_inventory in chosen:
-            for warning in each_inventory.warnings:
-                lister.output().show(Text(f"{each_inventory.node}: {each_inventory.device_class}: {warning}", "warn"))
-    return ExitCode.OK

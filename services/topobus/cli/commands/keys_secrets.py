@@ -4,7 +4,6 @@ a cluster. deploy/kubernetes runs `make` in a Job.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -56,7 +55,7 @@ Kubeconfig = Annotated[
 
 
 @secrets_app.command(name="make")
-def make(
+async def make(
     namespace: Namespace,
     *,
     names: Names = None,
@@ -91,11 +90,11 @@ def make(
         if has_tls:
             await make_certificate(objects, (*server_names(namespace), *(names or ())), now=datetime.now(UTC))
 
-    return _change(kubeconfig, namespace, options, work)
+    return await _change(kubeconfig, namespace, options, work)
 
 
 @secrets_app.command(name="renew")
-def renew(
+async def renew(
     namespace: Namespace,
     *,
     names: Names = None,
@@ -105,11 +104,11 @@ def renew(
     """Renew the server's certificate by the same authority, so that clients need no change."""
     hosts = (*server_names(namespace), *(names or ()))
     renewal = partial(make_certificate, names=hosts, now=datetime.now(UTC), is_renewal=True)
-    return _change(kubeconfig, namespace, options, renewal)
+    return await _change(kubeconfig, namespace, options, renewal)
 
 
 @secrets_app.command(name="rotate")
-def rotate(
+async def rotate(
     namespace: Namespace,
     users: Annotated[list[str] | None, Parameter(help="Whose passwords. Default: everybody's.")] = None,
     *,
@@ -150,21 +149,23 @@ def rotate(
     if not 0 <= server_after_s <= 3600:
         raise UsageError(f"--server-after: got {server_after_s:g}, wanted 0 to 3600 seconds")
     rotation = partial(rotate_users, principals=changed, server_after_s=server_after_s, is_overlapping=is_overlapping)
-    return _change(kubeconfig, namespace, options, rotation)
+    return await _change(kubeconfig, namespace, options, rotation)
 
 
 @secrets_app.command(name="forget")
-def forget(namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS) -> int:
+async def forget(
+    namespace: Namespace, *, kubeconfig: Kubeconfig = None, options: OutputOptions = OUTPUT_DEFAULTS
+) -> int:
     """Make passwords from before a `rotate --overlap` invalid.
 
     Wait two minutes after the rotation, so that pods have the newer ones. A client that still uses
     an old one is disconnected.
     """
-    return _change(kubeconfig, namespace, options, forget_previous_passwords)
+    return await _change(kubeconfig, namespace, options, forget_previous_passwords)
 
 
 @secrets_app.command(name="show")
-def show(
+async def show(
     namespace: Namespace,
     user: Annotated[str, Parameter(help="Whose password.")],
     *,
@@ -173,12 +174,9 @@ def show(
 ) -> int:
     """Print the password of a user, for a file or a URL."""
     principal = known_user(user, users_of(has_leaves=True, classes=[user] if has_own_service(user) else []))
-
-    async def work() -> str:
-        async with _opened(kubeconfig, namespace) as objects:
-            return await user_password(objects, principal)
-
-    show_password(options, principal, asyncio.run(work()))
+    async with _opened(kubeconfig, namespace) as objects:
+        password = await user_password(objects, principal)
+    show_password(options, principal, password)
     return ExitCode.OK
 
 
@@ -199,20 +197,16 @@ async def _opened(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Name
         await client.close()
 
 
-def _change(
+async def _change(
     kubeconfig: Path | None,
     namespace: str,
     options: OutputOptions,
     change: Callable[[NamespaceObjects], Awaitable[object]],
 ) -> int:
     """Make a change, and print which objects it wrote."""
-
-    async def work() -> list[str]:
-        async with _opened(kubeconfig, namespace) as objects:
-            await change(objects)
-            return objects.written
-
-    written, output = asyncio.run(work()), options.output()
+    async with _opened(kubeconfig, namespace) as objects:
+        await change(objects)
+    written, output = objects.written, options.output()
     output.document({"namespace": namespace, "written": written})
     output.show(Text(f"{namespace}: {', '.join(written) if written else 'nothing to do'}"))
     return ExitCode.OK

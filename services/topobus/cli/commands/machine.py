@@ -4,7 +4,6 @@ hardware tree.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +33,7 @@ from topobus.values.pci import PciAddress
 __all__ = ["machine", "names_in", "node_state", "read_tree"]
 
 
-def machine(
+async def machine(
     *,
     root: Annotated[
         Path | None,
@@ -50,7 +49,7 @@ def machine(
 ) -> int:
     """Draw a machine: sockets, NUMA nodes, CPUs, PCI switches and devices, and who holds what."""
     output = options.output()
-    description, inventories, ledger = _read(root) if root is not None else asyncio.run(_ask(options, node))
+    description, inventories, ledger = _read(root) if root is not None else await _ask(options, node)
     models = read_pci_names(description.pci_devices, *([root] if root is not None else []), Path("/"))
     kernel_names = names_in(root, description) if root is not None else {}
     if output.is_json:

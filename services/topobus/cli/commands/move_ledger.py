@@ -26,7 +26,7 @@ from topobus.values.errors import PeerUnavailable
 __all__ = ["move_ledger"]
 
 
-def move_ledger(
+async def move_ledger(
     node: Annotated[str, Parameter(name="NODE", help="The node whose ledger moves. Its services must be stopped.")],
     /,
     *,
@@ -39,10 +39,6 @@ def move_ledger(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Copy a node's ledger to another NATS server, while the node's services are stopped."""
-    return asyncio.run(_move(node, to, options))
-
-
-async def _move(node: str, to: str, options: BusOptions) -> int:
     output = options.output()
     # The ledger has one writer: with users, the target accepts it only from that writer's user.
     settings = load_settings(CliSettings, "topology", file=options.config, environ=_without_url(os.environ))

@@ -39,7 +39,6 @@ from topobus.formats.kubernetes.objects import (
 )
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ConfigError, ContractError
-from topobus.values.vendor_profiles import VendorProfile
 
 __all__ = ["apply", "delete"]
 
@@ -47,7 +46,7 @@ __all__ = ["apply", "delete"]
 _CONDITION_S = 5.0
 
 
-def apply(
+async def apply(
     *,
     file: Files = (),
     kustomize: Kustomization = None,
@@ -67,13 +66,35 @@ def apply(
     """Create or replace the objects of manifests, all or none of them, and show the controller's
     conditions.
     """
-    objects = read_sources("apply", file, kustomize, options.output().note, is_recursive=is_recursive)
-    return asyncio.run(
-        _apply(objects, options, waits=waits and not is_dry_run, is_dry_run=is_dry_run, profiles=profiles)
-    )
+    output = options.output()
+    objects = read_sources("apply", file, kustomize, output.note, is_recursive=is_recursive)
+    waits = waits and not is_dry_run
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
+        objects = await stored_by_our_names(bus, objects, profiles, output.note)
+        applied = await apply_objects(bus, objects, is_dry_run=is_dry_run)
+        answers = await _would_fit(bus, applied, output) if is_dry_run else []
+        async with asyncio.TaskGroup() as group:
+            waits_for = [
+                group.create_task(wait_for_condition(bus, applied_object.stored, _CONDITION_S))
+                for applied_object in applied
+                if waits
+            ]
+    outcomes = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
+    document = {"applied": [plain_object(api_object) for api_object in outcomes]}
+    output.document(document | {"dry_run": True, "answers": answers} if is_dry_run else document)
+    codes = [
+        _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
+        for applied_object, now in zip(applied, outcomes, strict=True)
+    ]
+    if answers:
+        from topobus.cli.commands.allocate import show_answer
+
+        for answer in answers:
+            show_answer(output, answer)
+    return max(codes, default=ExitCode.OK)
 
 
-def delete(
+async def delete(
     *target: Annotated[str, Parameter(name="KIND NAME...", help="Such as claim fast, or claim/fast.")],
     file: Files = (),
     kustomize: Kustomization = None,
@@ -109,74 +130,10 @@ def delete(
                 next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`",
             )
         places = [parts_of(kinds[0], namespace, name) for name in names]
-    return asyncio.run(_delete(places, options, is_forced=force, is_dry_run=is_dry_run))
+    return await _delete(places, options, is_forced=force, is_dry_run=is_dry_run)
 
 
-async def _apply(
-    objects: Sequence[ApiObject],
-    options: BusOptions,
-    *,
-    waits: bool,
-    is_dry_run: bool = False,
-    profiles: tuple[VendorProfile, ...] = (),
-) -> int:
-    """Apply objects and print the outcome."""
-    output = options.output()
-    async with open_bus(options, NamesSystem.ALWAYS) as bus:
-        objects = await stored_by_our_names(bus, objects, profiles, output.note)
-        applied = await apply_objects(bus, objects, is_dry_run=is_dry_run)
-        answers = await _would_fit(bus, applied, output) if is_dry_run else []
-        async with asyncio.TaskGroup() as group:
-            waits_for = [
-                group.create_task(wait_for_condition(bus, applied_object.stored, _CONDITION_S))
-                for applied_object in applied
-                if waits
-            ]
-    outcomes = [wait.result() for wait in waits_for] or [applied_object.stored for applied_object in applied]
-    document = {"applied": [plain_object(api_object) for api_object in outcomes]}
-    output.document(document | {"dry_run": True, "answers": answers} if is_dry_run else document)
-    codes = [
-        _show_result(output, applied_object, now, waits=waits, is_dry_run=is_dry_run)
-        for applied_object, now in zip(applied, outcomes, strict=True)
-    ]
-    if answers:
-        from topobus.cli.commands.allocate import show_answer
-
-        for answer in answers:
-            show_answer(output, answer)
-    return max(codes, default=ExitCode.OK)
-
-
-async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> list[dict[str, Any]]:
-    """Return where new or changed objects would be allocated, as `topobus allocate` does.
-
-    Empty where its engine is not installed.
-    """
-    changed = [
-        applied_object.stored
-        for applied_object in applied
-        if applied_object.verb != "unchanged"
-        and not (
-            is_classic(applied_object.stored)
-            or is_allocated(applied_object.stored)
-            or is_scheduled(applied_object.stored)
-        )
-    ]
-    if not any(api_object.kind in ("ResourceClaim", "Pod") for api_object in changed):
-        return []
-    # Imported here, as it loads the dry run.
-    from topobus.cli.commands.allocate import answers_of_system
-
-    try:
-        return await answers_of_system(bus, changed)
-    except (ConfigError, ContractError) as err:
-        output.note(f"it is not known whether it would fit: {err.message}")
-        return []
-
-
-async def _delete(
-    places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False, is_dry_run: bool = False
-) -> int:
+async def _delete(places: list[dict[str, str]], options: BusOptions, *, is_forced: bool, is_dry_run: bool) -> int:
     """Delete objects by their keys.
 
     Missing ones are reported after the others are done.
@@ -213,6 +170,33 @@ async def _delete(
     for error in missing:
         output.error(error)
     return ExitCode.NO if missing else ExitCode.OK
+
+
+async def _would_fit(bus: Bus, applied: Sequence[Applied], output: Output) -> list[dict[str, Any]]:
+    """Return where new or changed objects would be allocated, as `topobus allocate` does.
+
+    Empty where its engine is not installed.
+    """
+    changed = [
+        applied_object.stored
+        for applied_object in applied
+        if applied_object.verb != "unchanged"
+        and not (
+            is_classic(applied_object.stored)
+            or is_allocated(applied_object.stored)
+            or is_scheduled(applied_object.stored)
+        )
+    ]
+    if not any(api_object.kind in ("ResourceClaim", "Pod") for api_object in changed):
+        return []
+    # Imported here, as it loads the dry run.
+    from topobus.cli.commands.allocate import answers_of_system
+
+    try:
+        return await answers_of_system(bus, changed)
+    except (ConfigError, ContractError) as err:
+        output.note(f"it is not known whether it would fit: {err.message}")
+        return []
 
 
 def _show_result(output: Output, applied: Applied, now: ApiObject, *, waits: bool, is_dry_run: bool) -> ExitCode:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +54,7 @@ _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts
 
 
 @oci_app.default
-def oci(
+async def oci(
     *,
     claim: Annotated[
         str | None, Parameter(help="NAMESPACE/NAME of an allocated claim, of the stand-alone store or of a cluster.")
@@ -82,26 +82,13 @@ def oci(
     if (claim is None) == (pod is None):
         raise UsageError("wanted whose devices: either --claim NAMESPACE/NAME or --pod NAMESPACE/NAME")
     if undo:
-        return asyncio.run(_undo(claim, pod, container, node, options))
+        return await _undo(claim, pod, container, node, options)
     base = _read_spec(spec)
-    return asyncio.run(
-        _oci(claim, pod, container, base, cdi_dir or (Path("/etc/cdi"), Path("/var/run/cdi")), node, options)
-    )
-
-
-async def _oci(
-    claim: str | None,
-    pod: str | None,
-    container: str | None,
-    base: Mapping[str, Any],
-    folders: Sequence[Path],
-    wanted_node: str | None,
-    options: BusOptions,
-) -> int:
+    folders = cdi_dir or (Path("/etc/cdi"), Path("/var/run/cdi"))
     output = options.output()
     answers: list[PluginAnswer] = []
     async with open_bus(options) as bus:
-        node = await the_node(bus, wanted_node)
+        node = await the_node(bus, node)
         wanted = await _find(bus, node, claim, pod, container)
         holding = wanted.holding
         for owner, device_class, names in wanted.devices:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class _Answer:
         return self.reply is not None and isinstance(self.reply.result, Placement)
 
 
-def place(
+async def place(
     *manifest: Annotated[
         Path,
         Parameter(
@@ -89,7 +88,7 @@ def place(
         )
     objects = read_wanted("place", (*manifest, *file), options.output().note, kinds=("Pod",))
     pods = [api_object for api_object in objects if api_object.kind == "Pod"]
-    return asyncio.run(_place(pods, node, dry_run, profiles, operation or str(uuid.uuid4()), options))
+    return await _place(pods, node, dry_run, profiles, operation or str(uuid.uuid4()), options)
 
 
 async def _place(
@@ -269,7 +268,7 @@ def _other_answers(pod: PodRequest, plan: PlanReply) -> Iterable[RenderableType]
 
 
 @release_app.command(name="pod")
-def release_pod(
+async def release_pod(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The pod.")],
     /,
     *,
@@ -277,11 +276,11 @@ def release_pod(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Release all that a pod holds."""
-    return asyncio.run(_release_pod(*parse_namespaced(name), node, options))
+    return await _release_pod(*parse_namespaced(name), node, options)
 
 
 @release_app.command(name="claim")
-def release_claim(
+async def release_claim(
     name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The claim.")],
     /,
     *,
@@ -292,7 +291,7 @@ def release_claim(
 
     A node refuses while a container may be using it.
     """
-    return asyncio.run(_release_claim(*parse_namespaced(name), node, options))
+    return await _release_claim(*parse_namespaced(name), node, options)
 
 
 async def _release_claim(namespace: str, name: str, node: str | None, options: BusOptions) -> int:

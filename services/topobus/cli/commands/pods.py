@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from msgspec import structs
 from rich.text import Text
 
 from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
-from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions
+from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, ListOptions, NamespaceFilter
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import health_text
@@ -29,12 +28,10 @@ __all__ = ["pods", "pods_listing"]
 _CPU_CLASS = "cpu"
 
 
-def pods(
+async def pods(
     *,
     node: NodeFilter = None,
-    namespace: Annotated[
-        str, Parameter(name=("--namespace", "-n"), help="Only pods of this namespace. Default: all.")
-    ] = "",
+    namespace: NamespaceFilter = "",
     all_namespaces: AllNamespaces = False,
     listing: ListOptions = LIST_DEFAULTS,
     options: BusOptions = BUS_DEFAULTS,
@@ -43,10 +40,8 @@ def pods(
 
     Exit code 1 when kubelet and the ledger disagree about a device.
     """
-    return asyncio.run(_pods(node, "" if all_namespaces else namespace, listing.lister(is_json=options.json), options))
-
-
-async def _pods(node: str | None, namespace: str, lister: Lister, options: BusOptions) -> int:
+    namespace = "" if all_namespaces else namespace
+    lister = listing.lister(is_json=options.json)
     async with open_bus(options) as bus:
 
         async def collect() -> list[Listing]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +62,7 @@ def build_machine(
 
 
 @profile_app.command(name="play")
-def play(
+async def play(
     folder: Folder,
     *,
     speed: Annotated[float, Parameter(help="How many times as fast as in the profile.")] = 1.0,
@@ -81,7 +80,7 @@ def play(
         output.line({"folder": str(folder), "done": step})
         output.show(Text(step))
 
-    asyncio.run(machine.play(speed=speed, say=say))
+    await machine.play(speed=speed, say=say)
     return ExitCode.OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -15,7 +14,7 @@ from topobus.bus.bus import Bus, Conflict
 from topobus.cli.commands.device import Who, operator_name
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.fleet_inventories import list_inventories
-from topobus.cli.listing.list_options import LIST_DEFAULTS, Lister, ListOptions
+from topobus.cli.listing.list_options import LIST_DEFAULTS, ListOptions
 from topobus.cli.objects.device_selection import Selection, choose_devices
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
@@ -46,24 +45,80 @@ _LONGEST_PAUSE = timedelta(days=366)
 
 
 @repair_app.command(name="list")
-def list_repairs(*, listing: ListOptions = LIST_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
+async def list_repairs(*, listing: ListOptions = LIST_DEFAULTS, options: BusOptions = BUS_DEFAULTS) -> int:
     """List the repairs under way and the devices that they left to a person."""
-    return asyncio.run(_list(listing.lister(is_json=options.json), options))
+    lister = listing.lister(is_json=options.json)
+    async with open_bus(options) as bus:
+
+        async def collect() -> list[Listing]:
+            return [repair_listing(await _read(bus))]
+
+        if lister.options.watch:
+            await lister.follow(bus, [(REPAIR, {})], collect)
+            return ExitCode.OK
+        state = await _read(bus)
+    if is_paused(state, time.time()) and state.pause is not None:
+        lister.output().note(_paused(state.pause))
+    lister.show(
+        [repair_listing(state)],
+        lambda rows: {"repairs": [row.document for row in rows], "pause": state.pause},
+        empty="no device is under repair",
+        thing="repair",
+    )
+    return ExitCode.OK
 
 
 @repair_app.command(name="explain")
-def explain(
+async def explain(
     device: Annotated[str, Parameter(name="DEVICE", help="A device by name.")],
     *,
     node: Annotated[str | None, Parameter(help="Its node, where several have one of that name.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Explain which rule applies to a device, at which step its repair is, or why none begins."""
-    return asyncio.run(_explain(device, node, options))
+    output, now_s = options.output(), time.time()
+    async with open_bus(options) as bus:
+        inventories = [entry.value for entry in (await list_inventories(bus))[0]]
+        (chosen,) = choose_devices(Selection(names=(device,), node=node), inventories)
+        place: Place = (chosen.node, chosen.device_class, chosen.device)
+        state = await _read(bus)
+        maintenances = {
+            (entry.value.node, entry.value.device_class): entry.value for entry in await bus.list(MAINTENANCE)
+        }
+        ledger = await bus.get(LEDGER, node=chosen.node)
+    fleet = Fleet(
+        {(each.node, each.device_class): each for each in inventories},
+        {chosen.node: ledger.value} if ledger is not None else {},
+        maintenances,
+        (place,),
+    )
+    policy = decode(state.policy, RepairPolicy, where="policy of repairs") if state.policy else RepairPolicy()
+    now, repair = fleet.device(place), next((each for each in state.repairs if each.place == place), None)
+    rule: RepairRule | None = repair.rule if repair is not None else None
+    if rule is None and now is not None:
+        rule = rule_for(policy, now)
+    reason = obstacle(policy, state, fleet, place, now_s)
+    holders = fleet.holders(place)
+    output.document({"device": chosen, "rule": rule, "repair": repair, "reason": reason, "holders": holders})
+    output.show(Text.assemble((chosen.device, "name"), f" of node {chosen.node}"))
+    if rule is not None:
+        codes = repair.codes if repair is not None else codes_of(rule, now) if now is not None else ()
+        output.show(Text(f"  rule {rule.name} for {', '.join(codes)}"))
+        for index, step in enumerate(rule.steps):
+            is_now = repair is not None and not repair.failure and index == repair.step
+            output.show(Text(f"  {'>' if is_now else ' '} {index + 1}. {step}", "warn" if is_now else ""))
+    if repair is not None:
+        output.show(Text(f"  {repair.what} since {_moment(repair.step_s)}, try {repair.trial} of {repair.rule.tries}"))
+    output.show(Text(f"  held by {', '.join(holders)}" if holders else "  held by nobody"))
+    if reason is not None:
+        output.show(Text.assemble(f"  {reason.message}", (f"  [{reason.code}]", "faint")))
+    elif is_paused(state, now_s) and state.pause is not None:
+        output.show(Text(f"  {_paused(state.pause)}"))
+    return ExitCode.OK
 
 
 @repair_app.command(name="pause")
-def pause(
+async def pause(
     *,
     duration: Annotated[timedelta | None, Parameter(name="--for", help="Such as 2h. Without it: until resume.")] = None,
     why: Annotated[str, Parameter(help="The reason, which the list shows.")] = "",
@@ -80,15 +135,15 @@ def pause(
     until_s = now_s + duration.total_seconds() if duration is not None else None
     paused = RepairPause(who=who or operator_name(), why=why, since_s=now_s, until_s=until_s)
     until = f" until {_moment(until_s)}" if until_s is not None else " until `topobus repair resume`"
-    return asyncio.run(_change(paused, f"repairs are paused{until}", options))
+    return await _change(paused, f"repairs are paused{until}", options)
 
 
 @repair_app.command(name="resume")
-def resume(*, who: Who = None, options: BusOptions = BUS_DEFAULTS) -> int:
+async def resume(*, who: Who = None, options: BusOptions = BUS_DEFAULTS) -> int:
     """End a pause: repairs go on where they were."""
     now_s = time.time()
     ended = RepairPause(who=who or operator_name(), since_s=now_s, until_s=now_s)
-    return asyncio.run(_change(ended, "repairs go on", options))
+    return await _change(ended, "repairs go on", options)
 
 
 async def _change(pause: RepairPause, done: str, options: BusOptions) -> int:
@@ -108,27 +163,6 @@ async def _change(pause: RepairPause, done: str, options: BusOptions) -> int:
                 return ExitCode.OK
     output.note("the controllers wrote the document of repairs each time before this command could: give it again")
     return ExitCode.NO
-
-
-async def _list(lister: Lister, options: BusOptions) -> int:
-    async with open_bus(options) as bus:
-
-        async def collect() -> list[Listing]:
-            return [repair_listing(await _read(bus))]
-
-        if lister.options.watch:
-            await lister.follow(bus, [(REPAIR, {})], collect)
-            return ExitCode.OK
-        state = await _read(bus)
-    if is_paused(state, time.time()) and state.pause is not None:
-        lister.output().note(_paused(state.pause))
-    lister.show(
-        [repair_listing(state)],
-        lambda rows: {"repairs": [row.document for row in rows], "pause": state.pause},
-        empty="no device is under repair",
-        thing="repair",
-    )
-    return ExitCode.OK
 
 
 async def _read(bus: Bus) -> RepairState:
@@ -177,48 +211,6 @@ def _row(each: Repair | LeftDevice, now: Text, since_s: float, rule: str, why: s
         document=each,
         labels={"node": each.node, "class": each.device_class, "name": each.device, "rule": rule},
     )
-
-
-async def _explain(name: str, node: str | None, options: BusOptions) -> int:
-    output, now_s = options.output(), time.time()
-    async with open_bus(options) as bus:
-        inventories = [entry.value for entry in (await list_inventories(bus))[0]]
-        (chosen,) = choose_devices(Selection(names=(name,), node=node), inventories)
-        place: Place = (chosen.node, chosen.device_class, chosen.device)
-        state = await _read(bus)
-        maintenances = {
-            (entry.value.node, entry.value.device_class): entry.value for entry in await bus.list(MAINTENANCE)
-        }
-        ledger = await bus.get(LEDGER, node=chosen.node)
-    fleet = Fleet(
-        {(each.node, each.device_class): each for each in inventories},
-        {chosen.node: ledger.value} if ledger is not None else {},
-        maintenances,
-        (place,),
-    )
-    policy = decode(state.policy, RepairPolicy, where="policy of repairs") if state.policy else RepairPolicy()
-    device, repair = fleet.device(place), next((each for each in state.repairs if each.place == place), None)
-    rule: RepairRule | None = repair.rule if repair is not None else None
-    if rule is None and device is not None:
-        rule = rule_for(policy, device)
-    reason = obstacle(policy, state, fleet, place, now_s)
-    holders = fleet.holders(place)
-    output.document({"device": chosen, "rule": rule, "repair": repair, "reason": reason, "holders": holders})
-    output.show(Text.assemble((chosen.device, "name"), f" of node {chosen.node}"))
-    if rule is not None:
-        codes = repair.codes if repair is not None else codes_of(rule, device) if device is not None else ()
-        output.show(Text(f"  rule {rule.name} for {', '.join(codes)}"))
-        for index, step in enumerate(rule.steps):
-            is_now = repair is not None and not repair.failure and index == repair.step
-            output.show(Text(f"  {'>' if is_now else ' '} {index + 1}. {step}", "warn" if is_now else ""))
-    if repair is not None:
-        output.show(Text(f"  {repair.what} since {_moment(repair.step_s)}, try {repair.trial} of {repair.rule.tries}"))
-    output.show(Text(f"  held by {', '.join(holders)}" if holders else "  held by nobody"))
-    if reason is not None:
-        output.show(Text.assemble(f"  {reason.message}", (f"  [{reason.code}]", "faint")))
-    elif is_paused(state, now_s) and state.pause is not None:
-        output.show(Text(f"  {_paused(state.pause)}"))
-    return ExitCode.OK
 
 
 def _paused(pause: RepairPause) -> str:

@@ -61,7 +61,7 @@ _BETWEEN_SIGNS_S = 5.0
 _MOST_LOOKS = 64
 
 
-def top(
+async def top(
     *,
     node: Annotated[str | None, Parameter(help="The node to begin with; Esc shows all.")] = None,
     options: BusOptions = BUS_DEFAULTS,
@@ -71,10 +71,6 @@ def top(
 
     Without a terminal it prints once.
     """
-    return asyncio.run(_top(node, options))
-
-
-async def _top(node: str | None, options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options) as bus:
         if node is not None and await bus.get(MACHINE, node=node) is None:

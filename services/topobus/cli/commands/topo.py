@@ -4,7 +4,6 @@ from a hardware tree.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,7 +25,7 @@ from topobus.values.machine import Machine
 __all__ = ["topo"]
 
 
-def topo(
+async def topo(
     *,
     device_class: Annotated[
         tuple[str, ...],
@@ -51,7 +50,7 @@ def topo(
     """
     out = Output(is_json=options.json or output == "json")
     if machine is None:
-        description, inventories = asyncio.run(_ask(options, node))
+        description, inventories = await _ask(options, node)
     else:
         if node is not None:
             raise UsageError(

@@ -41,7 +41,7 @@ class ServiceVersion(Struct, frozen=True, kw_only=True):
     remark: str = ""
 
 
-def version(
+async def version(
     *,
     client: Annotated[bool, Parameter(help="Only this program's version, without a request to any service.")] = False,
     output: TextOrJson = "text",
@@ -58,7 +58,7 @@ def version(
         return ExitCode.OK
     # First: it is known even if nothing answers.
     out.show(Text.assemble(("client       ", "faint"), OWN_RELEASE))
-    server, services = asyncio.run(_ask(options))
+    server, services = await _ask(options)
     out.document({"client": OWN_RELEASE, "nats_server": server, "system": system_text(options), "services": services})
     out.show(Text.assemble(("nats-server  ", "faint"), server, (f"   {system_text(options)}", "faint")))
     alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}

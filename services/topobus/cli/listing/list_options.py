@@ -27,7 +27,7 @@ from topobus.formats.messages.nouns import State
 from topobus.sysfs.tree import natural_key
 from topobus.values.names import meant_name
 
-__all__ = ["LIST_DEFAULTS", "AllNamespaces", "ListOptions", "Lister", "Namespace", "Source"]
+__all__ = ["LIST_DEFAULTS", "AllNamespaces", "ListOptions", "Lister", "Namespace", "NamespaceFilter", "Source"]
 
 _FORMS = ("table", "wide", "yaml", "json", "name")
 # A step of a path to sort by: a name, a name in quotes, or a position in a list.
@@ -36,6 +36,7 @@ _STEP = re.compile(r"""\.(?P<name>[\w-]+)|\[(?P<quote>['"])(?P<quoted>[^'"]*)(?P
 _SHOWN_LABELS = 16
 
 Namespace = Annotated[str, Parameter(name=("--namespace", "-n"), help="The namespace.")]
+NamespaceFilter = Annotated[str, Parameter(name=("--namespace", "-n"), help="Only of this namespace. Default: all.")]
 AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), help="Of all namespaces.")]
 
 
