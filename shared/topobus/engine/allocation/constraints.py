@@ -9,8 +9,8 @@ Source: docs/knowledge/dynamic-resource-allocation.md#constraints.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import Protocol
 
 from topobus.engine.allocation.pools import Candidate
 from topobus.engine.allocation.values import Gate, Mode
@@ -28,66 +28,62 @@ __all__ = [
 Values = frozenset[tuple[str, Hashable]]
 
 
-class ActiveConstraint(Protocol):
+class ActiveConstraint(ABC):
     """A constraint with the devices that the search holds at the moment."""
 
-    requests: frozenset[str]
-    attribute: str
+    def __init__(self, attribute: str, *, has_lists: bool, is_corrected: bool) -> None:
+        self.attribute = attribute
+        self._has_lists = has_lists
+        self._is_corrected = is_corrected
 
+    def _read(self, candidate: Candidate, *, is_first: bool) -> Values | None:
+        """Read the values of a device. None when it lacks the attribute."""
+        values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
+        # Upstream does not look at the type of the first device's attribute while list attributes
+        # are off.
+        takes_unknown = is_first and not self._has_lists and not self._is_corrected
+        return values if values or (takes_unknown and has_attribute(candidate, self.attribute)) else None
+
+    @abstractmethod
     def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device for a request, or return False when it breaks the constraint."""
-        ...
 
+    @abstractmethod
     def remove(self, request: str) -> None:
         """Remove the newest device of a request."""
-        ...
 
     @property
+    @abstractmethod
     def wanted(self) -> str:
         """Describe for people what a device must have."""
-        ...
 
     @property
+    @abstractmethod
     def state(self) -> Hashable:
         """Return a value that differs between states in which different devices would be taken."""
-        ...
 
 
 def make_constraint(constraint: Constraint, gates: frozenset[Gate], mode: Mode) -> ActiveConstraint | None:
     """Make a constraint ready for a search. None for an unknown kind."""
-    has_lists = Gate.LIST_ATTRIBUTES in gates
-    is_corrected = mode is Mode.CORRECTED
+    has_lists, is_corrected = Gate.LIST_ATTRIBUTES in gates, mode is Mode.CORRECTED
     if constraint.match_attribute is not None:
-        return MatchAttribute(
-            frozenset(constraint.requests), constraint.match_attribute, has_lists=has_lists, is_corrected=is_corrected
-        )
+        return MatchAttribute(constraint.match_attribute, has_lists=has_lists, is_corrected=is_corrected)
     if constraint.distinct_attribute is not None:
-        return DistinctAttribute(
-            frozenset(constraint.requests),
-            constraint.distinct_attribute,
-            has_lists=has_lists,
-            is_corrected=is_corrected,
-        )
+        return DistinctAttribute(constraint.distinct_attribute, has_lists=has_lists, is_corrected=is_corrected)
     return None
 
 
-class MatchAttribute:
+class MatchAttribute(ActiveConstraint):
     """All devices share a value."""
 
-    def __init__(self, requests: frozenset[str], attribute: str, *, has_lists: bool, is_corrected: bool) -> None:
-        self.requests = requests
-        self.attribute = attribute
-        self._has_lists = has_lists
-        self._is_corrected = is_corrected
-        # Upstream does not look at the type of the first device's attribute
-        # while list attributes are off.
-        self._takes_unknown = not has_lists and not is_corrected
+    def __init__(self, attribute: str, *, has_lists: bool, is_corrected: bool) -> None:
+        super().__init__(attribute, has_lists=has_lists, is_corrected=is_corrected)
         self._common: list[Values] = []
 
     def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares a value with all others."""
-        values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
-        if not values and not (self._takes_unknown and not self._common and has_attribute(candidate, self.attribute)):
+        values = self._read(candidate, is_first=not self._common)
+        if values is None:
             return False
         common = values & self._common[-1] if self._common else values
         if not common and self._common:
@@ -116,23 +112,17 @@ class MatchAttribute:
         return self._common[-1] if self._common else None
 
 
-class DistinctAttribute:
+class DistinctAttribute(ActiveConstraint):
     """No two devices share a value."""
 
-    def __init__(self, requests: frozenset[str], attribute: str, *, has_lists: bool, is_corrected: bool) -> None:
-        self.requests = requests
-        self.attribute = attribute
-        self._has_lists = has_lists
-        self._is_corrected = is_corrected
-        self._takes_unknown = not has_lists and not is_corrected
+    def __init__(self, attribute: str, *, has_lists: bool, is_corrected: bool) -> None:
+        super().__init__(attribute, has_lists=has_lists, is_corrected=is_corrected)
         self._taken: list[tuple[str, Values]] = []
 
     def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares no value with any other."""
-        values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
-        if not values and not (self._takes_unknown and not self._taken and has_attribute(candidate, self.attribute)):
-            return False
-        if any(values & taken_values for _, taken_values in self._compared()):
+        values = self._read(candidate, is_first=not self._taken)
+        if values is None or any(values & taken_values for _, taken_values in self._compared()):
             return False
         self._taken.append((request, values))
         return True

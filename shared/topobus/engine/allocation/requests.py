@@ -9,7 +9,7 @@ Source: docs/knowledge/dynamic-resource-allocation.md#checks-before-the-search.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from topobus.engine.allocation.pools import Candidate, Pool, PoolState
 from topobus.engine.allocation.values import AllocationInput, ClaimToAllocate, Gate
@@ -214,10 +214,7 @@ def _collect(
             for candidate in pool.candidates
             if is_selected(made, candidate) and is_large_enough(made, candidate)
         )
-    return PreparedRequest(
-        **{name: getattr(made, name) for name in made.__dataclass_fields__}
-        | {"everything": tuple(everything), "count": len(everything)}
-    )
+    return replace(made, everything=tuple(everything), count=len(everything))
 
 
 def _fault(code: str, claim: ClaimToAllocate, request: str, what: str) -> FaultError:
