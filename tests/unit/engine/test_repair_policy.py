@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from topobus.engine.health.reason_codes import REASON_CODES
-from topobus.engine.repair.policy_faults import fault_of_policy
+from topobus.engine.repair.policy_faults import REASON_CODES, fault_of_policy
 from topobus.values.repair import Protected, RepairPolicy, RepairRuleSettings
 
 _PAGE = Path(__file__).parents[3] / "docs" / "reference" / "health-reasons.md"
