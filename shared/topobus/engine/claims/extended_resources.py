@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from topobus.formats.kubernetes.objects import admit, metadata_of, name_of
+from topobus.formats.kubernetes.objects import admit, metadata_of, name_of, pod_as_owner
 from topobus.formats.kubernetes.pod import Container, PodSpec
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
@@ -211,14 +211,6 @@ def claim_of_pod(pod: ApiObject, wanted: ExtendedClaim, *, now: str) -> ApiObjec
     """
     metadata = metadata_of(pod)
     digest = hashlib.sha256(f"{metadata.uid}/extended".encode()).hexdigest()[:8]
-    owner = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": metadata.name,
-        "uid": metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
     made = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -226,7 +218,7 @@ def claim_of_pod(pod: ApiObject, wanted: ExtendedClaim, *, now: str) -> ApiObjec
             "name": f"{metadata.name[:35].rstrip('-.')}-extended-resources-{digest}",
             "namespace": metadata.namespace or "default",
             "annotations": {EXTENDED_CLAIM: "true"},
-            "ownerReferences": [owner],
+            "ownerReferences": [pod_as_owner(metadata)],
         },
         spec=wanted.spec,
     )

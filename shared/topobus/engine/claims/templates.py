@@ -15,7 +15,7 @@ import msgspec
 
 from topobus.engine.claims.extended_resources import extended_claim_name
 from topobus.formats.kubernetes.classic import classic
-from topobus.formats.kubernetes.objects import admit, metadata_of, name_of
+from topobus.formats.kubernetes.objects import admit, metadata_of, name_of, pod_as_owner
 from topobus.formats.kubernetes.pod import PodSpec
 from topobus.formats.kubernetes.resource import ClaimTemplateSpec
 from topobus.formats.kubernetes.shape import read_as
@@ -89,21 +89,13 @@ def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject
     labels, annotations = (
         _texts(wanted_metadata.get(part), f"{where}.metadata.{part}") for part in ("labels", "annotations")
     )
-    owner = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": metadata.name,
-        "uid": metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
     made = ApiObject(
         api_version=template.api_version,
         kind="ResourceClaim",
         metadata={
             "name": wanted.name,
             "namespace": metadata.namespace or "default",
-            "ownerReferences": [owner],
+            "ownerReferences": [pod_as_owner(metadata)],
             "annotations": {**annotations, POD_CLAIM_NAME: wanted.entry},
             **({"labels": labels} if labels else {}),
         },

@@ -43,6 +43,7 @@ __all__ = [
     "name_of",
     "object_parts",
     "placed_uid",
+    "pod_as_owner",
 ]
 
 # Kind to the one version of it that we read.
@@ -150,6 +151,18 @@ def metadata_of(api_object: ApiObject) -> Metadata:
         return Metadata(
             name=str(api_object.metadata.get("name", "")), namespace=str(api_object.metadata.get("namespace") or "")
         )
+
+
+def pod_as_owner(pod: Metadata) -> dict[str, Any]:
+    """Name a pod as the controlling owner of what is made for it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod.name,
+        "uid": pod.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
 
 
 def object_parts(api_object: ApiObject) -> dict[str, str]:

@@ -19,7 +19,7 @@ from topobus.engine.allocation.node_selectors import selector_matches
 from topobus.engine.allocation.values import node_of
 from topobus.formats.kubernetes.classic import classic
 from topobus.formats.kubernetes.classic.classic_limits import MAX_NODES
-from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.kubernetes.objects import metadata_of, name_of, pod_as_owner
 from topobus.formats.kubernetes.resource import NodeSelector
 from topobus.formats.kubernetes.shape import read_as
 from topobus.formats.messages.messages import ApiObject
@@ -166,18 +166,14 @@ def next_step(
 def context_for(pod: ApiObject) -> ApiObject:
     """Make the context of a pod: named like it and owned by it."""
     metadata = metadata_of(pod)
-    owner = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": metadata.name,
-        "uid": metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
     return ApiObject(
         api_version=classic.API_VERSION,
         kind="PodSchedulingContext",
-        metadata={"name": metadata.name, "namespace": metadata.namespace or "default", "ownerReferences": [owner]},
+        metadata={
+            "name": metadata.name,
+            "namespace": metadata.namespace or "default",
+            "ownerReferences": [pod_as_owner(metadata)],
+        },
     )
 
 
