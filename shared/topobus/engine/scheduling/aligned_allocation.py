@@ -312,14 +312,12 @@ def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
 
 
 def _outside(
-    pools: Sequence[Pool], node: str, domain: Domain | None, outsides: dict[int, Mapping[DeviceId, str]]
+    pools: Sequence[Pool], node: str, domain: Domain, outsides: dict[int, Mapping[DeviceId, str]]
 ) -> Mapping[DeviceId, str]:
     """List the devices that do not lie within a domain, with the reason.
 
     Each domain is computed once.
     """
-    if domain is None:
-        return {}
     if id(domain) not in outsides:
         why = f"outside {domain.key}"
         outsides[id(domain)] = {
@@ -379,9 +377,5 @@ def _join_wishes(wishes: Sequence[AlignmentRequest | None]) -> str:
 
 
 def _wish_texts(wishes: AlignmentRequest) -> tuple[str, ...]:
-    policy = (
-        (f"policy {wishes.policy.value}",)
-        if wishes.policy not in (None, Policy.NONE) and wishes.policy is not None
-        else ()
-    )
+    policy = () if wishes.policy in (None, Policy.NONE) else (f"policy {wishes.policy}",)
     return (*policy, *(str(locality) for locality in wishes.locality))

@@ -21,7 +21,7 @@ from topobus.engine.cel.values import (
     kind_of,
 )
 
-__all__ = ["Clause", "FormatError", "format_text", "split_format"]
+__all__ = ["ESCAPES", "Clause", "FormatError", "format_text", "split_format"]
 
 _DEFAULT_PRECISION = 6
 _DIGITS = frozenset("0123456789")
@@ -168,7 +168,7 @@ def _key(value: object, clause: Clause) -> str:
     raise FormatError(f"no formatting function for map key of type {kind_of(value)}")
 
 
-_ESCAPES = {
+ESCAPES = {
     "\a": "\\a",
     "\b": "\\b",
     "\f": "\\f",
@@ -189,8 +189,8 @@ def _quote(text: str) -> str:
 
 
 def _escaped(letter: str) -> str:
-    if letter in _ESCAPES:
-        return _ESCAPES[letter]
+    if letter in ESCAPES:
+        return ESCAPES[letter]
     if letter.isprintable():
         return letter
     code = ord(letter)

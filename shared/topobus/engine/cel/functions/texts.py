@@ -8,7 +8,7 @@ from __future__ import annotations
 from string import ascii_lowercase, ascii_uppercase
 
 from topobus.engine.cel.errors import EvaluationError
-from topobus.engine.cel.functions.text_formats import format_text
+from topobus.engine.cel.functions.text_formats import ESCAPES, format_text
 from topobus.engine.cel.registry import Library, overload
 
 __all__ = ["TEXTS"]
@@ -18,19 +18,7 @@ _BLANKS = (
     "\t\n\v\f\r "
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
-_QUOTED = str.maketrans(
-    {
-        "\a": "\\a",
-        "\b": "\\b",
-        "\f": "\\f",
-        "\n": "\\n",
-        "\r": "\\r",
-        "\t": "\\t",
-        "\v": "\\v",
-        "\\": "\\\\",
-        '"': '\\"',
-    }
-)
+_QUOTED = str.maketrans(ESCAPES)
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _UPPER = str.maketrans(ascii_lowercase, ascii_uppercase)
 

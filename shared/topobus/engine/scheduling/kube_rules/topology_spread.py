@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.engine.allocation.values import Node
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector, selects, with_labels
@@ -26,7 +26,6 @@ __all__ = [
     "SpreadNode",
     "count_spread",
     "required_spread",
-    "spread_of",
     "why_uneven",
 ]
 
@@ -82,30 +81,12 @@ def required_spread(
     """Choose the constraints that must hold, and put the pod's own values of `matchLabelKeys` into
     their selectors.
     """
-    return spread_of(constraints, labels, "DoNotSchedule")
-
-
-def spread_of(
-    constraints: Collection[SpreadConstraint], labels: Mapping[str, str], action: str
-) -> tuple[SpreadConstraint, ...]:
-    """Choose the constraints with one `whenUnsatisfiable`, as `required_spread` does for those that
-    must hold.
-    """
     chosen = []
     for constraint in constraints:
-        if constraint.when_unsatisfiable != action:
-            continue
-        own = {key: labels[key] for key in constraint.match_label_keys if key in labels}
-        chosen.append(
-            SpreadConstraint(
-                max_skew=constraint.max_skew,
-                topology_key=constraint.topology_key,
-                label_selector=with_labels(constraint.label_selector, own),
-                min_domains=constraint.min_domains,
-                node_affinity_policy=constraint.node_affinity_policy,
-                node_taints_policy=constraint.node_taints_policy,
-            )
-        )
+        if constraint.when_unsatisfiable == "DoNotSchedule":
+            own = {key: labels[key] for key in constraint.match_label_keys if key in labels}
+            selector = with_labels(constraint.label_selector, own)
+            chosen.append(structs.replace(constraint, label_selector=selector, match_label_keys=()))
     return tuple(chosen)
 
 

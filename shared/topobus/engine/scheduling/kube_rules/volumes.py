@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from topobus.engine.scheduling.kube_rules.label_selectors import LabelSelector
+from topobus.formats.kubernetes.objects import Metadata
 from topobus.formats.kubernetes.resource import NodeSelector
 from topobus.formats.kubernetes.shape import read_as
 from topobus.values.quantity import Quantity
@@ -122,16 +123,6 @@ class VolumeClass:
     all of which must; none: anywhere."""
 
 
-class _Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    deletion_timestamp: str = ""
-    owner_references: tuple[dict[str, Any], ...] = ()
-
-
 class _Resources(Struct, frozen=True, kw_only=True, rename="camel"):
     requests: dict[str, str | int | float] = {}
 
@@ -151,7 +142,7 @@ class _Phase(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Claim(Struct, frozen=True, kw_only=True, rename="camel"):
-    metadata: _Metadata = _Metadata()
+    metadata: Metadata = Metadata()
     spec: _ClaimSpec = _ClaimSpec()
     status: _Phase = _Phase()
 
@@ -183,7 +174,7 @@ class _VolumeSpec(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Volume(Struct, frozen=True, kw_only=True, rename="camel"):
-    metadata: _Metadata = _Metadata()
+    metadata: Metadata = Metadata()
     spec: _VolumeSpec = _VolumeSpec()
     status: _Phase = _Phase()
 
@@ -198,7 +189,7 @@ class _TopologyTerm(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Class(Struct, frozen=True, kw_only=True, rename="camel"):
-    metadata: _Metadata = _Metadata()
+    metadata: Metadata = Metadata()
     provisioner: str = ""
     volume_binding_mode: str = "Immediate"
     allowed_topologies: tuple[_TopologyTerm, ...] = ()
