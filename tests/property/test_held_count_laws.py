@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.laws import examples
-from topobus.engine.ledger.held_counts import next_counts
+from topobus.engine.ledger.holdings import next_counts
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, Holders, Holding
 from topobus.values.request import Owner, OwnerKind

@@ -24,7 +24,7 @@ from msgspec import structs
 from topobus.bus.bus import Bus, Entry
 from topobus.bus.failures import AmbiguousWrite
 from topobus.bus.streams.state import Conflict, Written
-from topobus.engine.ledger.held_counts import next_counts
+from topobus.engine.ledger.holdings import next_counts
 from topobus.engine.ledger.ledger_check import CheckedLedger, Discrepancy, check_stored_ledger, is_plausible
 from topobus.engine.ledger.transitions import Step, announce, shed
 from topobus.formats.messages.catalogue import LEDGER

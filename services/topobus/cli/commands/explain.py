@@ -18,9 +18,9 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.render.answers import answer_view, hint_table
 from topobus.cli.render.grids import facts_grid
 from topobus.cli.render.output import Output
+from topobus.engine.alignment.planning.backtracking import GaveUp
 from topobus.engine.alignment.planning.placement import place, plan
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
-from topobus.engine.alignment.planning.search_budget import GaveUp
 from topobus.formats.kubernetes.objects import metadata_of
 from topobus.formats.messages.catalogue import DECISION, OBJECT
 from topobus.formats.messages.codec import decode

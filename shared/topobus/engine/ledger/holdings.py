@@ -6,6 +6,7 @@ In devices by class a CPU is a device `cpu-<id>`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -14,12 +15,22 @@ from msgspec import structs
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.values.device_sharing import HeldShare
 from topobus.values.idset import CpuSet
-from topobus.values.ledger import Allocation, Holding
+from topobus.values.ledger import Allocation, Holders, Holding, changed_owners
 from topobus.values.outcome import Placement, Refusal, refuse
 from topobus.values.request import PodRequest
 from topobus.values.shares import share_without
 
-__all__ = ["common", "holding_of", "holds_any", "meets", "missing", "names_of", "placed_holdings", "without"]
+__all__ = [
+    "common",
+    "holding_of",
+    "holds_any",
+    "meets",
+    "missing",
+    "names_of",
+    "next_counts",
+    "placed_holdings",
+    "without",
+]
 
 
 def holding_of(
@@ -215,3 +226,29 @@ def _has_replica_of(holding: Holding, wanted: Holding, device_class: str, name: 
     """Say whether both have the same replica of a device."""
     held, asked = holding.shares.get(device_class, {}).get(name), wanted.shares.get(device_class, {}).get(name)
     return held is not None and asked is not None and not set(held.replicas).isdisjoint(asked.replicas)
+
+
+def next_counts(counts: Mapping[str, int], before: Holders, after: Holders) -> dict[str, int]:
+    """Count the devices that a ledger holds, from the count of the previous ledger.
+
+    The ledger is written for each pod of a node, and counting everything each time was more than
+    half of the work that follows a write.
+
+    Shapes: counts — of `before`, class to devices; result — the same of `after`, without classes of
+            which nothing is held. A device with two sharers counts twice.
+    Cost: O(owners) for finding those that changed, and O(what these hold).
+    """
+    changed = Counter(counts)
+    for key in changed_owners(before, after):
+        changed.subtract(_sizes(before.allocations.get(key)))
+        changed.update(_sizes(after.allocations.get(key)))
+    return dict(+changed)
+
+
+def _sizes(allocation: Allocation | None) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for holding in allocation.holdings if allocation is not None else ():
+        for device_class, names in holding.devices.items():
+            sizes[device_class] += len(names)
+        sizes[CPU_CLASS] += len(holding.cpus)
+    return sizes

@@ -40,7 +40,6 @@ from topobus.engine.alignment.planning.locality_domains import Domain
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
-from topobus.engine.alignment.planning.search_budget import GaveUp, Steps
 from topobus.engine.alignment.planning.unit_sharing import Demand, compositions, share
 from topobus.values.errors import InvariantError
 from topobus.values.idset import CpuSet, NodeSet
@@ -48,11 +47,42 @@ from topobus.values.outcome import ContainerPlacement, Fact, Placement, Reason
 from topobus.values.request import ContainerKind, Policy
 from topobus.values.view import NodeView
 
-__all__ = ["search"]
+__all__ = ["GaveUp", "Steps", "search"]
 
 # Each container takes three frames of the interpreter's stack, which holds a thousand.
 _MOST_CONTAINERS = 128
 _ADMITS_ANY = (Policy.NONE, Policy.BEST_EFFORT)
+
+
+class Steps:
+    """A budget of tries.
+
+    Tries and not time: the same view and request give the same answer on any machine.
+    """
+
+    __slots__ = ("budget", "left")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.left = budget
+
+    def take(self) -> bool:
+        """Spend one try. False when there is none."""
+        self.left -= 1
+        return self.left >= 0
+
+    @property
+    def used(self) -> int:
+        """How many tries were spent."""
+        return self.budget - max(self.left, 0)
+
+
+class GaveUp(Struct, frozen=True, kw_only=True):
+    """The budget was spent: whether the pod fits is not known."""
+
+    conflict: Conflict
+    """What stopped kubelet's order."""
+    reason: Reason
 
 
 class _Option(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from topobus.engine.alignment.cpus.cpu_topology import CpuTopology
 from topobus.engine.alignment.devices.device_choice import Choice, Neighbours, choose_devices, split_by_affinity
 from topobus.engine.alignment.devices.device_hints import device_rule
 from topobus.engine.alignment.devices.proximity import Site, site_of, socket_of_nodes
-from topobus.engine.alignment.memory.available_memory import AvailableMemory
+from topobus.engine.alignment.memory.memory_allocation import AvailableMemory
 from topobus.engine.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.engine.alignment.planning.locality_domains import LocalityTopology
 from topobus.engine.alignment.planning.node_view import CPU_CLASS, MEMORY

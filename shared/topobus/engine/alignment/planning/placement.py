@@ -17,7 +17,7 @@ from msgspec import structs
 
 from topobus.engine.alignment.cpus.cpu_assignment import take_cpus
 from topobus.engine.alignment.devices.device_choice import choose_devices
-from topobus.engine.alignment.planning.backtracking import search
+from topobus.engine.alignment.planning.backtracking import GaveUp, Steps, search
 from topobus.engine.alignment.planning.claim_alignment import join_claims, leave_claims
 from topobus.engine.alignment.planning.claims_only import by_count, explain_claims_only, share_faults
 from topobus.engine.alignment.planning.demands import read_demands
@@ -32,7 +32,6 @@ from topobus.engine.alignment.planning.resource_pools import (
     request_by_resource,
     view_by_resource,
 )
-from topobus.engine.alignment.planning.search_budget import GaveUp, Steps
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Placement, Reason, Refusal, refuse
 from topobus.values.request import OwnerKind, PodRequest, Policy, Scope

@@ -12,7 +12,6 @@ from itertools import combinations
 
 from msgspec import Struct, structs
 
-from topobus.engine.alignment.memory.memory_allocation import memory_nodes
 from topobus.engine.alignment.merge.dispatch import Merged, merge_hints
 from topobus.engine.alignment.planning.demands import ContainerDemand
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
@@ -145,7 +144,7 @@ def _resource_reason(
         ]
     elif resource in demand.memory:
         wanted = demand.memory[resource]
-        nodes = memory_nodes(available.memory.allocatable, available.memory.blocks)
+        nodes = available.memory.nodes
         rows = [
             (node.id, node.amounts[resource].allocatable, node.amounts[resource].free)
             for node in nodes
