@@ -224,26 +224,30 @@ def _build(
         return Pool(pool_id, PoolState.INVALID, f"two devices are named {twice}")
     if not has_partitions:
         return Pool(pool_id, candidates=candidates)
+    elsewhere = tuple(_candidates(pool_id, others, views))
+    counters = _counters(relevant, (*candidates, *elsewhere))
+    if isinstance(counters, str):
+        return Pool(pool_id, PoolState.INVALID, counters)
+    return Pool(pool_id, candidates=candidates, elsewhere=elsewhere, counters=counters)
+
+
+def _counters(slices: Sequence[Slice], users: Sequence[Candidate]) -> dict[str, dict[str, Quantity]] | str:
+    """Read a pool's counters, or say what is wrong with them or their users."""
     counters: dict[str, dict[str, Quantity]] = {}
-    for resource_slice in relevant:
+    for resource_slice in slices:
         for counter_set in resource_slice.spec.shared_counters:
             if counter_set.name in counters:
-                return Pool(pool_id, PoolState.INVALID, f"two counter sets are named {counter_set.name}")
+                return f"two counter sets are named {counter_set.name}"
             counters[counter_set.name] = {
                 name: Quantity.parse(counter.value) for name, counter in counter_set.counters.items()
             }
-    elsewhere = tuple(_candidates(pool_id, others, views))
-    for candidate in (*candidates, *elsewhere):
+    for candidate in users:
         for consumption in candidate.device.consumes_counters:
             missing = consumption.counters.keys() - counters.get(consumption.counter_set, {}).keys()
             if consumption.counter_set not in counters or missing:
                 what = f"{consumption.counter_set}/{min(missing)}" if missing else consumption.counter_set
-                return Pool(
-                    pool_id,
-                    PoolState.INVALID,
-                    f"device {candidate.id.device} uses counter {what}, which the pool has not",
-                )
-    return Pool(pool_id, candidates=candidates, elsewhere=elsewhere, counters=counters)
+                return f"device {candidate.id.device} uses counter {what}, which the pool has not"
+    return counters
 
 
 def _candidates(pool_id: PoolId, slices: Iterable[Slice], views: DeviceViews) -> Iterable[Candidate]:

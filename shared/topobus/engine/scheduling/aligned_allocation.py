@@ -153,7 +153,8 @@ def allocate_near(
             that the engine admits wins.
     Cost: at most 512 searches of `step_budget` steps.
     """
-    if pod is None and all(aligned_claims.wishes is None for aligned_claims in wished):
+    wishes = [aligned_claims.wishes for aligned_claims in wished]
+    if pod is None and not any(wishes):
         return allocate(given, compiler, step_budget=step_budget, is_abandoned=is_abandoned)
     node = given.node.name
     if view is None:
@@ -195,24 +196,11 @@ def allocate_near(
             if objection is None and pod is not None:
                 objection = objection_of_pod(view, pod, keys, whole)
             if objection is None:
-                return replace(
-                    outcome,
-                    steps=steps,
-                    results=with_matches(
-                        view, outcome.results, groups, [aligned_claims.wishes for aligned_claims in wished], parts
-                    ),
-                )
+                return replace(outcome, steps=steps, results=with_matches(view, outcome.results, groups, wishes, parts))
             misses.append(PlaceMiss(key, objection.removeprefix(f"node {node}: ")))
-    return (
-        GaveUp(steps)
-        if has_given_up
-        else NoFit(
-            describe_place_misses(
-                node, _join_wishes([*(aligned_claims.wishes for aligned_claims in wished), _request_of(pod)]), misses
-            ),
-            steps,
-        )
-    )
+    if has_given_up:
+        return GaveUp(steps)
+    return NoFit(describe_place_misses(node, _join_wishes([*wishes, _request_of(pod)]), misses), steps)
 
 
 def _is_ours(driver: str, parameters: Any) -> bool:

@@ -178,21 +178,11 @@ class NodeAvailability:
         blocks = self.memory.take(demand.memory, hint, demand.kind)
         if isinstance(blocks, Reason):
             return [demand.unmet(blocks.code, blocks.message, MEMORY)]
-        cpus = CpuSet()
-        if demand.cpus:
-            assigned = assign_cpus(
-                self.topology,
-                (self.free_cpus | self.reusable_cpus) - demand.named_cpus,
-                demand.cpus,
-                nodes,
-                self.view.options.cpu,
-            )
-            if assigned is None:
-                return [
-                    demand.unmet("not-enough-cpus", f"{demand.cpus} exclusive CPUs cannot be taken together", CPU_CLASS)
-                ]
-            cpus = assigned
-        cpus |= demand.named_cpus
+        cpus = self._choose_cpus(demand, nodes)
+        if cpus is None:
+            return [
+                demand.unmet("not-enough-cpus", f"{demand.cpus} exclusive CPUs cannot be taken together", CPU_CLASS)
+            ]
         devices: dict[str, tuple[str, ...]] = {}
         choices: dict[str, Choice] = {}
         outside: dict[str, tuple[str, ...]] = {}
@@ -223,6 +213,19 @@ class NodeAvailability:
             choices=choices,
             outside=outside,
         )
+
+    def _choose_cpus(self, demand: ContainerDemand, nodes: NodeSet | None) -> CpuSet | None:
+        """Choose a container's CPUs. None when so many cannot be taken together."""
+        if not demand.cpus:
+            return demand.named_cpus
+        assigned = assign_cpus(
+            self.topology,
+            (self.free_cpus | self.reusable_cpus) - demand.named_cpus,
+            demand.cpus,
+            nodes,
+            self.view.options.cpu,
+        )
+        return assigned | demand.named_cpus if assigned is not None else None
 
     def usable(self, device_class: str) -> set[str]:
         """Names of the devices of a class that can be taken: free ones, and those that earlier
