@@ -10,7 +10,6 @@ other devices are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -30,15 +29,13 @@ from topobus.values.view import NodeView
 
 __all__ = ["with_matches"]
 
-_NO_PARTS: Parts = MappingProxyType({})
-
 
 def with_matches(
     view: NodeView,
     results: Sequence[AllocationResult],
     groups: Sequence[frozenset[int]],
     wishes: Sequence[AlignmentRequest | None],
-    parts: Parts = _NO_PARTS,
+    parts: Parts,
 ) -> tuple[AllocationResult, ...]:
     """Write into each aligned allocation where the devices are that it was aligned with.
 

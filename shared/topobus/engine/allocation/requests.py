@@ -37,10 +37,9 @@ class FaultError(Exception):
     `search.allocate` turns it into a `Fault`.
     """
 
-    def __init__(self, reason: Reason, *, is_local: bool = False) -> None:
+    def __init__(self, reason: Reason) -> None:
         super().__init__(reason.message)
         self.reason = reason
-        self.is_local = is_local
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,7 +116,7 @@ def allocate(
     try:
         return search.run()
     except FaultError as err:
-        return Fault(err.reason, search.steps, is_local=err.is_local)
+        return Fault(err.reason, search.steps)
     except ValueError as err:  # a malformed quantity in a slice or claim
         return Fault(
             Reason(code="malformed-quantity", message=f"node {given.node.name}: {err}"), search.steps, is_local=True

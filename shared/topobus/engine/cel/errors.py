@@ -8,7 +8,7 @@ __all__ = ["CompileError", "CostExceeded", "EvaluationError"]
 class CompileError(Exception):
     """The expression is wrong, whatever the device. Line and column count from 1."""
 
-    def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
+    def __init__(self, message: str, line: int, column: int) -> None:
         super().__init__(message)
         self.message = message
         self.line = line

@@ -139,20 +139,18 @@ def check_claim(spec: r.ClaimSpec, path: str = "spec") -> list[Problem]:
     return problems
 
 
-def check_class(spec: r.DeviceClassSpec, path: str = "spec") -> list[Problem]:
+def check_class(spec: r.DeviceClassSpec) -> list[Problem]:
     """Check the spec of a device class."""
     problems = [
-        *_check_selectors(spec.selectors, f"{path}.selectors"),
-        *at_most(spec.config, MAX_LIST, f"{path}.config"),
+        *_check_selectors(spec.selectors, "spec.selectors"),
+        *at_most(spec.config, MAX_LIST, "spec.config"),
     ]
     for index, configuration in enumerate(spec.config):
-        problems.extend(_check_opaque(configuration.opaque, f"{path}.config[{index}]"))
+        problems.extend(_check_opaque(configuration.opaque, f"spec.config[{index}]"))
     name = spec.extended_resource_name
     if name is not None and not is_extended_resource_name(name):
         problems.append(
-            Problem(
-                f"{path}.extendedResourceName", f"got {name!r}, wanted an extended resource such as example.com/gpu"
-            )
+            Problem("spec.extendedResourceName", f"got {name!r}, wanted an extended resource such as example.com/gpu")
         )
     return problems
 

@@ -15,7 +15,7 @@ from topobus.values.dra_names import class_of_group
 __all__ = ["is_for_class"]
 
 
-def is_for_class(parameters: Mapping[str, Any], device_class: str, classes: Collection[str] = ()) -> bool:
+def is_for_class(parameters: Mapping[str, Any], device_class: str, classes: Collection[str]) -> bool:
     """Say whether the service of a class gets parameters with its devices.
 
     Parameters of the API group of a class are for its devices alone. The others, a misspelt group
@@ -25,11 +25,11 @@ def is_for_class(parameters: Mapping[str, Any], device_class: str, classes: Coll
 
     Shapes: classes — those of the claim, which may have others than those that Topobus ships.
 
-    >>> [is_for_class({"apiVersion": "nic.topobus.dev/v1", "kind": "Interface"}, name) for name in ("nic", "gpu")]
+    >>> [is_for_class({"apiVersion": "nic.topobus.dev/v1", "kind": "Interface"}, name, ()) for name in ("nic", "gpu")]
     [True, False]
-    >>> is_for_class({"apiVersion": "nics.topobus.dev/v1", "kind": "Interface"}, "nic")
+    >>> is_for_class({"apiVersion": "nics.topobus.dev/v1", "kind": "Interface"}, "nic", ())
     True
-    >>> [is_for_class({"kind": kind}, "gpu") for kind in ("SharingParameters", "AlignmentParameters")]
+    >>> [is_for_class({"kind": kind}, "gpu", ()) for kind in ("SharingParameters", "AlignmentParameters")]
     [True, False]
     """
     named = class_of_group(str(parameters.get("apiVersion", "")).partition("/")[0])

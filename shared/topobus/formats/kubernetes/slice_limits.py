@@ -56,29 +56,29 @@ def is_version(text: str) -> bool:
     return _VERSION.fullmatch(text) is not None
 
 
-def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
+def check_slice(spec: r.SliceSpec) -> list[Problem]:
     """Check the spec of a slice: what each device may carry, and that it names the nodes that it
     serves in exactly one way.
     """
-    problems = [*check_driver(spec.driver, f"{path}.driver"), *check_pool_name(spec.pool.name, f"{path}.pool.name")]
+    problems = [*check_driver(spec.driver, "spec.driver"), *check_pool_name(spec.pool.name, "spec.pool.name")]
     if spec.pool.resource_slice_count < 1 or spec.pool.generation < 0:
-        problems.append(Problem(f"{path}.pool", "wanted resourceSliceCount of at least 1 and generation of at least 0"))
-    problems.extend(_check_place(spec, path))
+        problems.append(Problem("spec.pool", "wanted resourceSliceCount of at least 1 and generation of at least 0"))
+    problems.extend(_check_place(spec, "spec"))
     is_complex = any(
         device.taints or device.consumes_counters or any(attribute.is_list for attribute in device.attributes.values())
         for device in spec.devices
     )
-    problems.extend(at_most(spec.devices, MAX_COMPLEX_DEVICES if is_complex else MAX_DEVICES, f"{path}.devices"))
-    problems.extend(unique([device.name for device in spec.devices], f"{path}.devices"))
+    problems.extend(at_most(spec.devices, MAX_COMPLEX_DEVICES if is_complex else MAX_DEVICES, "spec.devices"))
+    problems.extend(unique([device.name for device in spec.devices], "spec.devices"))
     has_own_nodes = bool(spec.per_device_node_selection)
     for index, device in enumerate(spec.devices):
-        problems.extend(_check_device(device, f"{path}.devices[{index}]", has_own_nodes=has_own_nodes))
+        problems.extend(_check_device(device, f"spec.devices[{index}]", has_own_nodes=has_own_nodes))
     if spec.devices and spec.shared_counters:
-        problems.append(Problem(path, "wanted either devices or sharedCounters, not both"))
-    problems.extend(at_most(spec.shared_counters, MAX_COUNTER_SETS, f"{path}.sharedCounters"))
-    problems.extend(unique([shared_counter.name for shared_counter in spec.shared_counters], f"{path}.sharedCounters"))
+        problems.append(Problem("spec", "wanted either devices or sharedCounters, not both"))
+    problems.extend(at_most(spec.shared_counters, MAX_COUNTER_SETS, "spec.sharedCounters"))
+    problems.extend(unique([shared_counter.name for shared_counter in spec.shared_counters], "spec.sharedCounters"))
     for index, shared_counter in enumerate(spec.shared_counters):
-        here = f"{path}.sharedCounters[{index}]"
+        here = f"spec.sharedCounters[{index}]"
         problems.extend(check_label(shared_counter.name, f"{here}.name"))
         problems.extend(_check_counters(shared_counter.counters, f"{here}.counters"))
     return problems
@@ -92,17 +92,17 @@ def check_device(device: r.SliceDevice) -> list[Problem]:
     ]
 
 
-def check_taint_rule(spec: r.TaintRuleSpec, path: str = "spec") -> list[Problem]:
+def check_taint_rule(spec: r.TaintRuleSpec) -> list[Problem]:
     """Check the spec of a DeviceTaintRule."""
-    problems = list(check_taint(spec.taint, f"{path}.taint"))
+    problems = list(check_taint(spec.taint, "spec.taint"))
     selector = spec.device_selector
     if selector is not None:
         if selector.driver is not None:
-            problems.extend(check_driver(selector.driver, f"{path}.deviceSelector.driver"))
+            problems.extend(check_driver(selector.driver, "spec.deviceSelector.driver"))
         if selector.pool is not None:
-            problems.extend(check_pool_name(selector.pool, f"{path}.deviceSelector.pool"))
+            problems.extend(check_pool_name(selector.pool, "spec.deviceSelector.pool"))
         if selector.device is not None:
-            problems.extend(check_label(selector.device, f"{path}.deviceSelector.device"))
+            problems.extend(check_label(selector.device, "spec.deviceSelector.device"))
     return problems
 
 

@@ -62,7 +62,7 @@ class Admitter:
         options: AlignmentOptions,
         distances: Sequence[Sequence[int]],
         cpus: Mapping[int, CpuSet],
-        checkpoint: Path | None = None,
+        checkpoint: Path | None,
     ) -> None:
         self._store = store
         self._plugins = plugins

@@ -226,11 +226,11 @@ class KubeletSimulator:
         """
         return await self._admitter.admit(*pods)
 
-    async def admit_with_retries(self, pod: Pod, *, attempts: int = 5) -> Admission | Rejection:
+    async def admit_with_retries(self, pod: Pod) -> Admission | Rejection:
         """Admit a pod and try again what can be tried again, as kubelet's pod workers do: each
-        `pod_retry_s`, or when the pod has changed (`pod_changed`).
+        `pod_retry_s`, or when the pod has changed (`pod_changed`), five times in all.
         """
-        for _ in range(attempts - 1):
+        for _ in range(4):
             changed = self._changed_pods.setdefault(pod.uid, asyncio.Event())
             changed.clear()
             answer = await self.admit(pod)
@@ -350,9 +350,9 @@ class KubeletSimulator:
         )
         return self.capacity()[resource]
 
-    async def wait_for_driver(self, driver: str, *, timeout_s: float = 60.0) -> None:
+    async def wait_for_driver(self, driver: str) -> None:
         """Wait until a DRA driver is registered."""
-        await self._log.until(lambda: driver in self.drivers(), timeout_s, f"driver {driver}")
+        await self._log.until(lambda: driver in self.drivers(), 60.0, f"driver {driver}")
 
     async def wait_for_health(
         self, driver: str, pool: str, device: str, state: str, *, timeout_s: float = 60.0

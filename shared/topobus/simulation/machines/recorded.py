@@ -267,9 +267,7 @@ class RecordedMachine:
                 done.append(step)
         return tuple(done)
 
-    async def play_again(
-        self, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep, say: Callable[[str], None] = lambda _: None
-    ) -> None:
+    async def play_again(self, *, wait: Callable[[float], Awaitable[None]], say: Callable[[str], None]) -> None:
         """Play the script once more in real time, without the steps that it does not heal, because
         these are done already.
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from topobus.engine.alignment.cpus.cpu_assignment import assign_cpus
 from topobus.engine.alignment.cpus.cpu_topology import CpuTopology
-from topobus.values.idset import CpuSet, NodeSet
+from topobus.values.idset import CpuSet
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.view import CpuOptions
 
@@ -24,12 +24,10 @@ def choose_exclusive_cpus(
     options: CpuOptions,
     *,
     reserved: CpuSet | None = None,
-    nodes: NodeSet | None = None,
 ) -> CpuSet | Refusal:
     """Take `count` of the free CPUs.
 
-    Shapes: free — reserved ones are removed from it here; nodes — the alignment, None for no
-            opinion.
+    Shapes: free — reserved ones are removed from it here.
     Order: deterministic, as `assign_cpus`.
     Errors: raises nothing; Refusal codes not-enough-cpus, and with full-pcpus-only smt-alignment.
 
@@ -53,7 +51,7 @@ def choose_exclusive_cpus(
         if count > whole:
             message = f"full-pcpus-only leaves {whole} CPUs outside the cores with reserved CPUs, wanted {count}"
             return _refuse("smt-alignment", message, wanted=count, free=whole)
-    assigned = assign_cpus(topology, usable, count, nodes, options)
+    assigned = assign_cpus(topology, usable, count, None, options)
     if assigned is None:
         message = f"wants {count} exclusive CPUs, of which {len(usable)} can be had together"
         return _refuse("not-enough-cpus", message, wanted=count, free=len(usable))

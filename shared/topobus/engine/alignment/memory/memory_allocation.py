@@ -133,19 +133,17 @@ def memory_hints(
     nodes: Sequence[MemoryNode],
     request: Mapping[str, int],
     *,
-    reusable: Mapping[NodeSet, Mapping[str, int]] | None = None,
     is_corrected: bool = False,
 ) -> dict[str, tuple[Hint, ...]]:
     """Return one hint list for each resource, the same masks for all of them, in kubelet's order.
 
     No list at all when nothing survives.
 
-    Shapes: request — kind to bytes; reusable — bytes that init containers left, by exactly the mask
-            they were taken for.
+    Shapes: request — kind to bytes.
     Cost: up to 2^16 masks. The merge works on `memory_rule` instead.
     Source: kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
     """
-    hints = list_hints(memory_rule(nodes, request, reusable))
+    hints = list_hints(memory_rule(nodes, request))
     if not hints and not is_corrected:
         return {}
     return dict.fromkeys(request, hints)

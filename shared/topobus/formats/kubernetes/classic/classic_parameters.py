@@ -223,20 +223,20 @@ def device_class_of_group(group: str) -> str:
     return head if dot and tail == PARAMETERS_GROUP else ""
 
 
-def check_class_parameters(spec: DeviceClassParameters, path: str = "spec") -> list[Problem]:
+def check_class_parameters(spec: DeviceClassParameters) -> list[Problem]:
     """Check the parameters of a class."""
-    return [*_check_selector(spec.selector, f"{path}.selector"), *check_sharing(spec.sharing, f"{path}.sharing")]
+    return [*_check_selector(spec.selector, "spec.selector"), *check_sharing(spec.sharing, "spec.sharing")]
 
 
-def check_claim_parameters(spec: ClaimParameters, path: str = "spec") -> list[Problem]:
+def check_claim_parameters(spec: ClaimParameters) -> list[Problem]:
     """Check the parameters of a claim."""
     problems: list[Problem] = []
     if not 1 <= spec.count <= MAX_COUNT:
-        problems.append(Problem(f"{path}.count", f"got {spec.count}, wanted 1 to {MAX_COUNT}"))
+        problems.append(Problem("spec.count", f"got {spec.count}, wanted 1 to {MAX_COUNT}"))
     return [
         *problems,
-        *_check_selector(spec.selector, f"{path}.selector"),
-        *check_sharing(spec.sharing, f"{path}.sharing"),
+        *_check_selector(spec.selector, "spec.selector"),
+        *check_sharing(spec.sharing, "spec.sharing"),
     ]
 
 
