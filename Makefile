@@ -11,7 +11,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Some containers set it. Without compiled modules each of the several hundred processes that the tests start compiles all it imports: twice the processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo up test checks suite laws coverage lint types imports proto docs audit mutants unit integration real-bus engine vm versions chaos chaos-short rollback bench format clean
+.PHONY: help setup demo up test checks suite laws coverage lint types mypy basedpyright imports proto docs examples audit mutants unit integration real-bus engine vm versions chaos chaos-short rollback bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -27,11 +27,16 @@ up: setup ## run the whole system here until Ctrl-C
 
 test: checks suite ## everything that needs no container engine
 
-checks: setup lint types imports proto docs ## all that runs no test file
+# The longest first: each of them runs on one core.
+checks: setup ## all that runs no test file, two at a time
+	@$(MAKE) --no-print-directory --jobs 2 mypy basedpyright docs examples lint imports proto
+
+examples: setup ## the examples in docstrings
 	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus tools/lab --ignore shared/topobus/kubeletpb --ignore shared/topobus/runtimepb
 
+# What `make docs` runs is left out.
 suite: setup ## the tests, four files at a time, with a share of the examples of each law
-	TOPOBUS_EXAMPLES=0.2 $(BIN)/python -m pytest -q -m "not engine and not quarantined" $(PARALLEL)
+	TOPOBUS_EXAMPLES=0.2 $(BIN)/python -m pytest -q --ignore tests/unit/docs/test_plain_english.py -m "not engine and not quarantined" $(PARALLEL)
 
 laws: setup ## all examples of each law, other ones in each run, and a kill at each step (about six minutes on two cores)
 	$(BIN)/python -m pytest -q -m "(hypothesis or law) and not engine and not quarantined" -n auto --dist worksteal
@@ -50,8 +55,12 @@ lint: setup ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup ## mypy strict, and basedpyright for what mypy takes for given
+types: mypy basedpyright ## mypy strict, and basedpyright for what mypy takes for given
+
+mypy: setup
 	$(BIN)/mypy
+
+basedpyright: setup
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 imports: setup ## the doors between rooms
