@@ -150,6 +150,7 @@ class _Claims:
         return True
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_controller_allocates_what_nvml_can_make(tmp_path: Path, model: str) -> None:
     """250 histories for each model, 1,000 in all: A100 with 40 and 80 GB, H100, B200."""
