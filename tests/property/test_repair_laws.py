@@ -31,7 +31,7 @@ def test_repairs_keep_budgets_protection_and_a_persons_word_in_any_history(thous
             history.act()
         history.settle()
         ends += history.ends
-        if history.document.repairs:
+        if history.document.under_way:
             endless.append(seed)
 
     assert endless == []

@@ -13,8 +13,9 @@ from random import Random
 from msgspec import structs
 
 from topobus.devicekit.maintenance.maintenance import changed_by, fault_of_expectation, performed, with_operation
-from topobus.engine.repair.fleet import Fleet, sick_places, withholds
-from topobus.engine.repair.plan import answered, is_paused, operations, plan, published
+from topobus.engine.repair.fleet import Fleet, withholds
+from topobus.engine.repair.plan import is_paused, operations, plan
+from topobus.formats.messages.messages import RepairState
 from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, OperateRequest, PerformRequest
 from topobus.values.device import Device, Inventory
 from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
@@ -30,7 +31,6 @@ from topobus.values.repair import (
     RepairPause,
     RepairPolicy,
     RepairRuleSettings,
-    RepairState,
 )
 from topobus.values.request import Owner, OwnerKind
 
@@ -104,9 +104,8 @@ class RepairHistory:
             for node in NODES
         }
         ledgers = {node: Ledger(node=node, allocations=self._allocations(node)) for node in NODES}
-        sick = tuple(place for inventory in inventories.values() for place in sick_places(self._policy, inventory))
         maintenances = {(node, "gpu"): maintenance for node, maintenance in self._maintenances.items()}
-        return Fleet(inventories, ledgers, maintenances, sick)
+        return Fleet(inventories, ledgers, maintenances)
 
     def act(self) -> None:
         """Let something happen."""
@@ -124,7 +123,7 @@ class RepairHistory:
             before = self.document
             self.now_s += 240.0
             self.round(is_mortal=False)
-            if not self.document.repairs and self.document == before:
+            if not self.document.under_way and self.document == before:
                 break
 
     def _fault(self, place: Place) -> None:
@@ -195,13 +194,13 @@ class RepairHistory:
         if is_mortal and self._random.random() < 0.2:
             return
         self._check(before, after, fleet)
-        self.document = published(after, [event.id for event in after.events])
+        self.document = structs.replace(after, events=())
         for asked in operations(self.document, self.now_s):
             if is_mortal and self._random.random() < 0.2:
                 continue
             result = self._perform(asked.repair.node, asked.request)
             if not is_mortal or self._random.random() < 0.7:
-                planned = answered(self._policy, self.document, self.fleet, asked.request.op_id, result, self.now_s)
+                planned = plan(self._policy, self.document, self.fleet, self.now_s, {asked.request.op_id: result})
                 self._check(self.document, planned, self.fleet)
                 self.document = planned
 
@@ -238,27 +237,28 @@ class RepairHistory:
 
     def _check(self, before: RepairState, after: RepairState, fleet: Fleet) -> None:
         policy = self._policy
-        assert len(after.repairs) <= policy.at_once
-        on_nodes = Counter(repair.node for repair in after.repairs)
+        assert len(after.under_way) <= policy.at_once
+        on_nodes = Counter(repair.node for repair in after.under_way)
         assert max(on_nodes.values(), default=0) <= policy.at_once_per_node
         assert sum(began_s > self.now_s - HOUR_S for began_s in after.begun_s) <= policy.per_hour
         seen = {event.id for event in before.events}
         for event in after.events:
-            if event.id in seen:
+            note = event.repair
+            if event.id in seen or note is None:
                 continue
-            place: Place = (event.node, event.note.device_class, event.note.device)
-            if event.note.end is not None:
-                self.ends[event.note.end] += 1
-            if event.note.end is RepairEnd.REPAIRED:
+            place: Place = (event.node, note.device_class, note.device)
+            if note.end is not None:
+                self.ends[note.end] += 1
+            if note.end is RepairEnd.REPAIRED:
                 self._forget_calls(place)
-            if event.note.end is RepairEnd.GAVE_UP:
-                left = next(left for left in after.left if left.place == place)
-                self._calls[place, left.codes] += 1
-                assert self._calls[place, left.codes] == 1, "a person was called twice"
-        asked = {repair.op_id for repair in before.repairs if repair.is_asked}
-        away = {repair.place for repair in after.repairs}
-        for repair in after.repairs:
-            takes = repair.is_asked and (bool(repair.failure) or withholds(repair.what)) and repair.op_id not in asked
+            if note.end is RepairEnd.GAVE_UP:
+                left = next(repair for repair in after.repairs if repair.place == place)
+                self._calls[place, left.left_codes] += 1
+                assert self._calls[place, left.left_codes] == 1, "a person was called twice"
+        asked = {repair.op_id for repair in before.under_way if repair.is_asked}
+        away = {repair.place for repair in after.under_way}
+        for repair in after.under_way:
+            takes = repair.is_asked and (bool(repair.why) or withholds(repair.what)) and repair.op_id not in asked
             for protected in policy.protect if takes else ():
                 offered = fleet.offered(protected)
                 assert repair.place not in offered or len(offered - away) >= protected.keep, "a last device was taken"

@@ -30,14 +30,13 @@ from topobus.console.rules.waiting import WaitingList
 from topobus.engine.drawing.letters import holders_of
 from topobus.engine.health.silence import Announcements
 from topobus.formats.messages.catalogue import ALIGNMENT, DECISION, HEALTH, INVENTORY, LEDGER, MACHINE, OBJECT, REPAIR
-from topobus.formats.messages.messages import ApiObject, DecisionEvent, HealthEvent
+from topobus.formats.messages.messages import ApiObject, DecisionEvent, HealthEvent, RepairState
 from topobus.process.clock import Clock, SystemClock, until_tick
 from topobus.process.logging import get_logger
 from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Inventory
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Holders
-from topobus.values.repair import RepairState
 from topobus.values.timestamps import rfc3339
 from topobus.values.view import NodeAlignment
 

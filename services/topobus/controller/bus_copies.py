@@ -21,6 +21,7 @@ from topobus.controller.node_remarks import NodeRemarks
 from topobus.controller.state.node_state import NodeState
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.nouns import State
+from topobus.formats.messages.operation_messages import ClassMaintenance
 from topobus.process.quiet import QuietLog
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
@@ -33,7 +34,7 @@ __all__ = ["BusCopies"]
 
 M = TypeVar("M")
 
-_NODE_PARTS = ("machines", "inventories", "ledgers", "alignments")
+_NODE_PARTS = ("machines", "inventories", "ledgers", "alignments", "maintenances")
 
 
 class BusCopies:
@@ -64,6 +65,7 @@ class BusCopies:
         group.create_task(self._follow("inventories", catalogue.INVENTORY, self._on_inventory))
         group.create_task(self._follow("ledgers", catalogue.LEDGER, self._on_ledger))
         group.create_task(self._follow("alignments", catalogue.ALIGNMENT, self._on_alignment))
+        group.create_task(self._follow("maintenances", catalogue.MAINTENANCE, self._on_maintenance))
 
     async def _follow(self, part: str, state: State[M], apply: Callable[[Change[M]], None]) -> None:
         """Keep one copy up to date until cancelled."""
@@ -129,3 +131,11 @@ class BusCopies:
             self._state.put_alignment(change.parts["node"], None)
         elif change.value is not None:
             self._state.put_alignment(change.value.node, change.value)
+
+    def _on_maintenance(self, change: Change[ClassMaintenance]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._state.maintenances.clear()
+        elif change.kind is ChangeKind.DELETE:
+            self._state.maintenances.pop((change.parts["node"], change.parts["device_class"]), None)
+        elif change.value is not None:
+            self._state.maintenances[change.value.node, change.value.device_class] = change.value

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from datetime import UTC, datetime
 
 from msgspec import structs
 
@@ -20,23 +19,20 @@ from topobus.bus.bus import ChangeKind, Conflict
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.state.node_state import NodeState
-from topobus.engine.repair.fleet import Fleet, sick_places
-from topobus.engine.repair.plan import Asked, answered, operations, plan, published
-from topobus.formats.messages.catalogue import DECISION, MAINTENANCE, OPERATE, REPAIR
+from topobus.engine.repair.fleet import Fleet
+from topobus.engine.repair.plan import Asked, operations, plan
+from topobus.formats.messages.catalogue import DECISION, OPERATE, REPAIR
 from topobus.formats.messages.codec import decode, encode
-from topobus.formats.messages.messages import DecisionEvent
+from topobus.formats.messages.messages import DecisionEvent, RepairState
 from topobus.formats.messages.nouns import CLUSTER
-from topobus.formats.messages.operation_messages import ClassMaintenance, Operated
+from topobus.formats.messages.operation_messages import Operated
 from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import Done, Result, WorkQueue
-from topobus.values.device import Inventory
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Refusal, refuse
-from topobus.values.repair import REPAIR_POLICY, Place, RepairEnd, RepairNoteEvent, RepairPolicy, RepairState
-from topobus.values.request import Owner, OwnerKind
-from topobus.values.timestamps import rfc3339
+from topobus.values.repair import RepairEnd, RepairPolicy
 
 __all__ = ["Repairs"]
 
@@ -77,14 +73,10 @@ class Repairs:
             "repairs", runtime.clock, settings.retry_s, longest_s=_LONGEST_RETRY_S, failures=metrics.set_aside
         )
         self._is_whole = is_whole
+        self._has_document = False
         self._changed = asyncio.Event()
-        self._missing = {"repairs", "maintenances"}
         self._document = RepairState()
         self._revision = 0
-        self._maintenances: dict[tuple[str, str], ClassMaintenance] = {}
-        self._sick: dict[tuple[str, str], tuple[Inventory, tuple[Place, ...]]] = {}
-        """By node and class: the inventory that was read, and its devices with evidence."""
-        self._sick_by = RepairPolicy()
         self._own: set[str] = set()
         """Operations that this replica wrote into the document."""
         self._asking: set[str] = set()
@@ -97,24 +89,22 @@ class Repairs:
     async def run(self) -> None:
         """Repair until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_document())
-            group.create_task(self._follow_maintenances())
+            group.create_task(self._follow())
             while True:
-                document, has_sick = self._document, any(places for _, places in self._sick.values())
-                is_timed = has_sick or self._policy is not None or bool(document.repairs or document.events)
+                is_timed = self._policy is not None or self._document != RepairState()
                 await is_set_within(self._changed, self._clock.timeout(_TICK_S if is_timed else None))
                 self._changed.clear()
-                if self._is_whole() and not self._missing:
+                if self._is_whole() and self._has_document:
                     await self._queue.run("round", object(), lambda: self._round(group), name="repairs")
                     await self._clock.sleep(_PAUSE_S)
 
-    async def _follow_document(self) -> None:
+    async def _follow(self) -> None:
         async with aclosing(self._bus.watch(REPAIR)) as changes:
             async for change in changes:
                 if change.kind is ChangeKind.SNAPSHOT_END:
-                    self._missing.discard("repairs")
+                    self._has_document = True
                 elif change.kind is ChangeKind.RESET:
-                    self._missing.add("repairs")
+                    self._has_document = False
                     self._document, self._revision = RepairState(), 0
                 elif change.revision > self._revision:
                     # A document that was deleted or cannot be read is begun again: devices that it
@@ -122,33 +112,16 @@ class Repairs:
                     self._document, self._revision = change.value or RepairState(), change.revision
                 self._changed.set()
 
-    async def _follow_maintenances(self) -> None:
-        async with aclosing(self._bus.watch(MAINTENANCE)) as changes:
-            async for change in changes:
-                if change.kind is ChangeKind.SNAPSHOT_END:
-                    self._missing.discard("maintenances")
-                elif change.kind is ChangeKind.RESET:
-                    self._missing.add("maintenances")
-                    self._maintenances.clear()
-                else:
-                    key = (change.parts["node"], change.parts["device_class"])
-                    if change.value is None:
-                        self._maintenances.pop(key, None)
-                    else:
-                        self._maintenances[key] = change.value
-                self._changed.set()
-
     async def _round(self, group: asyncio.TaskGroup) -> Result:
         """Plan, write, publish, ask."""
         before = self._document
         text = before.policy if self._policy is None else encode(self._policy).decode()
         policy = decode(text, RepairPolicy, where="policy of repairs") if text else RepairPolicy()
-        fleet, now_s = self._fleet(policy), self._clock.now().timestamp()
+        state, now_s = self._state, self._clock.now().timestamp()
+        fleet = Fleet(state.inventories, state.ledgers, state.maintenances)
         after = structs.replace(before, policy=text) if before.policy or policy != RepairPolicy() else before
         answers = dict(self._answers)
-        for op_id, result in answers.items():
-            after = answered(policy, after, fleet, op_id, result, now_s)
-        after = plan(policy, after, fleet, now_s)
+        after = plan(policy, after, fleet, now_s, answers)
         if not await self._write(after):
             return None
         # Others may have come while the document was written.
@@ -160,9 +133,10 @@ class Repairs:
         }
         self._count(before, after, now_s)
         if after.events:
-            await self._publish(after.events)
+            await self._publish(after.events, fleet)
             # Another writer may have been here meanwhile: what it wrote stays.
-            await self._write(published(self._document, [event.id for event in after.events]))
+            events = tuple(event for event in self._document.events if event not in after.events)
+            await self._write(structs.replace(self._document, events=events))
         due = operations(self._document, now_s)
         self._own &= {asked.request.op_id for asked in due}
         for asked in due:
@@ -186,25 +160,13 @@ class Repairs:
             self._document, self._revision = document, written.revision
         return True
 
-    async def _publish(self, events: tuple[RepairNoteEvent, ...]) -> None:
+    async def _publish(self, events: tuple[DecisionEvent, ...], fleet: Fleet) -> None:
         for event in events:
-            note = event.note
-            get_logger().info("repair.decided", id=event.id, of=event.node, what=note.text, answer=note.answer)
-            uid = f"{note.device_class}:{note.device}"
-            decision = DecisionEvent(
-                id=event.id,
-                verb="repair",
-                node=event.node,
-                op_id=event.id,
-                time=rfc3339(datetime.fromtimestamp(event.time_s, UTC)),
-                owner=Owner(kind=OwnerKind.OPERATOR, namespace="", name=REPAIR_POLICY, uid=uid),
-                outcome=refuse("repair-gave-up", note.why, device=note.device, repair=note.repair)
-                if note.end is RepairEnd.GAVE_UP
-                else None,
-                health=event.health,
-                repair=note,
-            )
-            await self._bus.publish(DECISION, decision, event_id=event.id, node=event.node)
+            if (note := event.repair) is not None:
+                get_logger().info("repair.decided", id=event.id, of=event.node, what=note.text, answer=note.answer)
+                device = fleet.device((event.node, note.device_class, note.device))
+                shown = structs.replace(event, health=device.health if device is not None else None)
+                await self._bus.publish(DECISION, shown, event_id=event.id, node=event.node)
 
     async def _ask(self, asked: Asked) -> None:
         """Ask a node for an operation. One that is not answered may be done: it is asked for again
@@ -226,33 +188,14 @@ class Repairs:
         self._changed.set()
         return Done(asked.request.op_id)
 
-    def _fleet(self, policy: RepairPolicy) -> Fleet:
-        if policy != self._sick_by:
-            self._sick, self._sick_by = {}, policy
-        inventories = self._state.inventories
-        for key, inventory in inventories.items():
-            if key not in self._sick or self._sick[key][0] is not inventory:
-                self._sick[key] = (inventory, sick_places(policy, inventory))
-        for key in self._sick.keys() - inventories.keys():
-            del self._sick[key]
-        sick = tuple(place for _, places in self._sick.values() for place in places)
-        return Fleet(inventories, self._state.ledgers, self._maintenances, sick)
-
     def _count(self, before: RepairState, after: RepairState, now_s: float) -> None:
         """Count what ended by this replica's document, and what is there."""
         noted = {event.id for event in before.events}
-        repairs = {repair.id: repair for repair in (*before.repairs, *after.repairs)}
+        begun_s = {repair.id: repair.began_s for repair in (*before.repairs, *after.repairs)}
         for event in after.events:
-            note = event.note
-            if note.end is not None and event.id not in noted:
-                repair = repairs.get(note.repair)
-                began_s = repair.began_s if repair is not None else now_s
-                self._metrics.repair_s.labels(note.device_class, note.codes[0], note.end.value).observe(now_s - began_s)
-        for state, count in (
-            ("running", len(after.repairs)),
-            *(
-                (end.value, sum(left.end is end for left in after.left))
-                for end in (RepairEnd.GAVE_UP, RepairEnd.TAKEN_OVER)
-            ),
-        ):
-            self._metrics.repairs.labels(state).set(count)
+            if event.id not in noted and (note := event.repair) is not None and note.end is not None:
+                took_s = now_s - begun_s.get(note.repair, now_s)
+                self._metrics.repair_s.labels(note.device_class, note.codes[0], note.end.value).observe(took_s)
+        self._metrics.repairs.labels("running").set(len(after.under_way))
+        for end in (RepairEnd.GAVE_UP, RepairEnd.TAKEN_OVER):
+            self._metrics.repairs.labels(end.value).set(sum(repair.end is end for repair in after.repairs))

@@ -1,5 +1,4 @@
-"""Repairs by policy, as values: what an operator declares, and the one document of repairs that are
-under way, paused, or left to a person.
+"""Repairs by policy, as values: what an operator declares, and what became of each repair.
 
 Moments are seconds since 1970 in UTC, because they are compared and added to.
 """
@@ -11,24 +10,19 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from topobus.values.health import DeviceHealth
 from topobus.values.pools import Condition
 
 __all__ = [
     "REPAIR_POLICY",
-    "LeftDevice",
     "Place",
     "Protected",
     "Repair",
     "RepairEnd",
     "RepairNote",
-    "RepairNoteEvent",
     "RepairPause",
     "RepairPolicy",
     "RepairRule",
     "RepairRuleSettings",
-    "RepairState",
-    "RepairedDevice",
     "Step",
 ]
 
@@ -60,15 +54,12 @@ class Step(StrEnum):
 
 
 class RepairRule(Struct, frozen=True, kw_only=True):
-    """What is done about some reasons of one device class."""
+    """What a repair does, step by step."""
 
     name: str
     """For people, decisions and `topobus repair`."""
     device_class: str
     """The class of its devices."""
-    reasons: tuple[str, ...]
-    """Codes of health (docs/reference/health-reasons.md), or `*`: any reason for which a device is
-    unhealthy."""
     steps: tuple[str, ...]
     """Done in order: `observe`, `drain`, `wait-idle`, `wait-healthy`, `call-a-person`, or a verb of
     `topobus device` such as `maintain`, `reset`, `forgive`, `return`."""
@@ -89,7 +80,13 @@ class RepairRule(Struct, frozen=True, kw_only=True):
 
 
 class RepairRuleSettings(RepairRule, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule as an operator writes it: a key that it does not have is a mistake."""
+    """What is done about some reasons of one device class. A key that it does not have is a
+    mistake.
+    """
+
+    reasons: tuple[str, ...]
+    """Codes of health (docs/reference/health-reasons.md), or `*`: any reason for which a device is
+    unhealthy."""
 
 
 class Protected(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,8 +118,22 @@ class RepairPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Codes of drivers of your own, which are not on the page of health reasons."""
 
 
+class RepairEnd(StrEnum):
+    """How a repair ended."""
+
+    REPAIRED = "repaired"
+    GAVE_UP = "gave-up"
+    """A person is needed; the device stays withheld."""
+    TAKEN_OVER = "taken-over"
+    """A person worked on the device meanwhile, and decides."""
+    GONE = "gone"
+    """The device is not published any more."""
+
+
 class Repair(Struct, frozen=True, kw_only=True):
-    """A repair that is under way."""
+    """The newest repair of a device. One that ended is kept while it decides on the next: until
+    `again_within_s` is over, or while the device is left to a person.
+    """
 
     id: str
     node: str
@@ -138,7 +149,7 @@ class Repair(Struct, frozen=True, kw_only=True):
     step: int = 0
     """The index of its step."""
     step_s: float
-    """When the step began."""
+    """When the step began, or the repair ended."""
     attempt: int = 0
     """How often its operation was refused because the device was in use."""
     is_asked: bool = False
@@ -148,11 +159,16 @@ class Repair(Struct, frozen=True, kw_only=True):
     withheld_by: str = ""
     """The repair's operation by which the device is withheld; empty: it is offered."""
     left_codes: tuple[str, ...] = ()
-    """Evidence for which an earlier repair called a person, and that may still be there."""
+    """All that was wrong with the device when it was left to a person. Another reason is new
+    evidence."""
     seen: str = ""
-    """The newest operation of another on the device when the repair began."""
-    failure: str = ""
-    """Why it gives up. It then withholds the device as its last operation."""
+    """The newest operation of another on the device when the repair began, or that was seen since
+    it ended."""
+    why: str = ""
+    """Why it ended. Before its end: why it gives up, and withholds the device as its last
+    operation."""
+    end: RepairEnd | None = None
+    """None: it is under way."""
 
     @property
     def place(self) -> Place:
@@ -160,72 +176,27 @@ class Repair(Struct, frozen=True, kw_only=True):
         return (self.node, self.device_class, self.device)
 
     @property
-    def what(self) -> str:
-        """The present step in one word."""
-        return "give up" if self.failure else self.rule.steps[self.step]
+    def is_left(self) -> bool:
+        """No repair touches the device until its evidence changes, or until a person acts."""
+        return self.end in (RepairEnd.GAVE_UP, RepairEnd.TAKEN_OVER)
 
     @property
-    def why(self) -> str:
-        """Why it gives up, else how far it is."""
-        steps, tries = len(self.rule.steps), self.rule.tries
-        return self.failure or f"step {self.step + 1} of {steps}, try {self.trial} of {tries}"
+    def what(self) -> str:
+        """The present step, or the end, in one word."""
+        if self.end is not None:
+            return self.end.value
+        return "give up" if self.why else self.rule.steps[self.step]
+
+    @property
+    def text(self) -> str:
+        """Write for people how far it is, or why it ended."""
+        rule = self.rule
+        return self.why or f"step {self.step + 1} of {len(rule.steps)}, try {self.trial} of {rule.tries}"
 
     @property
     def op_id(self) -> str:
         """The id of the present step's operation, the same however often it is asked for."""
-        return f"{self.id}.end" if self.failure else f"{self.id}.{self.trial}.{self.step}.{self.attempt}"
-
-
-class RepairEnd(StrEnum):
-    """How a repair ended."""
-
-    REPAIRED = "repaired"
-    GAVE_UP = "gave-up"
-    """A person is needed; the device stays withheld."""
-    TAKEN_OVER = "taken-over"
-    """A person worked on the device meanwhile, and decides."""
-    GONE = "gone"
-    """The device is not published any more."""
-
-
-class LeftDevice(Struct, frozen=True, kw_only=True):
-    """A device that no repair touches until its evidence changes, or until a person acts."""
-
-    node: str
-    device_class: str
-    device: str
-    codes: tuple[str, ...]
-    """All that was wrong with it. Another reason is new evidence."""
-    end: RepairEnd
-    why: str
-    since_s: float
-    repair: str
-    rule: str
-    withheld_by: str = ""
-    """The repair's operation by which it is withheld."""
-    seen: str = ""
-    """The newest operation of another on the device."""
-
-    @property
-    def place(self) -> Place:
-        """The device of the fleet."""
-        return (self.node, self.device_class, self.device)
-
-
-class RepairedDevice(Struct, frozen=True, kw_only=True):
-    """A device that was repaired, remembered for `again_within_s`."""
-
-    node: str
-    device_class: str
-    device: str
-    codes: tuple[str, ...]
-    trial: int
-    until_s: float
-
-    @property
-    def place(self) -> Place:
-        """The device of the fleet."""
-        return (self.node, self.device_class, self.device)
+        return f"{self.id}.end" if self.why else f"{self.id}.{self.trial}.{self.step}.{self.attempt}"
 
 
 class RepairNote(Struct, frozen=True, kw_only=True):
@@ -261,16 +232,6 @@ class RepairNote(Struct, frozen=True, kw_only=True):
         return f"{self.what}: {self.why}" if self.why else self.what
 
 
-class RepairNoteEvent(Struct, frozen=True, kw_only=True):
-    """A decision that is written and perhaps not published yet."""
-
-    id: str
-    node: str
-    time_s: float
-    note: RepairNote
-    health: DeviceHealth | None = None
-
-
 class RepairPause(Struct, frozen=True, kw_only=True):
     """No repair begins or continues."""
 
@@ -283,23 +244,3 @@ class RepairPause(Struct, frozen=True, kw_only=True):
     def holds_at(self, now_s: float) -> bool:
         """Say whether repairs are paused at a moment."""
         return self.until_s is None or now_s < self.until_s
-
-
-class RepairState(Struct, frozen=True, kw_only=True):
-    """All repairs of a fleet. It is written before an operation is asked for, by compare-and-set:
-    so budgets hold, and a step is done once, whatever number of controllers there is.
-    """
-
-    policy: str = ""
-    """The policy as JSON, of the controller that started last: all replicas follow one. A replica
-    of another release that cannot read it does nothing."""
-    repairs: tuple[Repair, ...] = ()
-    """Sorted by place."""
-    begun_s: tuple[float, ...] = ()
-    """When repairs began in the last hour."""
-    left: tuple[LeftDevice, ...] = ()
-    repaired: tuple[RepairedDevice, ...] = ()
-    pause: RepairPause | None = None
-    """The newest, also one that is over."""
-    events: tuple[RepairNoteEvent, ...] = ()
-    """Decisions to publish."""

@@ -26,12 +26,12 @@ from topobus.console.config import ConsoleSettings, PageSettings
 from topobus.console.followers import Followers
 from topobus.console.web import console_app
 from topobus.formats.messages.catalogue import ALIGNMENT, HEALTH, INVENTORY, REPAIR
-from topobus.formats.messages.messages import HealthEvent
+from topobus.formats.messages.messages import HealthEvent, RepairState
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 from topobus.values.device import Device, Inventory
 from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
-from topobus.values.repair import LeftDevice, Repair, RepairEnd, RepairRule, RepairState
+from topobus.values.repair import Repair, RepairEnd, RepairRule
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.view import NodeAlignment
 
@@ -183,33 +183,30 @@ async def test_stream_tells_no_first_event_of_a_device_that_is_well(bus: Bus) ->
 
 async def test_stream_shows_repairs_and_devices_that_were_left_to_a_person(bus: Bus) -> None:
     """One entry for each device, and none when the document has it no more."""
-    rule = RepairRule(name="bus", device_class="gpu", reasons=("fell-off-bus",), steps=("maintain", "wait-healthy"))
-    codes = ("fell-off-bus",)
+    rule = RepairRule(name="bus", device_class="gpu", steps=("maintain", "wait-healthy"))
     repair = Repair(
-        id="r-1", node=NODE, device_class="gpu", device="gpu-0", rule=rule, codes=codes, began_s=0.0, step_s=0.0
-    )
-    left = LeftDevice(
+        id="r-1",
         node=NODE,
         device_class="gpu",
-        device="gpu-1",
-        codes=codes,
-        end=RepairEnd.GAVE_UP,
-        why="still sick",
-        since_s=0.0,
-        repair="r-0",
-        rule="bus",
+        device="gpu-0",
+        rule=rule,
+        codes=("fell-off-bus",),
+        began_s=0.0,
+        step_s=0.0,
     )
+    left = structs.replace(repair, id="r-0", device="gpu-1", end=RepairEnd.GAVE_UP, why="still sick")
+    over = structs.replace(repair, id="r-2", device="gpu-2", end=RepairEnd.REPAIRED)
     followers = Followers(bus, ConsoleSettings(), ManualClock())
     following = asyncio.create_task(followers.run())
-    await bus.put(REPAIR, RepairState(repairs=(repair,), left=(left,)), fleet="_")
+    await bus.put(REPAIR, RepairState(repairs=(repair, left, over)), fleet="_")
     await _shown(followers, lambda: len(followers.board.keys("repairs")) == 2)
     views = [json.loads(followers.board.get("repairs", f"{NODE}/gpu/{name}") or b"") for name in ("gpu-0", "gpu-1")]
-    await bus.put(REPAIR, RepairState(left=(left,)), fleet="_")
+    await bus.put(REPAIR, RepairState(repairs=(left,)), fleet="_")
     await _shown(followers, lambda: len(followers.board.keys("repairs")) == 1)
     following.cancel()
 
     assert [(view["now"], view["is_left"], view["why"]) for view in views] == [
-        ("maintain", False, "step 1 of 2, try 1"),
+        ("maintain", False, "step 1 of 2, try 1 of 1"),
         ("gave-up", True, "still sick"),
     ]
 

@@ -20,7 +20,7 @@ from topobus.bus.bus import Bus
 from topobus.bus.streams.events import Start
 from topobus.devicekit.maintenance.maintenance import changed_by, fault_of_expectation, performed, with_operation
 from topobus.formats.messages.catalogue import DECISION, INVENTORY, MACHINE, MAINTENANCE, OPERATE, PERFORM, REPAIR
-from topobus.formats.messages.messages import AdoptRequest, DecisionEvent
+from topobus.formats.messages.messages import AdoptRequest, DecisionEvent, RepairState
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.formats.messages.operation_messages import (
     ClassMaintenance,
@@ -41,7 +41,7 @@ from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine, NumaNode
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
 from topobus.values.outcome import Refusal
-from topobus.values.repair import REPAIR_POLICY, RepairEnd, RepairPause, RepairPolicy, RepairRuleSettings, RepairState
+from topobus.values.repair import REPAIR_POLICY, RepairEnd, RepairPause, RepairPolicy, RepairRuleSettings
 from topobus.values.request import Owner, OwnerKind
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
@@ -199,7 +199,7 @@ async def test_sick_device_is_repaired_and_each_step_is_a_decision_when_a_rule_n
     """It is drained, reset, forgiven, watched and returned; the stream has rule, evidence and ids."""
     async with _replica(rig.url) as runtime:
         end = await rig.until_ended()
-        document = await rig.until_document(lambda state: not state.repairs)
+        document = await rig.until_document(lambda state: not state.under_way)
         count = runtime.registry.get_sample_value(
             "topobus_controller_repair_seconds_count",
             {"class": "gpu", "reason": "gpu-lost", "outcome": "repaired"},
@@ -209,7 +209,7 @@ async def test_sick_device_is_repaired_and_each_step_is_a_decision_when_a_rule_n
     assert (device.is_allocatable, rig.gpus.resets, count) == (True, [_GPU], 1)
     assert end.repair is not None
     assert (end.repair.end, end.repair.rule, end.repair.codes) == (RepairEnd.REPAIRED, "lost", ("gpu-lost",))
-    assert document.left == ()
+    assert [repair.end for repair in document.repairs] == [RepairEnd.REPAIRED]
     assert [event.repair.what if event.repair else event.verb for event in decisions if not event.is_begun] == [
         "begun",
         "maintain",
@@ -255,7 +255,7 @@ async def test_repair_is_done_once_when_a_replica_dies_at_each_of_its_steps(rig:
             break
     async with _replica(rig.url):
         await ended
-        await rig.until_document(lambda state: not state.repairs)
+        await rig.until_document(lambda state: not state.under_way)
     decisions = await rig.decisions()
 
     assert deaths.total() >= 9
@@ -270,7 +270,7 @@ async def test_each_step_is_done_once_when_two_replicas_plan_the_same(rig: _Rig)
     """Both see the fault and both ask; the device service does each operation once."""
     async with _replica(rig.url), _replica(rig.url):
         await rig.until_ended()
-        await rig.until_document(lambda state: not state.repairs)
+        await rig.until_document(lambda state: not state.under_way)
     decisions = await rig.decisions()
 
     assert rig.gpus.resets == [_GPU]
@@ -289,7 +289,7 @@ async def test_person_is_called_once_and_device_stays_withheld_when_a_reset_does
         resets, device = list(rig.gpus.resets), rig.gpus.device()
         rig.gpus.is_broken = False
         await rig.person(DeviceVerb.FORGIVE, "person-1")
-        await rig.until_document(lambda state: not state.left and not state.repairs)
+        await rig.until_document(lambda state: [repair.end for repair in state.repairs] == [RepairEnd.REPAIRED])
     healed = rig.gpus.device()
 
     assert isinstance(end.outcome, Refusal)

@@ -26,7 +26,7 @@ from topobus.bus.bus import Bus
 from topobus.devicekit.driver import DeviceDriver
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import DECISION, INVENTORY, MACHINE, OPERATE, REPAIR
-from topobus.formats.messages.messages import DecisionEvent
+from topobus.formats.messages.messages import DecisionEvent, RepairState
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.formats.messages.operation_messages import Operated, OperateRequest
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
@@ -49,7 +49,6 @@ from topobus.values.repair import (
     RepairEnd,
     RepairPolicy,
     RepairRuleSettings,
-    RepairState,
     Step,
 )
 
@@ -174,7 +173,7 @@ class _Ward:
         document = entry.value if entry is not None else RepairState()
         decisions = [received.value for received in await self.bus.last(DECISION, limit=1000, node=NODE)]
         self.ends = {name: _ends(decisions, name) for name in self.patients}
-        under_way = {repair.device: repair for repair in document.repairs}
+        under_way = {repair.device: repair for repair in document.under_way}
         have_begun = all(name in under_way or self.ends[name] for name in self.patients)
         is_settled = not document.events and entry is not None and entry.revision > self.put_ahead_at
         if is_settled and under_way and have_begun and all(map(self._is_hopeless, under_way.values())):

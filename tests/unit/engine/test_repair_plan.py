@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import convert, structs
 
-from topobus.engine.repair.fleet import Fleet, sick_places
-from topobus.engine.repair.plan import answered, obstacle, operations, plan
+from topobus.engine.repair.fleet import Fleet
+from topobus.engine.repair.plan import obstacle, operations, plan
 from topobus.formats.messages.codec import decode, encode
+from topobus.formats.messages.messages import RepairState
 from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, PerformedOperation
 from topobus.values.device import Device, Inventory
 from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
@@ -25,7 +26,6 @@ from topobus.values.repair import (
     RepairPolicy,
     RepairRule,
     RepairRuleSettings,
-    RepairState,
 )
 from topobus.values.request import Owner, OwnerKind
 
@@ -56,7 +56,6 @@ _LOST = _sick("gpu-lost")
 
 def _fleet(
     *healths: DeviceHealth,
-    policy: RepairPolicy = _POLICY,
     held: tuple[str, ...] = (),
     person: DeviceVerb | None = None,
     withheld: Maintenance | None = None,
@@ -78,9 +77,7 @@ def _fleet(
     operation = DeviceOperation(device_class="gpu", device="gpu-0", verb=person or DeviceVerb.FORGIVE, who="ada")
     done = PerformedOperation(op_id="person-1", operation=operation, time="", result=_DONE)
     maintenance = ClassMaintenance(node="n1", device_class="gpu", operations=(done,) if person is not None else ())
-    return Fleet(
-        {("n1", "gpu"): inventory}, {"n1": ledger}, {("n1", "gpu"): maintenance}, sick_places(policy, inventory)
-    )
+    return Fleet({("n1", "gpu"): inventory}, {"n1": ledger}, {("n1", "gpu"): maintenance})
 
 
 def _repair(step: int, **changes: Any) -> Repair:
@@ -89,7 +86,7 @@ def _repair(step: int, **changes: Any) -> Repair:
         node="n1",
         device_class="gpu",
         device="gpu-0",
-        rule=RepairRule(**structs.asdict(_RULE)),
+        rule=convert(_RULE, RepairRule, from_attributes=True),
         codes=("gpu-lost",),
         began_s=_NOW_S,
         step_s=_NOW_S,
@@ -103,9 +100,10 @@ def _after(repair: Repair, fleet: Fleet, waited_s: float = 0.0, **changes: Any) 
     """Give the step after a plan, or how the repair ended; and why it gives up."""
     state = RepairState(repairs=(repair,), **changes)
     after = plan(_POLICY, state, fleet, _NOW_S + waited_s)
-    if after.repairs:
-        return (after.repairs[0].what, after.repairs[0].failure)
-    note = after.events[-1].note
+    if after.under_way:
+        return (after.repairs[0].what, after.repairs[0].why)
+    note = after.events[-1].repair
+    assert note is not None
     return (note.what, note.why)
 
 
@@ -117,8 +115,7 @@ def test_repair_begins_with_its_first_operation_when_a_rule_names_the_fault() ->
     assert (asked.request.op_id, asked.repair.place) == (f"{asked.repair.id}.1.0.0", _PLACE)
     assert (asked.request.operation.verb, asked.request.operation.expects) == (DeviceVerb.MAINTAIN, "")
     assert (asked.request.operation.who, after.begun_s) == (REPAIR_POLICY, (_NOW_S,))
-    assert [event.note.what for event in after.events] == ["begun"]
-    assert after.events[0].health == _LOST
+    assert [(event.verb, event.text) for event in after.events] == [("repair", "repair gpu-0 by rule lost (gpu-lost)")]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ def test_rule_applies_when_it_names_a_present_fault(
     """What heals is no fault, and a device that works has to be named."""
     policy = RepairPolicy(rules=(structs.replace(_RULE, reasons=reasons),))
 
-    after = plan(policy, RepairState(), _fleet(health, policy=policy), _NOW_S)
+    after = plan(policy, RepairState(), _fleet(health), _NOW_S)
 
     assert bool(after.repairs) is begins
 
@@ -206,7 +203,7 @@ def test_repair_does_not_begin_and_says_why_when_something_forbids_it(
 
     assert reason is not None
     assert reason.code == code
-    assert _PLACE not in [repair.place for repair in plan(policy, state, fleet, _NOW_S).repairs]
+    assert _PLACE not in [repair.place for repair in plan(policy, state, fleet, _NOW_S).under_way]
 
 
 def test_device_that_does_not_work_is_repaired_when_the_others_are_protected() -> None:
@@ -304,58 +301,54 @@ def test_time_of_a_pause_does_not_count_when_it_is_over() -> None:
 def test_answer_moves_a_repair_on(step: int, result: Operated | Refusal, expected: tuple[str, int, int] | None) -> None:
     """A refusal for a holder waits for idleness again, another one is a failed try."""
     repair = _repair(step, is_asked=True, rule=structs.replace(_repair(0).rule, tries=2))
-    after = answered(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), repair.op_id, result, _NOW_S)
+    after = plan(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), _NOW_S, {repair.op_id: result})
 
-    assert [(each.what, each.trial, each.attempt) for each in after.repairs] == ([expected] if expected else [])
+    assert [(each.what, each.trial, each.attempt) for each in after.under_way] == ([expected] if expected else [])
 
 
 def test_answer_is_ignored_when_the_repair_has_moved_on() -> None:
     """An answer may come twice, or late."""
     state = RepairState(repairs=(_repair(3, is_asked=True),))
 
-    assert answered(_POLICY, state, _fleet(_LOST), "r-1.1.0.0", _DONE, _NOW_S) is state
+    assert plan(_POLICY, state, _fleet(_LOST), _NOW_S, {"r-1.1.0.0": _DONE}) is state
 
 
 def test_person_takes_over_when_the_device_service_refuses_what_was_expected() -> None:
     """The copies were late, the device service was not."""
     repair = _repair(6, is_asked=True)
     refusal = refuse("maintenance-changed", "exclude by ada", who="ada")
-    after = answered(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), repair.op_id, refusal, _NOW_S)
+    after = plan(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), _NOW_S, {repair.op_id: refusal})
 
-    assert (after.repairs, [left.end for left in after.left]) == ((), [RepairEnd.TAKEN_OVER])
+    assert [repair.end for repair in after.repairs] == [RepairEnd.TAKEN_OVER]
 
 
 def test_document_stays_readable_when_a_node_refuses_at_length() -> None:
     """A document out of bounds would be begun again, with all repairs lost."""
     repair = _repair(3, is_asked=True, trial=9)
     refusal = Refusal(reasons=tuple(Reason(code="reset-failed", message="why\n" * 10_000) for _ in range(9)))
-    after = answered(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), repair.op_id, refusal, _NOW_S)
+    after = plan(_POLICY, RepairState(repairs=(repair,)), _fleet(_LOST), _NOW_S, {repair.op_id: refusal})
 
     assert decode(encode(after), RepairState, where="repairs") == after
-    assert len(after.repairs[0].failure) < 600
-    assert after.repairs[0].failure.startswith("reset was refused: why why")
+    assert len(after.repairs[0].why) < 600
+    assert after.repairs[0].why.startswith("reset was refused: why why")
 
 
 def test_repair_gives_up_without_steps_when_the_evidence_is_back_after_its_last_try() -> None:
     """The device is withheld, one decision calls a person, and the next plans change nothing."""
     fleet = _fleet(_LOST, HEALTHY)
-    repaired = answered(
-        _POLICY,
-        RepairState(repairs=(_repair(6, is_asked=True),)),
-        _fleet(HEALTHY, HEALTHY),
-        "r-1.1.6.0",
-        _DONE,
-        _NOW_S,
-    )
+    state = RepairState(repairs=(_repair(6, is_asked=True),))
+    repaired = plan(_POLICY, state, _fleet(HEALTHY, HEALTHY), _NOW_S, {"r-1.1.6.0": _DONE})
     back = plan(_POLICY, repaired, fleet, _NOW_S + 60.0)
     (asked,) = operations(back, _NOW_S + 60.0)
-    done = answered(_POLICY, back, fleet, asked.request.op_id, _DONE, _NOW_S + 61.0)
-    ended = plan(_POLICY, done, fleet, _NOW_S + 62.0)
+    ended = plan(_POLICY, back, fleet, _NOW_S + 61.0, {asked.request.op_id: _DONE})
 
     assert asked.request.operation.verb is DeviceVerb.MAINTAIN
     assert "gpu-lost came back after try 1" in asked.request.operation.why
-    assert [(left.end, left.withheld_by) for left in ended.left] == [(RepairEnd.GAVE_UP, asked.request.op_id)]
-    assert [event.note.end for event in ended.events if event.note.end] == [RepairEnd.REPAIRED, RepairEnd.GAVE_UP]
+    assert [(left.end, left.withheld_by) for left in ended.repairs] == [(RepairEnd.GAVE_UP, asked.request.op_id)]
+    assert [event.repair.end for event in ended.events if event.repair and event.repair.end] == [
+        RepairEnd.REPAIRED,
+        RepairEnd.GAVE_UP,
+    ]
     assert plan(_POLICY, ended, fleet, _NOW_S + 1e6) is ended
 
 
@@ -366,14 +359,14 @@ def test_left_device_is_repaired_again_when_its_evidence_changes_or_a_person_for
     state = plan(_POLICY, RepairState(repairs=(_repair(2),)), _fleet(_LOST, held=("gpu-0",)), _NOW_S + 1001.0)
     gave_up = plan(_POLICY, state, fleet, _NOW_S + 1002.0)
     policy = structs.replace(_POLICY, rules=(structs.replace(_RULE, reasons=("*",)),))
-    changed = _fleet(_sick("gpu-lost", "xid"), policy=policy, withheld=withheld)
+    changed = _fleet(_sick("gpu-lost", "xid"), withheld=withheld)
     forgiven = _fleet(_LOST, person=DeviceVerb.FORGIVE, withheld=withheld)
     returned = _fleet(_LOST, person=DeviceVerb.RETURN)
 
     def begun(policy: RepairPolicy, fleet: Fleet) -> list[str]:
-        return [repair.withheld_by for repair in plan(policy, gave_up, fleet, _NOW_S + 1003.0).repairs]
+        return [repair.withheld_by for repair in plan(policy, gave_up, fleet, _NOW_S + 1003.0).under_way]
 
-    assert [left.end for left in gave_up.left] == [RepairEnd.GAVE_UP]
+    assert [left.end for left in gave_up.repairs] == [RepairEnd.GAVE_UP]
     assert begun(_POLICY, fleet) == []
     assert begun(policy, changed) == ["r-1.1.0.0"]
     assert begun(_POLICY, forgiven) == ["r-1.1.0.0"]

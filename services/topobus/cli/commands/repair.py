@@ -23,16 +23,9 @@ from topobus.engine.repair.fleet import Fleet, codes_of, rule_for
 from topobus.engine.repair.plan import is_paused, obstacle
 from topobus.formats.messages.catalogue import LEDGER, MAINTENANCE, REPAIR
 from topobus.formats.messages.codec import decode
+from topobus.formats.messages.messages import RepairState
 from topobus.formats.messages.nouns import CLUSTER
-from topobus.values.repair import (
-    LeftDevice,
-    Place,
-    Repair,
-    RepairPause,
-    RepairPolicy,
-    RepairRule,
-    RepairState,
-)
+from topobus.values.repair import Place, Repair, RepairPause, RepairPolicy, RepairRule
 from topobus.values.timestamps import rfc3339, short_time
 
 __all__ = ["repair_app", "repair_listing"]
@@ -90,25 +83,26 @@ async def explain(
         {(each.node, each.device_class): each for each in inventories},
         {chosen.node: ledger.value} if ledger is not None else {},
         maintenances,
-        (place,),
     )
     policy = decode(state.policy, RepairPolicy, where="policy of repairs") if state.policy else RepairPolicy()
-    now, repair = fleet.device(place), next((each for each in state.repairs if each.place == place), None)
-    rule: RepairRule | None = repair.rule if repair is not None else None
-    if rule is None and now is not None:
-        rule = rule_for(policy, now)
+    repair = next((repair for repair in state.under_way if repair.place == place), None)
+    now = fleet.device(place)
+    named = rule_for(policy, now) if now is not None else None
+    rule: RepairRule | None = named
+    codes = codes_of(named, now) if named is not None and now is not None else ()
+    if repair is not None:
+        rule, codes = repair.rule, repair.codes
     reason = obstacle(policy, state, fleet, place, now_s)
     holders = fleet.holders(place)
     output.document({"device": chosen, "rule": rule, "repair": repair, "reason": reason, "holders": holders})
     output.show(Text.assemble((chosen.device, "name"), f" of node {chosen.node}"))
     if rule is not None:
-        codes = repair.codes if repair is not None else codes_of(rule, now) if now is not None else ()
         output.show(Text(f"  rule {rule.name} for {', '.join(codes)}"))
         for index, step in enumerate(rule.steps):
-            is_now = repair is not None and not repair.failure and index == repair.step
+            is_now = repair is not None and not repair.why and index == repair.step
             output.show(Text(f"  {'>' if is_now else ' '} {index + 1}. {step}", "warn" if is_now else ""))
     if repair is not None:
-        output.show(Text(f"  {repair.what} since {_moment(repair.step_s)}, try {repair.trial} of {repair.rule.tries}"))
+        output.show(Text(f"  {repair.what} since {_moment(repair.step_s)}: {repair.text}"))
     output.show(Text(f"  held by {', '.join(holders)}" if holders else "  held by nobody"))
     if reason is not None:
         output.show(Text.assemble(f"  {reason.message}", (f"  [{reason.code}]", "faint")))
@@ -172,6 +166,7 @@ async def _read(bus: Bus) -> RepairState:
 
 def repair_listing(state: RepairState) -> Listing:
     """List repairs under way first, then devices that are left to a person."""
+    left = tuple(repair for repair in state.repairs if repair.is_left)
     return Listing(
         columns=(
             Column(title="device", fit=Fit.NAME),
@@ -183,33 +178,26 @@ def repair_listing(state: RepairState) -> Listing:
             Column(title="why"),
             Column(title="repair", fit=Fit.ID, is_wide=True),
         ),
-        rows=(*(_repair_row(repair) for repair in state.repairs), *(_left_row(left) for left in state.left)),
+        rows=tuple(map(_row, (*state.under_way, *left))),
     )
 
 
-def _repair_row(repair: Repair) -> Row:
-    return _row(repair, Text(repair.what, "warn"), repair.step_s, repair.rule.name, repair.why, repair.id)
-
-
-def _left_row(left: LeftDevice) -> Row:
-    return _row(left, Text(left.end.value, "fail"), left.since_s, left.rule, left.why, left.repair)
-
-
-def _row(each: Repair | LeftDevice, now: Text, since_s: float, rule: str, why: str, repair: str) -> Row:
+def _row(repair: Repair) -> Row:
+    rule = repair.rule.name
     return Row(
-        name=each.device,
+        name=repair.device,
         cells=(
-            Text(each.device, "name"),
-            each.node,
-            now,
-            _moment(since_s),
+            Text(repair.device, "name"),
+            repair.node,
+            Text(repair.what, "fail" if repair.is_left else "warn"),
+            _moment(repair.step_s),
             rule,
-            ", ".join(each.codes) or "-",
-            why,
-            repair,
+            ", ".join(repair.codes),
+            repair.text,
+            repair.id,
         ),
-        document=each,
-        labels={"node": each.node, "class": each.device_class, "name": each.device, "rule": rule},
+        document=repair,
+        labels={"node": repair.node, "class": repair.device_class, "name": repair.device, "rule": rule},
     )
 
 

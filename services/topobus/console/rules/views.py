@@ -13,12 +13,11 @@ from msgspec import structs
 from topobus.console.rules.free_devices import free_view
 from topobus.console.rules.node_drawing import View, conditions_view
 from topobus.engine.health.silence import SERVICE_SILENT
-from topobus.formats.messages.messages import DecisionEvent, HealthEvent
+from topobus.formats.messages.messages import DecisionEvent, HealthEvent, RepairState
 from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Device, Inventory
 from topobus.values.ledger import Holders
 from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
-from topobus.values.repair import LeftDevice, Repair, RepairState
 from topobus.values.request import Owner
 from topobus.values.timestamps import rfc3339
 
@@ -114,24 +113,19 @@ def event_view(event: HealthEvent) -> View:
 
 def repair_views(state: RepairState) -> dict[str, View]:
     """Return each repair under way and each device that was left to a person, by device."""
-    views: dict[str, View] = {}
-    for repair in state.repairs:
-        views["/".join(repair.place)] = _repair_view(repair, repair.what, repair.rule.name, repair.step_s, repair.why)
-    for left in state.left:
-        views["/".join(left.place)] = _repair_view(left, left.end.value, left.rule, left.since_s, left.why)
-    return views
-
-
-def _repair_view(each: Repair | LeftDevice, now: str, rule: str, since_s: float, why: str) -> View:
     return {
-        "node": each.node,
-        "device": each.device,
-        "now": now,
-        "is_left": isinstance(each, LeftDevice),
-        "rule": rule,
-        "reasons": ", ".join(each.codes),
-        "since": rfc3339(datetime.fromtimestamp(since_s, UTC)),
-        "why": why,
+        "/".join(repair.place): {
+            "node": repair.node,
+            "device": repair.device,
+            "now": repair.what,
+            "is_left": repair.is_left,
+            "rule": repair.rule.name,
+            "reasons": ", ".join(repair.codes),
+            "since": rfc3339(datetime.fromtimestamp(repair.step_s, UTC)),
+            "why": repair.text,
+        }
+        for repair in state.repairs
+        if repair.end is None or repair.is_left
     }
 
 

@@ -15,6 +15,7 @@ from topobus.engine.alignment.planning.node_view import aligned_view
 from topobus.engine.allocation.values import DeviceId
 from topobus.engine.health.strays import without_strays
 from topobus.engine.scheduling.closer_devices import is_closest
+from topobus.formats.messages.operation_messages import ClassMaintenance
 from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import class_of_device, node_of_pool
 from topobus.values.idset import NodeSet
@@ -36,6 +37,8 @@ class NodeState:
         """By node and device class."""
         self.ledgers: dict[str, Ledger] = {}
         self.alignments: dict[str, NodeAlignment] = {}
+        self.maintenances: dict[tuple[str, str], ClassMaintenance] = {}
+        """By node and device class: what operators, and repairs, did to devices."""
         self.silent: dict[tuple[str, str], str] = {}
         """Services that do not answer, by node and class, with the time of the first silence (RFC
         3339)."""

@@ -14,9 +14,9 @@ from topobus.values.device import Device, Inventory
 from topobus.values.health import Condition, HealthState
 from topobus.values.ledger import Holders
 from topobus.values.maintenance import DeviceVerb
-from topobus.values.repair import REPAIR_POLICY, Place, Protected, RepairPolicy, RepairRule, Step
+from topobus.values.repair import REPAIR_POLICY, Place, Protected, RepairPolicy, RepairRuleSettings, Step
 
-__all__ = ["ANY_REASON", "Fleet", "codes_of", "disrupts", "rule_for", "sick_places", "withholds"]
+__all__ = ["ANY_REASON", "Fleet", "codes_of", "disrupts", "rule_for", "withholds"]
 
 ANY_REASON = "*"
 
@@ -29,21 +29,30 @@ class Fleet:
     """By node and class."""
     ledgers: Mapping[str, Holders]
     maintenances: Mapping[tuple[str, str], ClassMaintenance]
-    sick: tuple[Place, ...]
-    """Devices with evidence that a rule names (`sick_places`)."""
 
     def device(self, place: Place) -> Device | None:
         """Return a device. None when it is not published."""
-        node, device_class, name = place
-        inventory = self.inventories.get((node, device_class))
-        return inventory.device(name) if inventory is not None else None
+        inventory = self.inventories.get(place[:2])
+        return inventory.device(place[2]) if inventory is not None else None
+
+    def sick(self, policy: RepairPolicy) -> list[Place]:
+        """List the devices for which a rule has steps, sorted.
+
+        Cost: O(devices × rules).
+        """
+        classes = {rule.device_class for rule in policy.rules}
+        return sorted(
+            (*key, device.name)
+            for key, inventory in self.inventories.items()
+            if key[1] in classes
+            for device in inventory.devices
+            if device.health.conditions and rule_for(policy, device) is not None
+        )
 
     def together(self, place: Place) -> tuple[Device, ...]:
         """List what a reset of a device also resets, with the device itself."""
-        node, device_class, name = place
-        inventory = self.inventories.get((node, device_class))
-        device = inventory.device(name) if inventory is not None else None
-        return reset_together(device, inventory.devices) if inventory is not None and device is not None else ()
+        device = self.device(place)
+        return reset_together(device, self.inventories[place[:2]].devices) if device is not None else ()
 
     def holders(self, place: Place) -> tuple[str, ...]:
         """Name who holds a device or what is reset with it, sorted.
@@ -58,13 +67,12 @@ class Fleet:
 
     def newest_of_others(self, place: Place) -> PerformedOperation | None:
         """Return the newest operation on a device that no repair asked for, as far as it is kept."""
-        node, device_class, name = place
-        maintenance = self.maintenances.get((node, device_class))
+        maintenance = self.maintenances.get(place[:2])
         return next(
             (
                 performed
                 for performed in reversed(maintenance.operations if maintenance is not None else ())
-                if performed.operation.device == name and performed.operation.who != REPAIR_POLICY
+                if performed.operation.device == place[2] and performed.operation.who != REPAIR_POLICY
             ),
             None,
         )
@@ -72,29 +80,15 @@ class Fleet:
     def offered(self, protected: Protected) -> frozenset[Place]:
         """Find the devices of a protected group that new owners may get."""
         return frozenset(
-            (node, device_class, device.name)
-            for (node, device_class), inventory in self.inventories.items()
-            if device_class == protected.device_class
+            (*key, device.name)
+            for key, inventory in self.inventories.items()
+            if key[1] == protected.device_class
             for device in inventory.devices
             if device.is_allocatable and all(condition.holds(device) for condition in protected.where)
         )
 
 
-def sick_places(policy: RepairPolicy, inventory: Inventory) -> tuple[Place, ...]:
-    """Find the devices of an inventory for which a rule has steps.
-
-    Cost: O(devices × rules).
-    """
-    if all(rule.device_class != inventory.device_class for rule in policy.rules):
-        return ()
-    return tuple(
-        (inventory.node, inventory.device_class, device.name)
-        for device in inventory.devices
-        if device.health.conditions and rule_for(policy, device) is not None
-    )
-
-
-def rule_for(policy: RepairPolicy, device: Device) -> RepairRule | None:
+def rule_for(policy: RepairPolicy, device: Device) -> RepairRuleSettings | None:
     """Return the rule that applies to a device's present faults. None when they are observed."""
     rule = next(
         (rule for rule in policy.rules if rule.device_class == device.device_class and codes_of(rule, device)), None
@@ -102,7 +96,7 @@ def rule_for(policy: RepairPolicy, device: Device) -> RepairRule | None:
     return rule if rule is not None and rule.steps != (Step.OBSERVE,) else None
 
 
-def codes_of(rule: RepairRule, device: Device) -> tuple[str, ...]:
+def codes_of(rule: RepairRuleSettings, device: Device) -> tuple[str, ...]:
     """List the reasons of a device's faults that a rule names, sorted.
 
     A fault that heals is none. `*` means faults for which a device is Unhealthy: one that is merely
@@ -111,7 +105,7 @@ def codes_of(rule: RepairRule, device: Device) -> tuple[str, ...]:
     return tuple(sorted({each.reason for each in device.health.conditions if _is_named(rule, each)}))
 
 
-def _is_named(rule: RepairRule, condition: Condition) -> bool:
+def _is_named(rule: RepairRuleSettings, condition: Condition) -> bool:
     if condition.state is HealthState.UNHEALTHY and ANY_REASON in rule.reasons:
         return True
     return condition.state is not HealthState.RECOVERING and condition.reason in rule.reasons

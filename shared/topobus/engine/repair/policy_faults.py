@@ -11,7 +11,7 @@ from topobus.formats.messages.codec import encode
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
 from topobus.values.maintenance import DeviceVerb
 from topobus.values.names import meant_name
-from topobus.values.repair import RepairPolicy, RepairRule, Step
+from topobus.values.repair import RepairPolicy, RepairRuleSettings, Step
 
 __all__ = ["REASON_CODES", "fault_of_policy"]
 
@@ -63,13 +63,13 @@ def fault_of_policy(policy: RepairPolicy) -> tuple[str, str] | None:
     )
 
 
-def _fault_of_name(rule: RepairRule, names: set[str]) -> str:
+def _fault_of_name(rule: RepairRuleSettings, names: set[str]) -> str:
     if not rule.name or not rule.name.isprintable() or len(rule.name) > 63:
         return f"got {rule.name!r}, wanted 1 to 63 printable characters"
     return f"{rule.name!r} is listed twice, wanted a name for each rule" if rule.name in names else ""
 
 
-def _fault_of_reasons(rule: RepairRule, own: tuple[str, ...]) -> str:
+def _fault_of_reasons(rule: RepairRuleSettings, own: tuple[str, ...]) -> str:
     if not rule.reasons:
         return f"got none, wanted codes of health, or {ANY_REASON!r} for any"
     # Classes of one's own have drivers, and so codes, that this code has never seen.
@@ -84,7 +84,7 @@ def _fault_of_reasons(rule: RepairRule, own: tuple[str, ...]) -> str:
     return ""
 
 
-def _fault_of_steps(rule: RepairRule) -> str:
+def _fault_of_steps(rule: RepairRuleSettings) -> str:
     """Refuse steps in an order that would take a device from an owner, or offer it unseen."""
     if not rule.steps:
         return "got none, wanted at least observe"

@@ -24,7 +24,6 @@ from topobus.formats.messages.nouns import Ask, Event, Notice, Noun, State
 from topobus.values.device import Inventory
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
-from topobus.values.repair import RepairState
 from topobus.values.view import NodeAlignment
 
 __all__ = [
@@ -186,7 +185,7 @@ REPAIR = State(
     # One key, `_`: budgets count over all repairs, so all are one value.
     parts=("fleet",),
     bucket="topobus_repairs",
-    message=RepairState,
+    message=m.RepairState,
     # The CLI pauses and resumes.
     writer=("controller", "cli"),
     readers=("controller", "console", "cli"),

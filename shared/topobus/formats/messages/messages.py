@@ -21,7 +21,7 @@ from topobus.values.ledger import Adoption
 from topobus.values.maintenance import DeviceOperation
 from topobus.values.names import Generation
 from topobus.values.outcome import HintList, MemoryBlock, Placement, Refusal, summary
-from topobus.values.repair import RepairNote
+from topobus.values.repair import Repair, RepairNote, RepairPause
 from topobus.values.request import Owner, PodRequest
 from topobus.values.vendor_profiles import VendorProfile
 from topobus.values.view import NodeView
@@ -55,6 +55,7 @@ __all__ = [
     "Prepared",
     "ReleaseReply",
     "ReleaseRequest",
+    "RepairState",
     "RuntimeConnection",
     "UnprepareReply",
     "UnprepareRequest",
@@ -130,7 +131,8 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     operation: DeviceOperation | None = None
     """What an operator wants of one device, for the verbs of `topobus device`."""
     health: DeviceHealth | None = None
-    """That device's health when it was decided, with all evidence."""
+    """That device's health when it was decided, with all evidence; of a repair, when this was
+    published."""
     repair: RepairNote | None = None
     """What was decided about a repair by policy, for `repair`."""
 
@@ -156,6 +158,29 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
         if self.repair is not None:
             return self.repair.answer
         return "begun" if self.is_begun else summary(self.outcome)
+
+
+class RepairState(Struct, frozen=True, kw_only=True):
+    """All repairs of a fleet. It is written before an operation is asked for, by compare-and-set:
+    so budgets hold, and a step is done once, whatever number of controllers there is.
+    """
+
+    policy: str = ""
+    """The policy as JSON, of the controller that started last: all replicas follow one. A replica
+    of another release that cannot read it does nothing."""
+    repairs: tuple[Repair, ...] = ()
+    """One for each device, sorted by place."""
+    begun_s: tuple[float, ...] = ()
+    """When repairs began in the last hour."""
+    pause: RepairPause | None = None
+    """The newest, also one that is over."""
+    events: tuple[DecisionEvent, ...] = ()
+    """Decisions to publish."""
+
+    @property
+    def under_way(self) -> tuple[Repair, ...]:
+        """The repairs that have not ended."""
+        return tuple(repair for repair in self.repairs if repair.end is None)
 
 
 class PlaceRequest(Struct, frozen=True, kw_only=True):
