@@ -117,6 +117,44 @@ class NodeFilter:
         """
         members = self.members(plan)
         wishing = aligned_pod_request(pod, {claim.entry: claim.claim.owner.key for claim in plan.claims})
+        searched = await self._search(key, plan, pod, placed, members, wishing, is_cheap=is_cheap)
+        if searched is None:
+            return None
+        fits, misses = searched
+        placements: dict[str, Placement] = {}
+        by_name = {node_fit.node: node_fit for node_fit in fits}
+        is_due = False
+        if wanted is not None and fits:
+            misses_before = len(misses)
+            placements, is_due = await self._ask(fits, wanted, misses)
+            if plan.claims and not plan.pending and not is_due:
+                # The node accepted the pod before the claims took their devices. Unless this
+                # refusal is recorded, they would be deallocated and allocated there again and
+                # again.
+                for miss in misses[misses_before:]:
+                    if isinstance(miss.outcome, NoFit):
+                        self._refused.add(key, [miss.node], summarize(miss.outcome.reasons))
+            fits = [node_fit for node_fit in fits if node_fit.node in placements]
+        scores = [
+            score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of)
+            for node_fit in fits
+        ]
+        return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
+
+    async def _search(
+        self,
+        key: ObjectKey,
+        plan: PodPlan,
+        pod: Pod,
+        placed: str | None,
+        members: Sequence[Member],
+        wishing: PodRequest | None,
+        *,
+        is_cheap: bool,
+    ) -> tuple[list[NodeFit], list[NodeMiss]] | None:
+        """Find the nodes on which a pod's claims are usable or can be allocated, and why the others
+        miss.
+        """
         refused = self._refused.refused(key)
         fits: list[NodeFit] = []
         misses: list[NodeMiss] = []
@@ -151,31 +189,7 @@ class NodeFilter:
             if missed.is_everywhere:
                 misses = [missed]
                 break
-        if not fits:
-            misses = await self._as_it_is_now(misses, searched, members, wishing)
-        placements: dict[str, Placement] = {}
-        by_name = {node_fit.node: node_fit for node_fit in fits}
-        is_due = False
-        if wanted is not None and fits:
-            placements, is_due = await self._ask(fits, wanted, misses)
-            if plan.claims and not plan.pending:
-                # The node accepted the pod before the claims took their devices. Unless this
-                # refusal is recorded, they would be deallocated and allocated there again and
-                # again.
-                for miss in misses:
-                    if (
-                        miss.node in by_name
-                        and isinstance(miss.outcome, NoFit)
-                        and miss.node not in placements
-                        and not is_due
-                    ):
-                        self._refused.add(key, [miss.node], summarize(miss.outcome.reasons))
-            fits = [node_fit for node_fit in fits if node_fit.node in placements]
-        scores = [
-            score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._state.numa_nodes_of)
-            for node_fit in fits
-        ]
-        return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
+        return fits, misses if fits else await self._as_it_is_now(misses, searched, members, wishing)
 
     async def nodes_without(
         self, key: ObjectKey, left_out: Collection[str]
