@@ -134,19 +134,19 @@ class Finding(Struct, frozen=True, kw_only=True):
     next_step: str = ""
 
     @classmethod
-    def ok(cls, what: str, found: str) -> Self:
+    def ok(cls, what: str, text: str) -> Self:
         """Make a finding that needs nothing."""
-        return cls(level=Level.OK, what=what, found=found)
+        return cls(level=Level.OK, what=what, found=text)
 
     @classmethod
-    def warn(cls, what: str, found: str, next_step: str) -> Self:
+    def warn(cls, what: str, text: str, next_step: str) -> Self:
         """Make a finding to look at."""
-        return cls(level=Level.WARN, what=what, found=found, next_step=next_step)
+        return cls(level=Level.WARN, what=what, found=text, next_step=next_step)
 
     @classmethod
-    def fail(cls, what: str, found: str, next_step: str) -> Self:
+    def fail(cls, what: str, text: str, next_step: str) -> Self:
         """Make a finding of what does not work."""
-        return cls(level=Level.FAIL, what=what, found=found, next_step=next_step)
+        return cls(level=Level.FAIL, what=what, found=text, next_step=next_step)
 
 
 def grouped(findings: Sequence[Finding], nodes: Iterable[str]) -> list[Finding]:
