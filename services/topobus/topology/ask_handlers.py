@@ -168,6 +168,8 @@ class AskHandlers:
             or complaint_of_memory(asked.memory)
             or complaint_of_pods(asked.pods, asked.container)
         )
+        if not asked.names_pods_of:
+            await self._inputs.wait_listed(asked.devices, asked.shared)
 
         async def decide(ledger: Ledger) -> Step:
             if asked.names_pods_of:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import Change, ChangeKind
-from topobus.engine.alignment.planning.node_view import node_view, with_ledger
+from topobus.engine.alignment.planning.node_view import CPU_CLASS, node_view, with_ledger
 from topobus.engine.health.strays import stray_devices, without_strays
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.process.logging import get_logger
@@ -27,6 +27,9 @@ __all__ = ["NodeInputs"]
 
 # A longer list does not help a person. The count is logged as well.
 _SHOWN_STRAYS = 16
+# An inventory that the gateway had before it asked is in this process as well, a few steps of the loop
+# away. The gateway waits ten times as long for an adoption (its setting deadlines.adopt_s).
+_BEHIND_S = 0.3
 
 
 class NodeInputs:
@@ -131,6 +134,26 @@ class NodeInputs:
                     get_logger().info(
                         "machine.heard", generation=change.value.generation, numa_nodes=str(change.value.node_set)
                     )
+
+    async def wait_listed(self, *devices: Mapping[str, tuple[str, ...]]) -> None:
+        """Wait until the inventories list these devices, by class, for 0.3 s at most.
+
+        The gateway follows the same inventories and may be ahead: kubelet allocates what it has
+        just offered, and does not ask again when that is refused.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BEHIND_S):
+                while not all(map(self._lists, devices)):
+                    await self._changed.wait()
+
+    def _lists(self, devices: Mapping[str, tuple[str, ...]]) -> bool:
+        """Say whether the inventories list these devices. CPUs are the machine's."""
+        return all(
+            device_class in self.inventories
+            and all(self.inventories[device_class].device(name) is not None for name in names)
+            for device_class, names in devices.items()
+            if device_class != CPU_CLASS
+        )
 
     async def wait_shown(self, device_class: str, device: str, maintenance: Maintenance | None) -> None:
         """Wait until plans use the maintenance that an operator has set for a device.
