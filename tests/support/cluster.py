@@ -334,6 +334,11 @@ class Cluster:
         except AssertionError as err:
             raise AssertionError(f"{err}; what the cluster said of it: {await self._said_of(name)}") from None
 
+    async def why_waiting(self, pod: str) -> str:
+        """Why a pod is not scheduled; empty when it is, or when nothing was said yet."""
+        conditions = (await self.pod(pod)).get("status", {}).get("conditions") or ()
+        return next((str(each.get("message")) for each in conditions if each.get("reason") == "Unschedulable"), "")
+
     async def remove(self, name: str) -> None:
         """Delete a pod and wait until it is gone."""
         await self._delete(Pod, name)

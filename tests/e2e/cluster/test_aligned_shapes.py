@@ -27,12 +27,6 @@ def given(pod: str) -> dict[str, tuple[str, ...]]:
     raise AssertionError(f"no container of pod {pod} was given a GPU")
 
 
-async def why_waiting(cluster: Cluster, pod: str) -> str:
-    """Why a pod is not scheduled; empty when it is, or when nothing was said yet."""
-    conditions = (await cluster.pod(pod)).get("status", {}).get("conditions") or ()
-    return next((str(each.get("message")) for each in conditions if each.get("reason") == "Unschedulable"), "")
-
-
 @pytest.mark.timeout(600)
 async def test_pods_get_pairs_and_halves_by_plain_resources(cluster: Cluster) -> None:
     """Two pairs under a switch each, a half on one NUMA node; a second half waits until one is free."""
@@ -46,7 +40,7 @@ async def test_pods_get_pairs_and_halves_by_plain_resources(cluster: Cluster) ->
     second = await cluster.make_pod(resource=half)
     await cluster.until_running(second)
     third = await cluster.make_pod(resource=half)
-    why = await until("a second half waits", lambda: why_waiting(cluster, third), bool)
+    why = await until("a second half waits", lambda: cluster.why_waiting(third), bool)
     had = {pod: given(pod) for pod in (first, second)}
     await cluster.remove(second)
     await cluster.until_running(third)

@@ -56,6 +56,14 @@ async def test_claims_serve_a_resource_as_long_as_a_class_names_it(cluster: Clus
             pytest.skip("NOT CHECKED ON A CLUSTER: this API server does not keep extendedResourceName")
         await until("no device at kubelet", listed, lambda count: count == 0)
         await until(f"no allocatable {RESOURCE}", lambda: cluster.allocatable(RESOURCE), lambda count: count == 0)
+        # kube-scheduler sees the Node later than we do, and would bind a pod by the former number.
+        probe = await cluster.make_pod(resource=RESOURCE, count=len(devices) + 1)
+        await until(
+            "kube-scheduler looks for a claim's devices",
+            lambda: cluster.why_waiting(probe),
+            lambda why: "cannot allocate all claims" in why,
+        )
+        await cluster.remove(probe)
         after = [await cluster.make_pod(resource=RESOURCE, count=count) for count in (1, 2)]
         for pod in after:
             await cluster.until_running(pod)
