@@ -39,11 +39,10 @@ from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.reservations import Reservations
 from topobus.values.errors import PeerUnavailable
-from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord
 from topobus.values.outcome import Placement, Refusal
 from topobus.values.request import Owner, OwnerKind
-from topobus.values.view import AlignmentOptions
+from topobus.values.view import NodeAlignment
 
 NODE = "demo-node"
 EXPIRE_S = 60.0
@@ -132,7 +131,7 @@ class Instance:
     def __init__(self, store: Store, clock: ManualClock) -> None:
         bus = store.bus()
         metrics, readiness = TopologyMetrics(None), Readiness()
-        facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
+        facts = NodeInputs(bus, NodeAlignment(node=NODE), readiness)
         facts.machine, facts.inventories, facts._has_inventories = FACTS[0], FACTS[1], True
         self.book = LedgerStore(bus, node=NODE, readiness=readiness, metrics=metrics)
         self.announcer = Announcer(bus, node=NODE, store=self.book, metrics=metrics)

@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import Change, ChangeKind
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, node_view, with_ledger
+from topobus.engine.alignment.planning.node_view import CPU_CLASS, aligned_view, with_ledger
 from topobus.engine.health.strays import stray_devices, without_strays
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.process.logging import get_logger
@@ -21,7 +21,7 @@ from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
 from topobus.values.maintenance import Maintenance
-from topobus.values.view import AlignmentOptions, NodeView
+from topobus.values.view import NodeAlignment, NodeView
 
 __all__ = ["NodeInputs"]
 
@@ -35,25 +35,14 @@ _BEHIND_S = 0.3
 class NodeInputs:
     """The machine and the inventories of one node. Watches write it, answers read it."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        *,
-        node: str,
-        options: AlignmentOptions,
-        reserved_cpus: CpuSet,
-        reserved_memory: Mapping[int, int] | None = None,
-        readiness: Readiness,
-    ) -> None:
+    def __init__(self, bus: Bus, alignment: NodeAlignment, readiness: Readiness) -> None:
         self.machine: Machine | None = None
         self.inventories: dict[str, Inventory] = {}
         self._changed = asyncio.Event()
         """Set and replaced at each change of `inventories`."""
         self._bus = bus
-        self._node = node
-        self._options = options
-        self._reserved = reserved_cpus
-        self._reserved_memory = reserved_memory
+        self._node = alignment.node
+        self._alignment = alignment
         self._readiness = readiness
         self._has_inventories = False
         self._unheard: Mapping[str, str] = {}
@@ -93,14 +82,12 @@ class NodeInputs:
                 next_step="see whether discovery and the device services run",
             )
         if self._static is None:
-            self._static = node_view(
+            self._static = aligned_view(
                 self.machine,
                 self._without_strays(self.machine),
                 None,
-                self._options,
-                self._reserved,
+                self._alignment,
                 unheard_classes={name: since for name, since in self._unheard.items() if name in self.inventories},
-                reserved_memory=self._reserved_memory,
             )
             self._warn_about_reserved(self._static)
         return self._static
@@ -198,7 +185,6 @@ class NodeInputs:
         online = CpuSet()
         for core in view.cores:
             online |= core.cpus
-        if not self._reserved <= online:
-            get_logger().warning(
-                "reserved-cpus.missing", reserved=str(self._reserved), missing=str(self._reserved - online)
-            )
+        reserved = self._alignment.reserved_cpus
+        if not reserved <= online:
+            get_logger().warning("reserved-cpus.missing", reserved=str(reserved), missing=str(reserved - online))

@@ -30,16 +30,14 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     bus, node = runtime.bus, runtime.node
     metrics = TopologyMetrics(runtime.registry)
     options = settings.alignment.options()
-    reserved = CpuSet.parse(settings.alignment.reserved_cpus)
-    reserved_memory: dict[str, int] = dict(settings.alignment.memory.reserved_bytes)
-    inputs = NodeInputs(
-        bus,
+    alignment = NodeAlignment(
         node=node,
         options=options,
-        reserved_cpus=reserved,
-        reserved_memory={int(key): size for key, size in reserved_memory.items()},
-        readiness=runtime.readiness,
+        reserved_cpus=CpuSet.parse(settings.alignment.reserved_cpus),
+        reserved_memory=dict(settings.alignment.memory.reserved_bytes),
+        own_shapes=tuple(own.shape() for own in settings.own_shapes),
     )
+    inputs = NodeInputs(bus, alignment, runtime.readiness)
     store = LedgerStore(bus, node=node, readiness=runtime.readiness, metrics=metrics)
     announcer = Announcer(bus, node=node, store=store, metrics=metrics)
     answers = AskHandlers(
@@ -56,22 +54,11 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     reservations = Reservations(
         store=store, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s
     )
-
-    alignment = AlignmentPublisher(
-        bus,
-        NodeAlignment(
-            node=node,
-            options=options,
-            reserved_cpus=reserved,
-            reserved_memory=reserved_memory,
-            own_shapes=tuple(own.shape() for own in settings.own_shapes),
-        ),
-        runtime.clock,
-    )
+    published = AlignmentPublisher(bus, alignment, runtime.clock)
 
     def note_silence() -> None:
         inputs.note_silence(dict(liveness.silent))
-        alignment.note_silence(liveness.silent)
+        published.note_silence(liveness.silent)
         metrics.silent_classes.clear()
         for device_class in liveness.silent:
             metrics.silent_classes.labels(device_class).set(1)
@@ -95,7 +82,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(announcer.run())
         group.create_task(reservations.run())
         group.create_task(liveness.run())
-        group.create_task(alignment.run())
+        group.create_task(published.run())
         # Few at a time: plans are made one after the other, and a request that waits in the bus is
         # dropped there when its requester has given up.
         await bus.answer(PLACE, answers.place, concurrency=_PLANS_AT_A_TIME, node=node)

@@ -29,10 +29,9 @@ from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.reservations import Reservations
 from topobus.values.errors import PeerUnavailable
-from topobus.values.idset import CpuSet
 from topobus.values.ledger import AllocationPhase, Holding
 from topobus.values.request import Owner, OwnerKind
-from topobus.values.view import AlignmentOptions
+from topobus.values.view import NodeAlignment
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
@@ -71,7 +70,7 @@ class Life:
         metrics, readiness = TopologyMetrics(None), Readiness()
         self.mortal = mortal
         self.opened = asyncio.Event()
-        self.facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
+        self.facts = NodeInputs(bus, NodeAlignment(node=NODE), readiness)
         self.book = LedgerStore(mortal, node=NODE, readiness=readiness, metrics=metrics)
         self.announcer = Announcer(mortal, node=NODE, store=self.book, metrics=metrics)
         self.reservations = Reservations(store=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)

@@ -172,8 +172,8 @@ def aligned_view(
     *,
     unheard_classes: Mapping[str, str] | None,
 ) -> NodeView:
-    """Combine the inputs that the node's own plan would see, from what the node publishes, for a
-    planner elsewhere.
+    """Combine the inputs of a node's plan by its alignment, as published: a planner elsewhere sees
+    what the node itself does.
 
     Shapes: alignment — the node's options, reserved CPUs and memory (text of a node id to bytes; a
             key that is no id is ignored).
