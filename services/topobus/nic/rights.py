@@ -4,7 +4,7 @@ pods where an operator enables that.
 
 from __future__ import annotations
 
-from topobus.devicekit.rights import HARDWARE_RIGHTS, Right, RightKind, kit_rights
+from topobus.devicekit.rights import DEVICE_RESET, HARDWARE_RIGHTS, Right, RightKind, kit_rights
 
 __all__ = ["HAND_OVER", "RIGHTS", "VIRTUAL_FUNCTIONS"]
 
@@ -25,6 +25,12 @@ def _of_hand_over(
 RIGHTS = (
     *HARDWARE_RIGHTS,
     *kit_rights("nic"),
+    Right(
+        kind=RightKind.CAPABILITY,
+        what="NET_ADMIN",
+        why="an interface is switched off and on after a reset, so that its driver sets the card up again",
+        feature=DEVICE_RESET,
+    ),
     _of_hand_over(RightKind.ROOT, "a capability of another user is lost when the program is started"),
     _of_hand_over(
         RightKind.CAPABILITY, "interfaces, addresses, routes and virtual functions are changed by netlink", "NET_ADMIN"

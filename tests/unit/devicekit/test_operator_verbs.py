@@ -5,6 +5,7 @@ Written down before it is done, and told when a crash cut it off.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,36 @@ def test_reset_is_refused_when_the_node_uses_an_interface_of_the_function(
     assert words in refusal.reasons[0].message
     assert (function / "reset").read_text(encoding="ascii").strip() == ""
     assert not (tmp_path / "journal").exists()
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_interface_that_is_up_is_switched_off_and_on_after_a_reset(
+    tmp_path: Path, function: Path, monkeypatch: pytest.MonkeyPatch, *, is_allowed: bool
+) -> None:
+    """So its driver sets the card up again; one that is down is left alone.
+
+    Where the kernel refuses that, the reason has the interface, and says that the reset was done.
+    """
+    root = tmp_path / "root"
+    files = {"reset": "", "net/eth0/flags": "0x1003", "net/eth1/flags": "0x1002"}
+    write(root, {f"{function.relative_to(root)}/{name}": text for name, text in files.items()})
+    written: list[tuple[str, str]] = []
+
+    def write_text(path: Path, text: str, **_: str) -> int:
+        if path.name == "flags" and not is_allowed:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        written.append((str(path.relative_to(function)), text))
+        return len(text)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+
+    refusal = reset_device(Journal(tmp_path / "journal"), ToyDriver(), tree(tmp_path), GPU, op_id="op-1")
+
+    on_again = [("net/eth0/flags", "0x1002\n"), ("net/eth0/flags", "0x1003\n")]
+    assert written == [("reset", "1\n"), *(on_again if is_allowed else [])]
+    assert [reason.code for reason in refusal.reasons] == ["reset-failed"] if refusal else is_allowed
+    if refusal:
+        assert "was reset, but its interface eth0" in refusal.reasons[0].message
 
 
 @pytest.mark.parametrize("answer", [None, Refusal(reasons=(Reason(code="dirt", message="still busy"),))])

@@ -20,6 +20,7 @@ from topobus.devicekit.journal.journal_values import REBIND
 from topobus.devicekit.passthrough.function_switch import FunctionDriver, FunctionSwitch
 from topobus.devicekit.passthrough.function_users import function_uses, interface_uses
 from topobus.process.logging import get_logger
+from topobus.sysfs.net import function_ports
 from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
@@ -30,12 +31,15 @@ from topobus.values.pci import PciAddress
 __all__ = ["bind_again", "rebind_device", "report_interrupted", "reset_device"]
 
 _RESET = "reset"
+# linux/if.h
+_IFF_UP = 0x1
 
 
 def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Device, *, op_id: str) -> Refusal | None:
     """Reset a device. None when it is done.
 
-    It is refused while the node itself uses an interface of its PCI function.
+    It is refused while the node itself uses an interface of its PCI function. One that is up is
+    switched off and on afterwards.
 
     Errors: raises HardwareError when the journal cannot be written, and what the driver raises;
     then it may be done or not.
@@ -54,7 +58,7 @@ def reset_device(journal: Journal, driver: DeviceDriver, tree: Tree, device: Dev
     record = journal.operation_record(device)
     record.intend(_RESET, {"op_id": op_id})
     try:
-        return reset()
+        return reset() or _open_again(tree, device)
     finally:
         record.undone(_RESET)
 
@@ -164,6 +168,35 @@ def _reset_file(tree: Tree, device: Device) -> Path | Refusal:
     else:
         return tree.path(f"{pci_folder(device.pci)}/reset")
     return refuse("reset-unsupported", text, device=device.name, driver=device.driver)
+
+
+def _open_again(tree: Tree, device: Device) -> Refusal | None:
+    """Switch the interfaces of a function that was reset off and on, as far as they are on.
+
+    The kernel puts back what it knows of a function, and only some drivers hear of the reset. The
+    others find their card without what they had set, so no interrupt comes, and the interface shows
+    the last carrier whatever happens to the cable. They set the card up when an interface is
+    switched off and on (seen with igb on Linux 6.12).
+    Source: Documentation/ABI/testing/sysfs-class-net, `flags`; `reset_done` in
+    Documentation/PCI/pci.rst.
+    """
+    if device.pci is None:
+        return None
+    for interface in function_ports(tree, device.pci, only_link=True).interfaces:
+        if not interface.is_up:
+            continue
+        path = tree.path(f"{interface.path}/flags")
+        try:
+            flags = int(path.read_text(encoding="ascii"), 0)
+            for written in (flags & ~_IFF_UP, flags | _IFF_UP):
+                path.write_text(f"{written:#x}\n", encoding="ascii")
+        except OSError as err:
+            text = (
+                f"{device.name} was reset, but its interface {interface.name} could not be switched off and on: "
+                f"{path}: {err.strerror or err}: do that by hand, and give this service CAP_NET_ADMIN"
+            )
+            return refuse("reset-failed", text, device=device.name, error=err.errno or 0)
+    return None
 
 
 def _write_reset(path: Path, device: Device) -> Refusal | None:
