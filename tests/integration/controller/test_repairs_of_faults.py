@@ -21,6 +21,7 @@ from support.kernel_writes import KernelWrites
 from support.looks import LIMIT_S, next_look
 from support.node_plane import NODE
 from support.real_topology import topology_service
+from support.repair_cases import PERSON, SIMULATED, RepairCase
 from support.sick_devices import device_service
 from topobus.bus.bus import Bus
 from topobus.devicekit.driver import DeviceDriver
@@ -43,66 +44,14 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
 from topobus.values.health import HealthState
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
-from topobus.values.repair import (
-    REPAIR_POLICY,
-    Repair,
-    RepairEnd,
-    RepairPolicy,
-    RepairRuleSettings,
-    Step,
-)
+from topobus.values.repair import Repair, RepairEnd, RepairPolicy, Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-_RESET = ("maintain", "wait-idle", "reset", "forgive", "wait-healthy", "return")
-_REBIND = ("maintain", "wait-idle", "rebind", "return")
-_WAIT = ("maintain", "wait-healthy", "return")
-_PERSON = ("maintain", "call-a-person")
 # The controller's pauses pass so many times as fast as ours, so that 20 repairs take seconds.
 _HASTE = 20.0
 # All of a rule's limits have passed by then.
 _LATER_S = 7200.0
-_RETURNED, _GAVE_UP, _TAKEN_OVER = RepairEnd.REPAIRED, RepairEnd.GAVE_UP, RepairEnd.TAKEN_OVER
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One fault with its rule, what happens to it, and how its repair ends."""
-
-    code: str
-    driver: str
-    steps: tuple[str, ...]
-    end: RepairEnd
-    healed_by: int = 0
-    """The number of the reset that takes it back; 0: none does."""
-    tries: int = 1
-    resets: int = 0
-    """How often the kernel is to reset it."""
-
-
-# A fault that `_WAIT` waits for is taken back, or taken over by a person, while it is withheld.
-CASES = (
-    Case(code="fell-off-bus", driver="nvidia", steps=_WAIT, end=_RETURNED),
-    Case(code="no-kernel-driver", driver="nvidia", steps=_REBIND, end=_GAVE_UP),
-    Case(code="link-narrow", driver="nvidia", steps=_RESET, healed_by=1, resets=1, end=_RETURNED),
-    Case(code="gpu-excluded", driver="nvidia", steps=_PERSON, end=_GAVE_UP),
-    Case(code="too-hot", driver="amd-gpu", steps=_WAIT, end=_RETURNED),
-    Case(code="survivability-mode", driver="intel-gpu", steps=_RESET, resets=1, end=_GAVE_UP),
-    Case(code="health-indicator", driver="intel-gpu", steps=_RESET, tries=2, healed_by=2, resets=2, end=_RETURNED),
-    Case(code="link-slow", driver="pci-netdev", steps=_RESET, resets=1, end=_GAVE_UP),
-    Case(code="carrier-lost", driver="pci-netdev", steps=_WAIT, end=_RETURNED),
-    Case(code="rdma-port-down", driver="pci-netdev", steps=_WAIT, end=_TAKEN_OVER),
-    Case(code="speed-dropped", driver="pci-netdev", steps=_PERSON, end=_GAVE_UP),
-    Case(code="half-duplex", driver="pci-netdev", steps=_RESET, healed_by=1, resets=1, end=_RETURNED),
-    Case(code="device-offline", driver="xilinx", steps=_RESET, healed_by=1, resets=1, end=_RETURNED),
-    Case(code="shell-not-ready", driver="xilinx", steps=_RESET, tries=2, resets=2, end=_GAVE_UP),
-    Case(code="firewall-tripped", driver="xilinx", steps=_WAIT, end=_RETURNED),
-    Case(code="function-crashed", driver="intel-dfl", steps=_RESET, healed_by=1, resets=1, end=_RETURNED),
-    Case(code="port-error", driver="intel-dfl", steps=_RESET, tries=3, healed_by=2, resets=2, end=_RETURNED),
-    Case(code="engine-fatal-error", driver="intel-dfl", steps=_RESET, resets=1, end=_GAVE_UP),
-    Case(code="power-stopped", driver="intel-dfl", steps=_WAIT, end=_TAKEN_OVER),
-    Case(code="power-limited", driver="intel-dfl", steps=_WAIT, end=_RETURNED),
-)
 
 
 class _Haste(SystemClock):
@@ -127,7 +76,7 @@ class _Haste(SystemClock):
 class _Patient:
     """A device with its fault."""
 
-    case: Case
+    case: RepairCase
     placed: PlacedFault
     resets: int = 0
     is_left: bool = False
@@ -167,7 +116,7 @@ class _Ward:
         """
         for device in await self.devices():
             patient = self.patients.get(device.name)
-            if patient is not None and device.maintenance is not None and patient.case.steps is _WAIT:
+            if patient is not None and device.maintenance is not None and patient.case.waits:
                 await self._act(patient)
         entry = await self.bus.get(REPAIR, fleet=CLUSTER)
         document = entry.value if entry is not None else RepairState()
@@ -200,7 +149,7 @@ class _Ward:
         if patient.is_left:
             return
         patient.is_left = True
-        if patient.case.end is _RETURNED:
+        if patient.case.end is RepairEnd.REPAIRED:
             patient.placed.heal()
             return
         operation = DeviceOperation(
@@ -208,15 +157,17 @@ class _Ward:
             device=patient.name,
             verb=DeviceVerb.EXCLUDE,
             why="fan",
-            who="ada",
+            who=PERSON,
         )
         async with Bus.session(NatsSettings(url=self.url), name="topobus-cli") as cli:
-            reply = await cli.ask(OPERATE, OperateRequest(op_id=f"ada-{patient.name}", operation=operation), node=NODE)
+            reply = await cli.ask(
+                OPERATE, OperateRequest(op_id=f"{PERSON}-{patient.name}", operation=operation), node=NODE
+            )
         assert isinstance(reply.result, Operated), reply
 
     def _is_hopeless(self, repair: Repair) -> bool:
         case = self.patients[repair.device].case
-        return repair.what == Step.WAIT_HEALTHY and case.steps is _RESET and repair.trial != case.healed_by
+        return repair.what == Step.WAIT_HEALTHY and case.resets_it and repair.trial != case.healed_by
 
 
 async def _until(look: Callable[[], Awaitable[bool]]) -> None:
@@ -247,13 +198,13 @@ async def _ward(bus: Bus, url: str, folder: Path) -> AsyncIterator[_Ward]:
     node = structs.replace(read_machine(tree, NODE), generation=1)
     devices = [device for each in drivers for driver in each for device in type(driver)().discover(tree, node).devices]
     faults = {(fault.code, fault.driver): fault for fault in FAULTS}
-    placed = place_faults(machine, devices, [faults[case.code, case.driver] for case in CASES])
-    patients = {each.names[0]: _Patient(case=case, placed=each) for case, each in zip(CASES, placed, strict=True)}
+    placed = place_faults(machine, devices, [faults[case.code, case.driver] for case in SIMULATED])
+    patients = {each.names[0]: _Patient(case=case, placed=each) for case, each in zip(SIMULATED, placed, strict=True)}
     await bus.put(MACHINE, node, node=NODE)
     async with AsyncExitStack() as stack:
         kernel = stack.enter_context(KernelWrites(machine.root))
         for patient in patients.values():
-            if patient.case.steps is _RESET:
+            if patient.case.resets_it:
                 function = machine.folder(str(patient.placed.devices[0].pci))
                 kernel.obey(f"{function}/reset", patient.reset)
         topology_bus = await stack.enter_async_context(Bus.session(NatsSettings(url=url), name="topology"))
@@ -276,17 +227,8 @@ async def test_each_fault_ends_as_its_rule_says_when_all_strike_one_node(
     """What a reset or time heals is offered again; what they do not heal stays withheld, for a
     person who is called once; what a person takes over is left to that person.
     """
-    rules = tuple(
-        RepairRuleSettings(
-            name=case.code,
-            device_class=next(fault.device_class for fault in FAULTS if fault.driver == case.driver),
-            reasons=(case.code,),
-            steps=case.steps,
-            tries=case.tries,
-            hold_s=0.1,
-        )
-        for case in CASES
-    )
+    classes = {fault.driver: fault.device_class for fault in FAULTS}
+    rules = tuple(case.rule(classes[case.driver]) for case in SIMULATED)
     policy = RepairPolicy(rules=rules, at_once=len(rules), at_once_per_node=len(rules), per_hour=100)
     async with _ward(bus, nats_server.url, tmp_path) as ward:
         async with controller(nats_server.url, structs.replace(SETTINGS, repair=policy), clock=ward.clock):
@@ -294,9 +236,8 @@ async def test_each_fault_ends_as_its_rule_says_when_all_strike_one_node(
         devices = {device.name: device for device in await ward.devices()}
 
     withheld = {name: device.maintenance.who for name, device in devices.items() if device.maintenance is not None}
-    whose = {_RETURNED: "", _GAVE_UP: REPAIR_POLICY, _TAKEN_OVER: "ada"}
     assert {
         patient.case.code: (ward.ends[name], patient.resets, withheld.get(name, ""), devices[name].is_fit)
         for name, patient in ward.patients.items()
-    } == {case.code: ([case.end], case.resets, whose[case.end], case.end is _RETURNED) for case in CASES}
+    } == {case.code: ([case.end], case.resets, case.withheld_by, case.end is RepairEnd.REPAIRED) for case in SIMULATED}
     assert withheld.keys() <= ward.patients.keys()
