@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from support.asking import ask_patiently
 from topobus.bus.bus import Bus
-from topobus.formats.messages.catalogue import ATTACH, DETACH, INVENTORY, MACHINE, PERFORM, PREPARE, UNPREPARE
-from topobus.formats.messages.messages import PrepareRequest, UnprepareRequest
+from topobus.formats.messages.catalogue import (
+    ADOPT,
+    ATTACH,
+    DETACH,
+    INVENTORY,
+    MACHINE,
+    PERFORM,
+    PREPARE,
+    RELEASE,
+    UNPREPARE,
+)
+from topobus.formats.messages.messages import AdoptRequest, PrepareRequest, UnprepareRequest
 from topobus.formats.messages.operation_messages import Operated, PerformRequest
+from topobus.formats.messages.release_messages import ReleaseRequest
 from topobus.formats.messages.sandbox_messages import Accepted, AttachRequest, DetachRequest
 from topobus.process.config import NatsSettings
 from topobus.values.device import Device, Inventory
@@ -79,6 +92,16 @@ class Node:
         if process is not None:
             process.kill()
             process.wait()
+
+    @contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """Let a service stand still meanwhile."""
+        process, _ = self._processes[name]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def check(self) -> None:
         """All that were started still run."""
@@ -216,6 +239,22 @@ class Node:
             for verb in ("detach", "unprepare"):
                 await self.ask(verb, device, pod=pod, claim=claim)
         self._held.clear()
+
+    async def adopt(self, device: str, *pods: Owner) -> Owner:
+        """Write into the ledger that a claim, which some pods use, has a device."""
+        self._operations += 1
+        claim = Owner(kind=OwnerKind.CLAIM, namespace="vm", name="claim", uid="claim")
+        adoption = AdoptRequest(
+            op_id=f"adopt-{self._operations}", owner=claim, devices={device.split("-")[0]: (device,)}, pods=pods
+        )
+        await ask_patiently(self.bus, ADOPT, adoption, limit_s=PATIENCE_S, node=NAME)
+        return claim
+
+    async def release(self, claim: Owner) -> None:
+        """Write into the ledger that a claim has nothing any more."""
+        self._operations += 1
+        request = ReleaseRequest(op_id=f"release-{self._operations}", owner=claim)
+        await ask_patiently(self.bus, RELEASE, request, limit_s=PATIENCE_S, node=NAME)
 
     async def operate(self, verb: DeviceVerb, device: str) -> Operated | Refusal:
         """Ask what topology asks when an operator wants an operation, until it has ended."""

@@ -1,16 +1,19 @@
-"""Memory that is no CPU's own: which CPUs reach it best, by the firmware's tables as the kernel
-read them, and which card it comes from.
+"""Memory: which CPUs reach best what is no CPU's own, by the firmware's tables as the kernel read
+them; which card it comes from; and pages that the kernel gives up.
 """
 
 from __future__ import annotations
 
+import mmap
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import addressof, c_char
 from pathlib import Path
 
 import pytest
 
-from topobus.values.idset import CpuSet
+from topobus.values.idset import CpuSet, NodeSet
 from vm.kernel import PCI, number, sh
 from vm.node import Node
 
@@ -96,3 +99,57 @@ async def test_memory_of_a_cxl_region_is_a_node_while_the_region_is_there(node: 
     assert [str(distance) for distance in machine.distances[-1]] == distances == ["20", "20", "20", "10"]
     after = await node.machine(lambda machine: 3 not in machine.node_set)
     assert after.numa_nodes == before.numa_nodes
+
+
+def lost_pages() -> dict[int, int]:
+    """Give the kernel's count of pages that it has given up, by NUMA node."""
+    return {
+        int(place.parents[1].name.removeprefix("node")): number(place)
+        for place in _NODES.glob("node[0-9]*/memory_failure/total")
+    }
+
+
+async def test_page_that_the_kernel_gives_up_is_the_health_of_its_nodes_cpus(node: Node) -> None:
+    """A page of this process, which never uses it again: the CPUs of its NUMA node are degraded,
+    and the others are not.
+    """
+    before = lost_pages()
+    if not before:
+        pytest.skip("this kernel counts no pages that it gives up (Linux 6.3 does)")
+    await node.start("cpu")
+    online = len(CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text().strip()))
+    well = await node.inventory("cpu", lambda inventory: sum(each.is_fit for each in inventory.devices) == online)
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    page[0] = 1
+    # As an operator does for a page that is broken.
+    Path("/sys/devices/system/memory/hard_offline_page").write_text(hex(physical_address(page)))
+    after = lost_pages()
+    (hit,) = (numa_node for numa_node in after if after[numa_node] != before[numa_node])
+    seen = await node.inventory("cpu", lambda inventory: any(each.health.conditions for each in inventory.devices))
+    sick = {each.name: each.health.conditions for each in seen.devices if each.health.conditions}
+
+    assert after[hit] == before[hit] + 1
+    assert sick.keys() == {each.name for each in well.devices if each.numa_nodes == NodeSet(hit)}
+    assert {
+        (each.reason, each.state.value, each.evidence["path"], each.evidence["value"])
+        for conditions in sick.values()
+        for each in conditions
+    } == {
+        (
+            "memory-pages-lost",
+            "degraded",
+            f"sys/devices/system/node/node{hit}/memory_failure/total",
+            str(after[hit]),
+        )
+    }
+    await node.inventory("cpu", lambda inventory: all(not each.health.conditions for each in inventory.devices))
+    node.kill("cpu")
+
+
+def physical_address(page: mmap.mmap) -> int:
+    """Find where in the machine's memory a page of this process is."""
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as entries:
+        entries.seek(addressof(c_char.from_buffer(page)) // mmap.PAGESIZE * 8)
+        (entry,) = struct.unpack("Q", entries.read(8))
+    # Documentation/admin-guide/mm/pagemap.rst: the lower 55 bits are the number of the page.
+    return (int(entry) & (1 << 55) - 1) * mmap.PAGESIZE

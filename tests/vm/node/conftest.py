@@ -29,10 +29,12 @@ _CARDS = {
 # node, and a group is one by itself.
 _TEMPLATES = {
     "pair": {"count": 2},
+    "pair-with-pool": {"count": 2},
     "of-kubelet": {"count": 2, "selectors": [{"cel": {"expression": f'device.attributes["{DRIVER}"].numaNode == 1'}}]},
     "share-1": {"capacity": {"requests": {"cpus": "1"}}},
     "share-2": {"capacity": {"requests": {"cpus": "2"}}},
 }
+_WITH_POOL = {"apiVersion": "topobus.dev/v1", "kind": "CpuParameters", "withShared": True}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,6 +67,7 @@ async def cluster(kubelet: Kubelet, node: Node) -> Kubelet:
         devices = {
             "requests": [{"name": "cpu", "exactly": {"deviceClassName": _CLASS, **asked}}],
             "constraints": [{"requests": ["cpu"], "matchAttribute": f"{DRIVER}/numaNode"}] if "count" in asked else [],
+            "config": [{"opaque": {"driver": DRIVER, "parameters": _WITH_POOL}}] if name.endswith("-with-pool") else [],
         }
         body = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
         await kubelet.make(object_path(_RESOURCES, "resourceclaimtemplates", namespace="default"), body)

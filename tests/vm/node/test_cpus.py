@@ -96,6 +96,22 @@ async def test_containers_of_a_pod_are_told_apart_when_only_some_have_a_claim(ru
     await running.become("the pool as before", lambda seen: _shared(seen) == _ALL - taken - _KUBELETS)
 
 
+async def test_container_has_its_own_cpus_and_the_pool_when_its_claim_says_so(running: Kubelet) -> None:
+    """Its own are no other container's; the pool is that of all others, also when it grows."""
+    taken = (await running.cpus())["worker/main"].are
+    own, pool = _OWNED - taken, _ALL - _OWNED - _KUBELETS
+    await running.run(pod("wide", template="pair-with-pool", main=CLAIM))
+    await running.become("the pool", lambda seen: seen["wide/main"].are == own | pool and _shared(seen) == pool)
+    await running.delete("guaranteed")
+    await running.become(
+        "the pool with what kubelet has given back",
+        lambda seen: seen["wide/main"].are == _ALL - taken and _shared(seen) == _ALL - _OWNED,
+    )
+    await running.delete("wide")
+    await running.run(pod("guaranteed", main=guaranteed(2)))
+    await running.become("the pool as before", lambda seen: _shared(seen) == _ALL - taken - _KUBELETS)
+
+
 async def test_claims_cpus_are_its_own_again_when_another_gateway_comes_after_one_was_killed(
     node: Node, running: Kubelet
 ) -> None:

@@ -4,11 +4,15 @@ that may go to a virtual machine.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 
+import pytest
 import pytest_asyncio
 
+from vm.hands import Fault, faults, set_virtio
 from vm.kernel import sh
+from vm.monitor import Monitor
 from vm.node import Node
 
 SETTINGS = {
@@ -18,7 +22,15 @@ SETTINGS = {
     "TOPOBUS_NIC__PASSTHROUGH__ALLOW": '[{"where":[{"field":"vendor","glob":"*"}]}]',
     "TOPOBUS_NIC__PASSTHROUGH__IDLE_S": "6",
     "TOPOBUS_NIC__HEALTH__HOLD_S": "5",
-    "TOPOBUS_NIC__HEALTH__FORGET_S": "20",
+    "TOPOBUS_NIC__HEALTH__FORGET_S": "120",
+    # A card without a carrier does not pass.
+    "TOPOBUS_NIC__BURN_IN__COMMAND": json.dumps(
+        [
+            "/bin/sh",
+            "-c",
+            "echo $DEVICE_PCI >> /tmp/burn-ins; ! grep -qx 0 /sys/bus/pci/devices/$DEVICE_PCI/net/*/carrier",
+        ]
+    ),
 }
 
 
@@ -29,6 +41,7 @@ async def service(node: Node) -> Node:
     The three cards are up, and one has an address to answer pings at.
     """
     sh("modprobe vfio-pci; ip link set ens31 mtu 1450")
+    set_virtio()
     await node.start("nic", **SETTINGS)
     for name in ("ens1", "ens31", "ens33"):
         sh(f"ip link set {name} up")
@@ -44,3 +57,9 @@ async def nic(service: Node) -> AsyncIterator[Node]:
     """Use the service; nothing is held afterwards."""
     yield service
     await service.let_go()
+
+
+@pytest.fixture(scope="session")
+def hands(service: Node, monitor: Monitor) -> Mapping[str, Fault]:
+    """List what hands can do to this machine."""
+    return faults(monitor, service)

@@ -24,16 +24,24 @@ def answers() -> None:
 
 @pytest.mark.short
 async def test_card_comes_back_with_all_that_it_had(nic: Node, pod: str) -> None:
-    """Name, MTU, MAC, addresses of both families, routes and a setting are the pod's while it has
-    it.
+    """Name, MTU, MAC, addresses of both families, routes, policy routing, a neighbour and a setting
+    are the pod's while it has it.
 
     The host's own ones return, with the route through it.
     """
     assert "mtu 1450" in sh("ip addr show dev ens31")
     before, of_host = state("ens31"), interfaces()
     wanted = interface(
-        interface={"name": "net1", "mtu": 9000, "mac": "52:54:00:77:00:01", "addresses": ["10.1.1.5/24", "fd00::5/64"]},
-        routes=[{"destination": "10.30.0.0/16", "gateway": "10.1.1.9"}],
+        interface={
+            "name": "net1", "mtu": 9000, "mac": "52:54:00:77:00:01", "addresses": ["10.1.1.5/24", "fd00::5/64"],
+            "duplicateAddressDetection": "off",
+        },
+        routes=[
+            {"destination": "10.30.0.0/16", "gateway": "10.1.1.9"},
+            {"destination": "default", "gateway": "10.1.1.9", "table": 100, "metric": 7},
+        ],
+        rules=[{"from": "10.1.1.5/32", "table": 100, "priority": 1000}],
+        neighbours=[{"address": "10.1.1.8", "mac": "52:54:00:77:00:08"}],
         sysctls={"net.ipv4.conf.IFNAME.rp_filter": 2},
     )  # fmt: skip
 
@@ -44,7 +52,11 @@ async def test_card_comes_back_with_all_that_it_had(nic: Node, pod: str) -> None
     (link,) = links(f"-n {pod} addr show dev net1")
     assert (link["mtu"], link["address"]) == (9000, "52:54:00:77:00:01")
     assert {address["local"] for address in link["addr_info"]} >= {"10.1.1.5", "fd00::5"}
+    assert not [address for address in link["addr_info"] if address.get("tentative")]
     assert "10.30.0.0/16 via 10.1.1.9" in sh(f"ip -n {pod} route")
+    assert "default via 10.1.1.9 dev net1 metric 7" in sh(f"ip -n {pod} route show table 100")
+    assert "1000:\tfrom 10.1.1.5 lookup 100" in sh(f"ip -n {pod} rule")
+    assert "10.1.1.8 dev net1 lladdr 52:54:00:77:00:08 PERMANENT" in sh(f"ip -n {pod} neigh")
     assert sh(f"ip netns exec {pod} cat /proc/sys/net/ipv4/conf/net1/rp_filter").strip() == "2"
     answers()
     await nic.do("detach", _PF)

@@ -1,108 +1,250 @@
-"""Faults of real functions, repaired by rules: what the kernel has seen is withheld, reset or
-waited for, and ends in the declared state.
+"""Faults of real functions, repaired by rules: what the kernel has seen is withheld, reset, bound
+again, tested or waited for, and ends in the declared state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
 
+import pytest
 import pytest_asyncio
+from msgspec import structs, to_builtins
 
+from support.asking import ask_patiently
+from support.repair_cases import GUEST, PERSON, RepairCase
 from topobus.bus.bus import Bus
 from topobus.bus.streams.events import Start
-from topobus.formats.messages.catalogue import DECISION
+from topobus.formats.messages.catalogue import DECISION, OPERATE, REPAIR
+from topobus.formats.messages.messages import DecisionEvent
+from topobus.formats.messages.operation_messages import Operated, OperateRequest
 from topobus.process.config import NatsSettings
-from topobus.values.maintenance import DeviceVerb
-from topobus.values.repair import RepairEnd
-from vm.kernel import driver, sh, state
-from vm.monitor import Monitor
+from topobus.values.device import Device
+from topobus.values.maintenance import DeviceOperation, DeviceVerb
+from topobus.values.repair import REPAIR_POLICY, RepairEnd
+from vm.hands import Fault, resets
+from vm.kernel import sh
 from vm.node import NAME, PATIENCE_S, URL, Node
 
-_CARD, _CARD_AT, _VIRTIO = "nic-0000-63-00-0", "0000:63:00.0", "nic-0000-01-00-0"
-_WAIT = ("maintain", "wait-healthy", "return")
-_RESET = ("maintain", "wait-idle", "reset", "wait-healthy", "return")
-_RULES = [
-    {"name": "link", "device_class": "nic", "reasons": ["carrier-lost"], "steps": _RESET, "hold_s": 1},
-    {"name": "error", "device_class": "nic", "reasons": ["aer-nonfatal"], "steps": _WAIT, "hold_s": 1},
-    {"name": "gone", "device_class": "nic", "reasons": ["fell-off-bus"], "steps": _WAIT, "within_s": 5},
-]
+# A repair has a dozen steps, each after a look or an answer of an emulated service.
+pytestmark = pytest.mark.timeout(600)
+_CASES = {case.name: case for case in GUEST}
+Note = tuple[str, str, str]
+"""Rule, device, and a repair's begin, step or end, or the operation that was performed."""
 
 
 @pytest_asyncio.fixture(scope="module", autouse=True)
 async def repairing(service: Node) -> AsyncIterator[None]:
-    """A topology, and a controller with the rules."""
+    """A topology; each test starts a controller with its own rules."""
     sh("ip addr flush dev ens31; ip link set ens31 up")
-    await service.device(_CARD)
     await service.start("topology")
-    await service.start(
-        "controller",
-        TOPOBUS_CONTROLLER__REPAIR__RULES=json.dumps(_RULES),
-        TOPOBUS_CONTROLLER__REPAIR__PER_HOUR="100",
-    )
     yield
     service.kill("controller")
     service.kill("topology")
 
 
-async def decided(device: str, what: str) -> list[str]:
-    """Wait until this was decided about a device; all that was since its newest repair began."""
-    seen: list[str] = []
-    async with Bus.session(NatsSettings(url=URL), name="topobus-cli") as cli, asyncio.timeout(PATIENCE_S):
-        async for received in cli.follow(DECISION, start=Start.ALL, node=NAME):
-            event = received.value
-            if event.repair is not None and event.repair.device == device:
-                seen = [*([] if event.repair.what == "begun" else seen), event.repair.what]
-            elif event.operation is not None and event.operation.device == device and not event.is_begun:
-                seen.append(event.operation.verb.value)
-            if seen and seen[-1] == what:
-                return seen
-    raise AssertionError
+async def control(nic: Node, *cases: RepairCase) -> None:
+    """Start a controller whose policy is the rules of some cases."""
+    # A link that a reset has switched off and on is not missed for 15 s.
+    rules = [
+        structs.replace(case.rule("nic"), hold_s=20.0 if case.resets_it else 1.0, again_within_s=1.0) for case in cases
+    ]
+    await nic.start(
+        "controller",
+        TOPOBUS_CONTROLLER__REPAIR__RULES=json.dumps(to_builtins(rules)),
+        TOPOBUS_CONTROLLER__REPAIR__PER_HOUR="100",
+    )
 
 
-async def test_card_is_reset_once_and_returned_when_its_cable_is_back(nic: Node, monitor: Monitor) -> None:
-    """The reset alone does not help: the card stays withheld until its link is up."""
-    monitor.link("nic3", is_up=False)
-    await decided(_CARD, "wait-healthy")
-    withheld = await nic.device(_CARD, "unhealthy", "carrier-lost")
-    monitor.link("nic3", is_up=True)
-    done = await decided(_CARD, RepairEnd.REPAIRED)
-    returned = await nic.device(_CARD)
+class Notes:
+    """All that was decided about repairs, in order."""
 
-    assert withheld.maintenance is not None
-    assert done == ["begun", "maintain", "wait-idle", "reset", "wait-healthy", "return", "repaired"]
-    assert returned.maintenance is None
-    assert (driver(_CARD_AT), "UP" in state("ens31")["link"][0]["flags"]) == ("igb", True)
+    def __init__(self) -> None:
+        self.all: list[Note] = []
+        self._changed = asyncio.Condition()
+
+    async def follow(self) -> None:
+        """Read decisions until cancelled."""
+        async with Bus.session(NatsSettings(url=URL), name="topobus-cli") as cli:
+            async for received in cli.follow(DECISION, start=Start.ALL, node=NAME):
+                if note := _note(received.value):
+                    async with self._changed:
+                        self.all.append(note)
+                        self._changed.notify_all()
+
+    async def decided(self, case: RepairCase, what: str, *, since: int, times: int = 1) -> list[Note]:
+        """Wait until this was decided by a case's rule so many times, not counting the notes before
+        `since`; those after it.
+        """
+
+        def is_decided() -> bool:
+            return sum((rule, each) == (case.name, what) for rule, _, each in self.all[since:]) >= times
+
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(is_decided)
+        return self.all[since:]
 
 
-async def test_function_is_withheld_while_it_reports_errors_and_returned_when_they_end(
-    nic: Node, monitor: Monitor
-) -> None:
-    """Each error is a sign until the next look; they go on until the function is withheld."""
-    begun = asyncio.create_task(decided(_VIRTIO, "wait-healthy"))
-    while not begun.done():
-        monitor.fail("nic9", "COMP_TIME")
-        await asyncio.wait({begun}, timeout=1)
-    done = await decided(_VIRTIO, RepairEnd.REPAIRED)
-    returned = await nic.device(_VIRTIO)
-
-    assert done == ["begun", "maintain", "wait-healthy", "return", "repaired"]
-    assert returned.maintenance is None
+@pytest_asyncio.fixture(scope="module")
+async def notes(repairing: None) -> AsyncIterator[Notes]:
+    """Follow all decisions."""
+    made = Notes()
+    following = asyncio.create_task(made.follow())
+    yield made
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
 
 
-async def test_person_is_called_when_a_card_was_taken_out(nic: Node, monitor: Monitor) -> None:
-    """It is given up once; the card that comes into its slot stays withheld until a person returns
-    it.
+def _note(event: DecisionEvent) -> Note | None:
+    if event.repair is not None:
+        return event.repair.rule, event.repair.device, event.repair.what
+    operation = event.operation
+    if operation is None or operation.who != REPAIR_POLICY or event.is_begun:
+        return None
+    return operation.why.split()[1], operation.device, operation.verb.value
+
+
+@asynccontextmanager
+async def left_well(nic: Node, *here: Fault) -> AsyncIterator[None]:
+    """Take faults back, also those of a test that failed; a person returns what is withheld, and no
+    repair is left.
     """
-    monitor.unplug("nic3")
-    done = await decided(_CARD, RepairEnd.GAVE_UP)
-    monitor.plug("igb,bus=down31,id=nic3,mac=52:54:00:00:03:00,netdev=net3")
-    sh("until ip link show ens31; do sleep 0.2; done; ip link set ens31 up")
-    back = await nic.device(_CARD)
-    await nic.operate(DeviceVerb.RETURN, _CARD)
-    returned = await nic.device(_CARD)
+    try:
+        yield
+    finally:
+        for fault in here:
+            if fault.is_there is None or fault.is_there():
+                fault.take_back()
+        for fault in here:
+            device = await nic.device(fault.device)
+            if device.maintenance is not None:
+                await nic.operate(DeviceVerb.RETURN, fault.device)
+        async with Bus.session(NatsSettings(url=URL), name="controller") as bus, asyncio.timeout(PATIENCE_S):
+            async for change in bus.watch(REPAIR):
+                if change.value is not None and not change.value.repairs and not change.value.left:
+                    break
 
-    assert done == ["begun", "maintain", "wait-healthy", "gave-up"]
-    assert back.maintenance is not None
-    assert returned.maintenance is None
+
+async def cause(fault: Fault, withheld: asyncio.Task[Any]) -> None:
+    """Cause a fault until its device is withheld: an error is a sign until the next look."""
+    fault.cause()
+    while fault.is_there is None and not withheld.done():
+        await asyncio.wait({withheld}, timeout=1)
+        if not withheld.done():
+            fault.cause()
+    await withheld
+
+
+def burn_ins() -> int:
+    """Count the devices that were tested."""
+    place = Path("/tmp/burn-ins")
+    return len(place.read_text().splitlines()) if place.exists() else 0
+
+
+@pytest.mark.parametrize("name", _CASES)
+async def test_fault_of_a_function_ends_as_its_rule_says(
+    nic: Node, hands: Mapping[str, Fault], notes: Notes, name: str
+) -> None:
+    """What the kernel has reset, bound again or seen healed is offered again. What is not well
+    stays withheld, for a person who is called once; what a person takes over is left to that
+    person.
+    """
+    case, fault = _CASES[name], hands[_CASES[name].hands]
+    await nic.device(fault.device)
+    await control(nic, case)
+    at, before = len(notes.all), (resets(), burn_ins(), fault.count())
+    async with left_well(nic, fault):
+        await cause(fault, asyncio.create_task(notes.decided(case, "maintain", since=at)))
+        if case.end is RepairEnd.TAKEN_OVER:
+            await take_over(fault.device)
+        elif case.end is RepairEnd.REPAIRED:
+            await notes.decided(case, "wait-healthy", since=at)
+            fault.take_back()
+        await notes.decided(case, case.end, since=at)
+        await nic.inventory("nic", lambda inventory: is_as_declared(inventory.device(fault.device), case))
+        is_there = fault.is_there is not None and fault.is_there()
+    said = [note for note in notes.all[at:] if note[0] == case.name]
+
+    assert [what for _, _, what in said if what in ("begun", *RepairEnd)] == ["begun", case.end]
+    assert {device for _, device, _ in said} == {fault.device}
+    assert is_there is (fault.is_there is not None and case.end is not RepairEnd.REPAIRED)
+    assert (fault.count() > before[2]) is (fault.is_there is None)
+    tested = case.tries * case.steps.count("burn-in")
+    assert (resets() - before[0], burn_ins() - before[1]) == (case.resets, tested)
+
+
+def is_as_declared(device: Device | None, case: RepairCase) -> bool:
+    """Say whether a device is offered, or withheld by whom it should be."""
+    if device is None:
+        return False
+    withheld_by = device.maintenance.who if device.maintenance is not None else ""
+    return (withheld_by, device.is_fit) == (case.withheld_by, case.end is RepairEnd.REPAIRED)
+
+
+async def take_over(device: str) -> None:
+    """Withhold a device as a person."""
+    operation = DeviceOperation(
+        device_class="nic", device=device, verb=DeviceVerb.MAINTAIN, why="cable ordered", who=PERSON
+    )
+    async with Bus.session(NatsSettings(url=URL), name="topobus-cli") as cli:
+        request = OperateRequest(op_id=f"{PERSON}-{device}", operation=operation)
+        reply = await ask_patiently(cli, OPERATE, request, limit_s=PATIENCE_S, node=NAME)
+    assert isinstance(reply.result, Operated), reply
+
+
+async def test_repair_waits_for_the_owner_and_outlives_its_controller(
+    nic: Node, hands: Mapping[str, Fault], notes: Notes
+) -> None:
+    """SIGKILL while it waits until the card is idle, and while it waits until it is healthy: the
+    next life goes on there, and the kernel has reset the card once, after its owner had gone.
+    """
+    case, fault = _CASES["cable-reset-repaired"], hands["cable"]
+    await nic.device(fault.device)
+    owner = await nic.adopt(fault.device)
+    await control(nic, case)
+    at, before = len(notes.all), resets()
+    async with left_well(nic, fault):
+        fault.cause()
+        await notes.decided(case, "wait-idle", since=at)
+        await nic.restart("controller")
+        held = resets()
+        await nic.release(owner)
+        await notes.decided(case, "wait-healthy", since=at)
+        await nic.restart("controller")
+        fault.take_back()
+        said = await notes.decided(case, RepairEnd.REPAIRED, since=at)
+
+    assert held == before
+    assert [what for _, _, what in said] == ["begun", *case.steps, RepairEnd.REPAIRED]
+    assert resets() == before + 1
+
+
+async def test_faults_at_once_are_repaired_one_after_the_other(
+    nic: Node, hands: Mapping[str, Fault], notes: Notes
+) -> None:
+    """The budget of the node is one: the second repair begins when the first has ended, though both
+    cards have lost their carrier before.
+    """
+    case, both = _CASES["cable-wait-healthy-repaired"], [hands["cable"], hands["cable-of-virtio"]]
+    by_device = {fault.device: fault for fault in both}
+    for fault in both:
+        await nic.device(fault.device)
+    await control(nic, case)
+    at = len(notes.all)
+    async with left_well(nic, *both):
+        for fault in both:
+            fault.cause()
+        for fault in both:
+            await nic.device(fault.device, "unhealthy", "carrier-lost")
+        for times in (1, 2):
+            by_device[(await notes.decided(case, "wait-healthy", since=at, times=times))[-1][1]].take_back()
+        said = await notes.decided(case, RepairEnd.REPAIRED, since=at, times=2)
+
+    assert [what for _, _, what in said] == ["begun", *case.steps, RepairEnd.REPAIRED] * 2
+    assert [len({device for _, device, _ in said[first : first + 5]}) for first in (0, 5)] == [1, 1]
+    assert {device for _, device, _ in said} == by_device.keys()

@@ -1,0 +1,196 @@
+"""Faults that hands make at this machine and take back: cables, cards, drivers, and errors that
+cards report.
+
+Each has the kernel's own word of it, by which a test knows that the fault is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from vm.kernel import PCI, driver, number, sh
+from vm.monitor import Monitor
+from vm.node import Node
+
+CARD_AT, FUNCTION_AT, VIRTIO_AT, _PARENT_AT = "0000:63:00.0", "0000:21:10.4", "0000:01:00.0", "0000:21:00.0"
+VIRTIO_NAME = "enp1s0"
+# At least so many corrected errors between two looks are a sign.
+_STORM = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault of one function."""
+
+    address: str
+    cause: Callable[[], object]
+    take_back: Callable[[], object] = lambda: None
+    is_there: Callable[[], bool] | None = None
+    """The kernel's word for a fault that lasts. None: an error that is over once it is counted."""
+    count: Callable[[], int] = lambda: 0
+    """The kernel's count of such errors."""
+
+    @property
+    def device(self) -> str:
+        """Name the device."""
+        return f"nic-{self.address.replace(':', '-').replace('.', '-')}"
+
+
+def resets() -> int:
+    """Give the kernel's count of resets of PCI functions, from the first call on."""
+    return int(
+        sh(
+            """
+            mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+            cd /sys/kernel/tracing
+            if [ ! -e events/kprobes/resets ]; then
+              echo p:resets __pci_reset_function_locked > kprobe_events
+              echo 1 > events/kprobes/resets/enable
+            fi
+            awk '$1 == "resets" { print $2 }' kprobe_profile
+            """
+        )
+    )
+
+
+def set_virtio() -> None:
+    """Set speed and duplex of the one card here that lets them be set."""
+    sh(
+        f"until ip link show {VIRTIO_NAME}; do sleep 0.2; done; ip link set {VIRTIO_NAME} addrgenmode none up; "
+        f"ethtool -s {VIRTIO_NAME} speed 10000 duplex full"
+    )
+
+
+def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
+    """List all by name."""
+    port = (PCI / CARD_AT).resolve().parent.name
+    root = (PCI / VIRTIO_AT).resolve().parent
+    up = "until ip link show {0}; do sleep 0.2; done; ip link set {0} up"
+
+    def bind(name: str, address: str, interface: str) -> Callable[[], object]:
+        return lambda: sh(f"echo {address} > /sys/bus/pci/drivers/{name}/bind; {up.format(interface)}")
+
+    def plug_card() -> None:
+        monitor.plug("igb,bus=down31,id=nic3,mac=52:54:00:00:03:00,netdev=net3")
+        sh(up.format("ens31"))
+
+    def plug_parent() -> None:
+        monitor.plug("igb,bus=root1,id=nic1,mac=52:54:00:00:01:00,netdev=net1")
+        sh(up.format("ens1"))
+
+    def exchange_virtio() -> None:
+        monitor.unplug("nic9")
+        monitor.plug(
+            "virtio-net-pci,id=nic9,bus=root0,netdev=net9,mac=52:54:00:00:09:00,aer=on,disable-legacy=on,romfile="
+        )
+        set_virtio()
+
+    def put_back_reset() -> None:
+        (PCI / CARD_AT / "reset_method").write_text("default")
+        monitor.link("nic3", is_up=True)
+
+    def lose_reset() -> None:
+        (PCI / CARD_AT / "reset_method").write_text("\n")
+        monitor.link("nic3", is_up=False)
+
+    def counted(kind: str) -> int:
+        return int(sh(f"tail -n 1 {PCI}/{VIRTIO_AT}/aer_dev_{kind}").split()[-1])
+
+    def storm() -> None:
+        """Report errors one after the other, because the kernel counts those that it reads together
+        as one; the service looks when they are over.
+        """
+        with node.stopped("nic"):
+            for wanted in range(counted("correctable") + 1, counted("correctable") + 1 + _STORM):
+                monitor.fail("nic9", "BAD_TLP")
+                while counted("correctable") < wanted:
+                    time.sleep(0.01)
+
+    def attribute(name: str) -> str:
+        return sh(f"cat /sys/class/net/{VIRTIO_NAME}/{name}").strip()
+
+    return {
+        "cable": Fault(
+            address=CARD_AT,
+            cause=lambda: monitor.link("nic3", is_up=False),
+            take_back=lambda: monitor.link("nic3", is_up=True),
+            is_there=lambda: not number(PCI / CARD_AT / "net/ens31/carrier"),
+        ),
+        # The kernel refuses a reset for which it may use no method.
+        "cable-without-reset": Fault(
+            address=CARD_AT,
+            cause=lose_reset,
+            take_back=put_back_reset,
+            is_there=lambda: not number(PCI / CARD_AT / "net/ens31/carrier"),
+        ),
+        "card-unbound": Fault(
+            address=CARD_AT,
+            cause=lambda: (PCI / CARD_AT / "driver/unbind").write_text(CARD_AT),
+            take_back=bind("igb", CARD_AT, "ens31"),
+            is_there=lambda: not driver(CARD_AT),
+        ),
+        "function-unbound": Fault(
+            address=FUNCTION_AT,
+            cause=lambda: (PCI / FUNCTION_AT / "driver/unbind").write_text(FUNCTION_AT),
+            take_back=bind("igbvf", FUNCTION_AT, "ens1v2"),
+            is_there=lambda: not driver(FUNCTION_AT),
+        ),
+        # Power off and on by the slot's register, so fast that the kernel's driver of slots sees an
+        # empty slot alone: the card is gone while its own driver works with it.
+        "torn-out": Fault(
+            address=CARD_AT,
+            cause=lambda: sh(f"setpci -s {port} CAP_EXP+18.w=700:700 CAP_EXP+18.w=100:700"),
+            take_back=plug_card,
+            is_there=lambda: not (PCI / CARD_AT).exists(),
+        ),
+        "taken-out": Fault(
+            address=CARD_AT,
+            cause=lambda: monitor.unplug("nic3"),
+            take_back=plug_card,
+            is_there=lambda: not (PCI / CARD_AT).exists(),
+        ),
+        "cable-of-virtio": Fault(
+            address=VIRTIO_AT,
+            cause=lambda: monitor.link("nic9", is_up=False),
+            take_back=lambda: monitor.link("nic9", is_up=True),
+            is_there=lambda: attribute("carrier") == "0",
+        ),
+        # Of the card's functions the first is repaired.
+        "parent-taken-out": Fault(
+            address="0000:21:10.0",
+            cause=lambda: monitor.unplug("nic1"),
+            take_back=plug_parent,
+            is_there=lambda: not (PCI / _PARENT_AT).exists(),
+        ),
+        "parent-cable": Fault(
+            address="0000:21:10.0",
+            cause=lambda: monitor.link("nic1", is_up=False),
+            take_back=lambda: monitor.link("nic1", is_up=True),
+            is_there=lambda: not number(PCI / _PARENT_AT / "net/ens1/carrier"),
+        ),
+        "storm": Fault(address=VIRTIO_AT, cause=storm, count=lambda: counted("correctable")),
+        "errors": Fault(
+            address=VIRTIO_AT, cause=lambda: monitor.fail("nic9", "COMP_TIME"), count=lambda: counted("nonfatal")
+        ),
+        "fatal-error": Fault(
+            address=VIRTIO_AT,
+            cause=lambda: monitor.fail("nic9", "DLP"),
+            # The kernel resets the slot, and has no function that works afterwards.
+            take_back=exchange_virtio,
+            count=lambda: number(root / "aer_rootport_total_err_fatal"),
+        ),
+        "slow": Fault(
+            address=VIRTIO_AT,
+            cause=lambda: sh(f"ethtool -s {VIRTIO_NAME} speed 1000"),
+            take_back=set_virtio,
+            is_there=lambda: attribute("speed") == "1000",
+        ),
+        "half-duplex": Fault(
+            address=VIRTIO_AT,
+            cause=lambda: sh(f"ethtool -s {VIRTIO_NAME} duplex half"),
+            take_back=set_virtio,
+            is_there=lambda: attribute("duplex") == "half",
+        ),
+    }
