@@ -126,7 +126,8 @@ async def left_well(nic: Node, *here: Fault) -> AsyncIterator[None]:
                 await nic.operate(DeviceVerb.RETURN, fault.device)
         async with Bus.session(NatsSettings(url=URL), name="controller") as bus, asyncio.timeout(PATIENCE_S):
             async for change in bus.watch(REPAIR):
-                if change.value is not None and not change.value.repairs and not change.value.left:
+                repairs = change.value.repairs if change.value is not None else ()
+                if not any(repair.end is None or repair.is_left for repair in repairs):
                     break
 
 
