@@ -13,8 +13,7 @@ from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import INVENTORY
 from topobus.process.readiness import Readiness
 from topobus.topology.node_inputs import NodeInputs
-from topobus.values.idset import CpuSet
-from topobus.values.view import AlignmentOptions
+from topobus.values.view import NodeAlignment
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 
@@ -24,7 +23,7 @@ NODE = "demo-node"
 @pytest_asyncio.fixture
 async def inputs(bus: Bus) -> AsyncIterator[NodeInputs]:
     """The inputs of a node whose device services have published nothing yet."""
-    made = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=Readiness())
+    made = NodeInputs(bus, NodeAlignment(node=NODE), Readiness())
     watching = asyncio.create_task(made.watch())
     yield made
     watching.cancel()
