@@ -113,7 +113,6 @@ CASES = (
     _nic("carrier-lost", "cable", _TEST, _GAVE_UP, tries=2),
     _nic("no-kernel-driver", "card-unbound", _REBIND, _GAVE_UP),
     _nic("no-kernel-driver", "function-unbound", _WAIT, _RETURNED),
-    _nic("fell-off-bus", "torn-out", _WAIT, _RETURNED),
     _nic("fell-off-bus", "taken-out", _WAIT, _GAVE_UP, within_s=5.0),
     _nic("fell-off-bus", "parent-taken-out", _WAIT, _RETURNED),
     _nic("parent-carrier-lost", "parent-cable", _WAIT, _RETURNED),

@@ -65,7 +65,6 @@ def set_virtio() -> None:
 
 def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
     """List all by name."""
-    port = (PCI / CARD_AT).resolve().parent.name
     root = (PCI / VIRTIO_AT).resolve().parent
     up = "until ip link show {0}; do sleep 0.2; done; ip link set {0} up"
 
@@ -136,14 +135,6 @@ def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
             cause=lambda: (PCI / FUNCTION_AT / "driver/unbind").write_text(FUNCTION_AT),
             take_back=bind("igbvf", FUNCTION_AT, "ens1v2"),
             is_there=lambda: not driver(FUNCTION_AT),
-        ),
-        # Power off and on by the slot's register, so fast that the kernel's driver of slots sees an
-        # empty slot alone: the card is gone while its own driver works with it.
-        "torn-out": Fault(
-            address=CARD_AT,
-            cause=lambda: sh(f"setpci -s {port} CAP_EXP+18.w=700:700 CAP_EXP+18.w=100:700"),
-            take_back=plug_card,
-            is_there=lambda: not (PCI / CARD_AT).exists(),
         ),
         "taken-out": Fault(
             address=CARD_AT,
