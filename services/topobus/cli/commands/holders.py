@@ -15,9 +15,8 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, ListOptions, NamespaceFilter
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NodeFilter, one_of, open_bus
 from topobus.cli.render.listing import Column, Fit, Listing, Row
-from topobus.formats.kubernetes.objects import entries_of
 from topobus.formats.messages.catalogue import LEDGER, OBJECT
-from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.messages import ApiObject, entries_of
 from topobus.values.ledger import Allocation, AllocationPhase, Ledger
 from topobus.values.request import Owner, OwnerKind
 

@@ -29,10 +29,16 @@ from topobus.engine.shapes.shapes import is_shape, shapes_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
 from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
 from topobus.formats.kubernetes.classic.classic_handles import shown
-from topobus.formats.kubernetes.objects import entries_of
 from topobus.formats.kubernetes.opaque_parameters import is_for_class
 from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
-from topobus.formats.messages.messages import ApiObject, PodsRequest, Prepared, PrepareRequest, UnprepareRequest
+from topobus.formats.messages.messages import (
+    ApiObject,
+    PodsRequest,
+    Prepared,
+    PrepareRequest,
+    UnprepareRequest,
+    entries_of,
+)
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
 from topobus.values.edits import ContainerEdits, Hook

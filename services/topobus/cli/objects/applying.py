@@ -20,7 +20,6 @@ from topobus.formats.kubernetes.classic.classic import is_classic, unfold_class
 from topobus.formats.kubernetes.objects import (
     admit,
     ask_deletion,
-    entries_of,
     is_of_cluster,
     metadata_of,
     name_of,
@@ -29,7 +28,7 @@ from topobus.formats.kubernetes.objects import (
 )
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, OBJECT
 from topobus.formats.messages.codec import encode
-from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.messages import ApiObject, entries_of
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.process.clock import SystemClock
 from topobus.values.errors import ContractError, PeerUnavailable, TopobusError

@@ -22,8 +22,8 @@ from topobus.cli.render.styles import HEALTH_STYLES
 from topobus.cli.render.tables import claim_names, node_of, results_of, state_of, ways_of
 from topobus.engine.drawing.leaves import short_address
 from topobus.engine.shapes.shapes import is_shape, shapes_of
-from topobus.formats.kubernetes.objects import entries_of, metadata_of, name_of
-from topobus.formats.messages.messages import ApiObject, DecisionEvent
+from topobus.formats.kubernetes.objects import metadata_of, name_of
+from topobus.formats.messages.messages import ApiObject, DecisionEvent, entries_of
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_device

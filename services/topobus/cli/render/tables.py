@@ -15,8 +15,8 @@ from topobus.cli.objects.applying import WRONG, condition_of, is_allocated
 from topobus.cli.render.listing import Cell, Column, Fit, Listing, Row
 from topobus.formats.kubernetes.built_in_classes import BUILT_IN
 from topobus.formats.kubernetes.classic.classic_handles import shown
-from topobus.formats.kubernetes.objects import entries_of, is_of_cluster, metadata_of
-from topobus.formats.messages.messages import ApiObject
+from topobus.formats.kubernetes.objects import is_of_cluster, metadata_of
+from topobus.formats.messages.messages import ApiObject, entries_of
 from topobus.values.dra_names import DRIVER, node_of_pool
 
 __all__ = ["age", "claim_names", "node_of", "object_listing", "results_of", "state_of", "ways_of"]

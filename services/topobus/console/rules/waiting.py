@@ -13,8 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from topobus.console.rules.node_drawing import View
-from topobus.formats.kubernetes.objects import entries_of
-from topobus.formats.messages.messages import ApiObject
+from topobus.formats.messages.messages import ApiObject, entries_of
 
 __all__ = ["WaitingList"]
 

@@ -37,7 +37,6 @@ __all__ = [
     "ObjectKey",
     "admit",
     "ask_deletion",
-    "entries_of",
     "is_of_cluster",
     "metadata_of",
     "name_of",
@@ -175,15 +174,6 @@ def object_parts(api_object: ApiObject) -> dict[str, str]:
     metadata = metadata_of(api_object)
     namespace = CLUSTER if is_of_cluster(api_object.kind) else metadata.namespace or "default"
     return {"kind": api_object.kind.lower(), "namespace": namespace, "name": metadata.name}
-
-
-def entries_of(value: object) -> list[dict[str, Any]]:
-    """List the entries of a list that are objects: what is stored may have any form.
-
-    >>> entries_of([{"name": "a"}, "b"]), entries_of(None)
-    ([{'name': 'a'}], [])
-    """
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def name_of(api_object: ApiObject) -> str:

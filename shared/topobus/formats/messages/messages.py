@@ -59,6 +59,7 @@ __all__ = [
     "RuntimeConnection",
     "UnprepareReply",
     "UnprepareRequest",
+    "entries_of",
 ]
 
 OUTCOME = ":outcome"
@@ -76,6 +77,15 @@ class ApiObject(Struct, frozen=True, kw_only=True, rename={"api_version": "apiVe
     metadata: dict[str, Any]
     spec: dict[str, Any] = {}
     status: dict[str, Any] = {}
+
+
+def entries_of(value: object) -> list[dict[str, Any]]:
+    """List the entries of a list that are objects: what is stored may have any form.
+
+    >>> entries_of([{"name": "a"}, "b"]), entries_of(None)
+    ([{'name': 'a'}], [])
+    """
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 class HealthEvent(Struct, frozen=True, kw_only=True):
