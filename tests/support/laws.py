@@ -18,9 +18,6 @@ _Case = TypeVar("_Case")
 def examples(count: int) -> int:
     """Give the number of examples: `count`, or the share of it that TOPOBUS_EXAMPLES names (`make
     suite` sets 0.2, `make unit` 0.05).
-
-    >>> examples(600)
-    600
     """
     return max(_FEWEST, int(count * _share()))
 
@@ -29,9 +26,6 @@ def share(cases: Sequence[_Case]) -> Sequence[_Case]:
     """Give all cases, or the first ones where TOPOBUS_EXAMPLES names a share.
 
     A test that takes them bears the marker `law`: `make laws` runs it with all.
-
-    >>> share(range(10))
-    range(0, 10)
     """
     return cases[: max(1, int(len(cases) * _share()))]
 
@@ -41,9 +35,6 @@ def steps(most: int) -> range:
     third one where TOPOBUS_EXAMPLES names a share, from another first one in each run.
 
     As with `share`, such a test bears the marker `law`.
-
-    >>> steps(4)
-    range(1, 4)
     """
     return range(1, most) if _share() >= 1 else range(random.randint(1, _STRIDE), most, _STRIDE)
 

@@ -223,7 +223,7 @@ async def test_watch_counts_the_time_limit_anew_when_a_look_begins_its_next_meth
             begin_method()
         return "news"
 
-    watch = isolation._Watch(look, lambda: 0.0, asyncio.get_running_loop())
+    watch = isolation._Watch(look, lambda: 0.0, asyncio.get_running_loop(), lambda _took_s: None)
     watch.run()
 
     assert began_s == [100.0, 101.0]

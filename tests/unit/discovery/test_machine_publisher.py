@@ -13,15 +13,18 @@ from prometheus_client import CollectorRegistry
 from topobus.discovery.config import DiscoverySettings
 from topobus.discovery.service import _Publisher
 from topobus.formats.messages.catalogue import MACHINE
-from topobus.process.clock import SystemClock
+from topobus.process.clock import Clock, SystemClock
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.bus import MemoryBus, MemoryNats
+from topobus.testing.clock import ManualClock
 from topobus.values.errors import PeerUnavailable
+from topobus.values.pci import PciAddress
 
 NODE = "n1"
+NVME = PciAddress.parse("0000:01:00.0")
 
 
 class InterruptedBus:
@@ -37,14 +40,14 @@ class InterruptedBus:
         return getattr(self._bus, name)
 
 
-def publisher_of(machine: RecordedMachine, bus: InterruptedBus) -> _Publisher:
-    """A publisher whose next look at everything is due in five minutes, as in production."""
+def publisher_of(machine: RecordedMachine, bus: Any, clock: Clock) -> _Publisher:
+    """A publisher whose next look at everything is due in five minutes."""
     settings = DiscoverySettings(hardware=HardwareSettings(root=str(machine.root), honours_cpuset=False))
     runtime = Runtime(
         name="discovery",
         node=NODE,
-        bus=bus,  # type: ignore[arg-type]  # a bus that is silent at times
-        clock=SystemClock(),
+        bus=bus,
+        clock=clock,
         readiness=Readiness(),
         registry=CollectorRegistry(),
     )
@@ -60,7 +63,7 @@ async def test_machine_is_published_at_the_next_look_when_nats_was_silent(tmp_pa
     async with MemoryBus.session(MemoryNats(), name="discovery") as real:
         await real.provision()
         bus = InterruptedBus(real)
-        publisher = publisher_of(machine, bus)
+        publisher = publisher_of(machine, bus, SystemClock())
         if not is_first:
             await publisher.check()
         machine.set_cpu_online(3, is_online=False)
@@ -73,3 +76,30 @@ async def test_machine_is_published_at_the_next_look_when_nats_was_silent(tmp_pa
 
     assert entry is not None
     assert 3 not in entry.value.online_cpus
+
+
+async def test_edited_file_is_seen_when_everything_is_looked_at_again(tmp_path: Path) -> None:
+    """What no running kernel changes is found five minutes later: a file of a recorded machine that
+    somebody writes over in place.
+    """
+    machine, clock = build("laptop", tmp_path / "machine"), ManualClock()
+
+    async with MemoryBus.session(MemoryNats(), name="discovery") as bus:
+        await bus.provision()
+        publisher = publisher_of(machine, bus, clock)
+
+        async def subsystem() -> list[int | None]:
+            await publisher.check()
+            entry = await bus.get(MACHINE, node=NODE)
+            assert entry is not None
+            return [each.subsystem_device for each in entry.value.pci_devices if each.address == NVME]
+
+        first = await subsystem()
+        (machine.root / "sys/bus/pci/devices" / str(NVME) / "subsystem_device").write_text("0x4242\n")
+        clock.advance(299)
+        before = await subsystem()
+        clock.advance(2)
+        after = await subsystem()
+
+    assert (before, after) == (first, [0x4242])
+    assert first != after
