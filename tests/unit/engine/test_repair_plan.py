@@ -371,3 +371,19 @@ def test_left_device_is_repaired_again_when_its_evidence_changes_or_a_person_for
     assert begun(policy, changed) == ["r-1.1.0.0"]
     assert begun(_POLICY, forgiven) == ["r-1.1.0.0"]
     assert begun(_POLICY, returned) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "text"),
+    [
+        ({}, "drain", "step 2 of 7, try 1 of 1"),
+        ({"why": "the reset failed"}, "give up", "the reset failed"),
+        ({"why": "the reset failed", "end": RepairEnd.GAVE_UP}, "gave-up", "the reset failed"),
+    ],
+    ids=["under way", "giving up", "ended"],
+)
+def test_repair_reads_as_its_step_or_its_end(changes: dict[str, Any], what: str, text: str) -> None:
+    """What people are shown: a step of so many, or why it gives up or ended."""
+    repair = _repair(1, **changes)
+
+    assert (repair.what, repair.text) == (what, text)
