@@ -54,7 +54,7 @@ async def test_card_comes_back_with_all_that_it_had(nic: Node, pod: str) -> None
     assert {address["local"] for address in link["addr_info"]} >= {"10.1.1.5", "fd00::5"}
     assert not [each for each in link["addr_info"] if each["local"] == "fd00::5" and each.get("tentative")]
     assert "10.30.0.0/16 via 10.1.1.9" in sh(f"ip -n {pod} route")
-    assert "default via 10.1.1.9 dev net1 metric 7" in sh(f"ip -n {pod} route show table 100")
+    assert "default via 10.1.1.9 dev net1 proto static metric 7" in sh(f"ip -n {pod} route show table 100")
     assert "1000:\tfrom 10.1.1.5 lookup 100" in sh(f"ip -n {pod} rule")
     assert "10.1.1.8 dev net1 lladdr 52:54:00:77:00:08 PERMANENT" in sh(f"ip -n {pod} neigh")
     assert sh(f"ip netns exec {pod} cat /proc/sys/net/ipv4/conf/net1/rp_filter").strip() == "2"
