@@ -126,8 +126,9 @@ async def left_well(nic: Node, *here: Fault) -> AsyncIterator[None]:
                 await nic.operate(DeviceVerb.RETURN, fault.device)
         async with Bus.session(NatsSettings(url=URL), name="controller") as bus, asyncio.timeout(PATIENCE_S):
             async for change in bus.watch(REPAIR):
-                repairs = change.value.repairs if change.value is not None else ()
-                if not any(repair.end is None or repair.is_left for repair in repairs):
+                if change.value is None:
+                    continue
+                if not any(repair.end is None or repair.is_left for repair in change.value.repairs):
                     break
 
 
