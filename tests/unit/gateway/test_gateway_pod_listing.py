@@ -11,6 +11,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
@@ -26,6 +27,7 @@ from topobus.values.device import Device, Inventory
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.names import ClaimUid
 from topobus.values.outcome import MemoryBlock
+from topobus.values.request import Owner, OwnerKind
 
 
 class Lister(rpc.PodResourcesListerServicer):
@@ -157,6 +159,30 @@ async def test_list_that_cannot_be_read_is_no_list(socket: Path) -> None:
         await server.stop(None)
 
     assert listing == "kubelet's PodResources failed: INTERNAL: its answer cannot be read"
+
+
+async def test_refused_list_is_logged_and_a_pod_that_kubelet_lacks_is_not(socket: Path) -> None:
+    """Both are UNKNOWN by kubelet: of a pod that is usual, of the list it is a failure."""
+
+    class Refusing(Lister):
+        async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: N802  (gRPC's name)
+            raise ValueError("cannot list")
+
+        async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> pb.GetPodResourcesResponse:  # noqa: N802  (gRPC's name)
+            raise ValueError("no such pod")
+
+    reader = PodResourcesReader(socket, "n", {})
+    async with serving(socket, lambda server: rpc.add_PodResourcesListerServicer_to_server(Refusing(), server)):
+        with capture_logs() as of_pod:
+            users = await reader.users("topobus.dev/gpu", [Owner(kind=OwnerKind.POD, name="gone", uid="")])
+        with capture_logs() as of_list:
+            listing = await reader.read()
+
+    assert (users, of_pod) == ({}, [])
+    assert isinstance(listing, str)
+    assert [(log["event"], log["code"]) for log in of_list if log["event"] == "pod-resources.failed"] == [
+        ("pod-resources.failed", "UNKNOWN")
+    ]
 
 
 async def test_list_is_read_of_the_next_kubelet_when_one_is_killed_meanwhile(socket: Path) -> None:

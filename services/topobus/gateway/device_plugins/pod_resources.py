@@ -151,7 +151,10 @@ class PodResourcesReader:
         Empty when kubelet has none of that name, or its Get is off (before 1.34).
         """
         request = pb.GetPodResourcesRequest(pod_name=pod.name, pod_namespace=pod.namespace)
-        seen = await self._call(lambda lister: lister.Get(request, timeout=_CALL_LIMIT_S))
+        # kubelet answers UNKNOWN for a pod that it does not have, and where Get is disabled.
+        seen = await self._call(
+            lambda lister: lister.Get(request, timeout=_CALL_LIMIT_S), usual=grpc.StatusCode.UNKNOWN
+        )
         if isinstance(seen, str):
             return ()
         kubelet, answer = seen
@@ -209,16 +212,23 @@ class PodResourcesReader:
         seen = await self._call(lambda lister: lister.List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S))
         return seen if isinstance(seen, str) else self._to_listing(*seen, self._contents)
 
-    async def _call(self, call: Callable[[rpc.PodResourcesListerStub], Awaitable[R]]) -> tuple[_Identity, R] | str:
-        """Call kubelet, and say which one answered. A text is the reason why none does."""
+    async def _call(
+        self,
+        call: Callable[[rpc.PodResourcesListerStub], Awaitable[R]],
+        *,
+        usual: grpc.StatusCode | None = None,
+    ) -> tuple[_Identity, R] | str:
+        """Call kubelet, and say which one answered. A text is the reason why none does.
+
+        Shapes: usual — the code of an answer that is no failure of kubelet.
+        """
         kubelet = identity(self.socket)
         if kubelet is None:
             return f"there is no kubelet at {self.socket}"
         try:
             return kubelet, await call(self._connect(kubelet).lister)
         except grpc.aio.AioRpcError as err:
-            # kubelet answers UNKNOWN for a pod that it does not have, and where Get is disabled.
-            if err.code() is not grpc.StatusCode.UNKNOWN:
+            if err.code() is not usual:
                 self._connection = None
                 get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
             return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
