@@ -45,8 +45,9 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
     env = _united("variable", (item for part in parts for item in part.env.items()), conflicts)
     annotations = _united("annotation", (item for part in parts for item in part.annotations.items()), conflicts)
     nodes = _united("device node", ((node.path, node) for part in parts for node in part.device_nodes), conflicts)
-    mounts = _united("mount", ((it.container_path, it) for part in parts for it in part.mounts), conflicts)
-    interfaces = _united("network device", ((it.name, it) for part in parts for it in part.net_devices), conflicts)
+    mounts = _united("mount", ((mount.container_path, mount) for part in parts for mount in part.mounts), conflicts)
+    devices = ((device.name, device) for part in parts for device in part.net_devices)
+    interfaces = _united("network device", devices, conflicts)
     rdts = [part.intel_rdt for part in parts if part.intel_rdt is not None]
     if any(rdt != rdts[0] for rdt in rdts):
         conflicts.append("cache and memory bandwidth")
