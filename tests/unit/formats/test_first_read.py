@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # What runs in threads of services. The command line reads everything in its one thread, settings
 # are read before there is another, and a migration, a snapshot and a what-if are processes of their own.
 _ROOMS = ("shared/topobus/bus", "shared/topobus/devicekit", "shared/topobus/formats", "shared/topobus/kubernetes")
+_READERS = ("msgspec.json.decode", "msgspec.convert")
 _SERVICES = ("controller/state", "fpga", "gateway", "gpu", "nic")
 
 _RACE = """
@@ -42,14 +43,21 @@ def test_threads_read_types_for_the_first_time_without_harm() -> None:
 
 
 def _unready(path: Path) -> list[int]:
-    """List the lines in which msgspec reads into a type of its own that may be new to it."""
-    lines: list[int] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("msgspec.json.decode", "msgspec.convert"):
-            continue
-        wanted = [word.value for word in node.keywords if word.arg == "type"] or node.args[1:]
+    """List the lines in which msgspec reads into a type of its own that may be new to it, or has
+    somebody else call the function that does.
+    """
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in _READERS]
+    called = {id(call.func) for call in calls}
+    lines = [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Attribute) and id(node) not in called and ast.unparse(node) in _READERS
+    ]
+    for call in calls:
+        wanted = [word.value for word in call.keywords if word.arg == "type"] or call.args[1:]
         if wanted and not ast.unparse(wanted[0]).startswith(("ready(", "dict[str, Any]")):
-            lines.append(node.lineno)
+            lines.append(call.lineno)
     return lines
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -34,6 +33,8 @@ __all__ = [
     "read_value",
     "render",
 ]
+
+E = TypeVar("E")
 
 HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 NO_ACCESS = "none"
@@ -388,7 +389,7 @@ def _to_wire(edits: ContainerEdits) -> _Edits:
         net_devices=_convert(edits.net_devices, list[_NetDevice]),
         hooks=_convert(edits.hooks, list[_Hook]),
         mounts=_convert(edits.mounts, list[_Mount]),
-        intel_rdt=_convert(edits.intel_rdt, _IntelRdt | None),
+        intel_rdt=_convert(edits.intel_rdt, _IntelRdt) if edits.intel_rdt is not None else None,
         additional_gids=list(edits.additional_gids),
     )
 
@@ -401,8 +402,9 @@ def _from_wire(edits: _Edits) -> ContainerEdits:
         hooks=_convert(edits.hooks, tuple[Hook, ...]),
         additional_gids=tuple(edits.additional_gids),
         net_devices=_convert(edits.net_devices, tuple[NetDevice, ...]),
-        intel_rdt=_convert(edits.intel_rdt, IntelRdt | None),
+        intel_rdt=_convert(edits.intel_rdt, IntelRdt) if edits.intel_rdt is not None else None,
     )
 
 
-_convert = partial(msgspec.convert, from_attributes=True)
+def _convert(edits: object, kind: type[E]) -> E:
+    return msgspec.convert(edits, ready(kind), from_attributes=True)
