@@ -75,8 +75,8 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pod of kubelet's Allocate, which kubelet names only afterwards, by PodResources. A pod that only
     kubelet has named has no uid. They hold nothing themselves."""
     container: str = ""
-    """The one container of `pods` that has an allocation of kubelet's; empty: not named yet, or
-    several. A claim is its pods', whichever containers name it."""
+    """The one container of `pods` that uses a claim or an allocation of kubelet's; empty: not named
+    yet, or several."""
 
     @property
     def user(self) -> Owner | None:

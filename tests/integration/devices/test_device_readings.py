@@ -95,16 +95,21 @@ async def test_line_of_a_gpu_names_who_has_it_when_kubelet_hands_it_out(node: Si
 
 @needs_gcc
 async def test_line_of_a_gpu_names_who_has_it_when_a_claim_is_prepared(node: SickNode) -> None:
-    """By DRA: pod and claim, and the next claim's after that."""
+    """By DRA: pod, container and claim, and the next claim's after that. Of the pod's containers the
+    one that uses the claim is named, and none where two do.
+    """
     first, second = await node.inventory_of(2)
-    for number, device in enumerate((first, second, first)):
+    for number, (device, container) in enumerate(((first, "main"), (second, "side"), (first, ""))):
         claim = allocated(node.server, f"claim-{number}", device.name)
-        pod = Pod(name=f"pod-{number}", uid=f"p{number}", containers=(Container(name="main"),), claims=(claim,))
+        containers = [
+            Container(name=name, claims=(claim.name,) if container in ("", name) else ()) for name in ("main", "side")
+        ]
+        pod = Pod(name=f"pod-{number}", uid=f"p{number}", containers=tuple(containers), claims=(claim,))
 
         admission = await node.rig.kubelet.admit(pod)
 
         assert isinstance(admission, Admission), admission
-        wanted = {("default", pod.name, "", claim.name)}
+        wanted = {("default", pod.name, container, claim.name)}
         await until(lambda device=device, wanted=wanted: _holders(node.metrics, device.name) == wanted)  # type: ignore[misc]  # bound for this round
         await node.rig.kubelet.remove(pod)
         node.server.remove("ResourceClaim", claim.name)

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from topobus.gateway.reconcile.rules.pods import PodUse
-from topobus.gateway.reconcile.rules.users import nameless, pods_of_claims, unnamed_users
+from topobus.gateway.reconcile.rules.users import ClaimUsers, nameless, unnamed_users, users_of_claims
 from topobus.values.ledger import Allocation, Holders, Holding
 from topobus.values.request import Owner, OwnerKind
 
@@ -77,11 +77,11 @@ def test_nameless_lists_allocations_of_kubelets_alone_when_claims_hold_devices_t
 RESERVED = Owner(kind=OwnerKind.POD, name="a", uid="u-a")
 
 
-def _claims(pod: str) -> PodUse:
+def _claims(pod: str, container: str = "main") -> PodUse:
     return PodUse(
         namespace="default",
         pod=pod,
-        container="main",
+        container=container,
         claim_namespace="default",
         claim="training",
         device_class="gpu",
@@ -101,7 +101,7 @@ def _claims(pod: str) -> PodUse:
     ],
     ids=["new", "known with its uid", "not listed yet", "a second pod", "the first has ended", "all have ended"],
 )
-def test_pods_of_claims_follows_what_kubelet_lists(
+def test_users_of_claims_follows_what_kubelet_lists(
     pods: tuple[Owner, ...], uses: tuple[PodUse, ...], listed_before: tuple[Owner, ...], wanted: tuple[Owner, ...]
 ) -> None:
     """A pod counts from its reservation on, until kubelet has listed it once and lists it no more.
@@ -110,6 +110,30 @@ def test_pods_of_claims_follows_what_kubelet_lists(
     """
     claim = Allocation(owner=CLAIM, holdings=(Holding(devices={"gpu": ("gpu-2",)}),), pods=pods)
 
-    named = pods_of_claims(_ledger(HELD, claim), uses, {CLAIM.key: frozenset(listed_before)})
+    named = users_of_claims(_ledger(HELD, claim), uses, {CLAIM.key: frozenset(listed_before)})
 
-    assert named == {CLAIM.key: wanted}
+    assert {key: users.pods for key, users in named.items()} == {CLAIM.key: wanted}
+
+
+@pytest.mark.parametrize(
+    ("pods", "uses", "wanted"),
+    [
+        ((RESERVED,), (_claims("a"),), ClaimUsers(pods=(RESERVED,), container="main", is_listed=True)),
+        ((), (_claims("a"),), ClaimUsers(pods=(A,), container="main", is_listed=True)),
+        ((RESERVED,), (_claims("a"), _claims("a", "side")), ClaimUsers(pods=(RESERVED,), is_listed=True)),
+        ((RESERVED, B), (_claims("a"), _claims("b")), ClaimUsers(pods=(RESERVED, B), container="main", is_listed=True)),
+        ((RESERVED,), (_claims("b", "side"),), ClaimUsers(pods=(RESERVED, B))),
+        ((RESERVED,), (), ClaimUsers(pods=(RESERVED,), container="before")),
+        ((), (), ClaimUsers(container="before")),
+    ],
+    ids=["one", "not reserved", "two of a pod", "one name in two pods", "one pod not listed", "none listed", "no pod"],
+)
+def test_users_of_claims_names_the_container_when_kubelet_lists_all_pods(
+    pods: tuple[Owner, ...], uses: tuple[PodUse, ...], wanted: ClaimUsers
+) -> None:
+    """Of several containers none is named. As long as kubelet lists no pod, what was recorded
+    stays.
+    """
+    claim = Allocation(owner=CLAIM, holdings=(), pods=pods, container="before")
+
+    assert users_of_claims(_ledger(claim), uses, {}) == {CLAIM.key: wanted}

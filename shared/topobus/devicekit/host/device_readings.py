@@ -38,7 +38,7 @@ DEVICE_LABELS: dict[str, str | tuple[str, ...]] = {
     "uuid": "the device's own id; empty: it has none",
     "namespace": "of the pod, or of the claim",
     "pod": "the one pod that has the device; empty: none, or several",
-    "container": "its one container; empty: none, several, or the pod has the device by a claim",
+    "container": "the one container that has it; empty: none, several, or not listed by kubelet yet",
     "claim": "the claim by which it has the device; empty: it has it otherwise",
 }
 _STATES = tuple(str(state) for state in HealthState)

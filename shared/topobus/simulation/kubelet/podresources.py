@@ -19,7 +19,7 @@ from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.simulation.kubelet.admission import Admitter
 from topobus.simulation.kubelet.devices import NO_SUCH_NODE, DeviceStore
-from topobus.simulation.kubelet.values import EventLog, Pod, PreparedClaim
+from topobus.simulation.kubelet.values import Container, EventLog, Pod, PreparedClaim
 from topobus.values.idset import CpuSet
 from topobus.values.request import ContainerKind
 
@@ -129,7 +129,7 @@ class PodResources(rpc.PodResourcesListerServicer):
                         pb.ContainerMemory(memory_type="memory", size=size, topology=_on(node))
                         for node, size in sorted(container.memory.items())
                     ],
-                    dynamic_resources=_dynamic(pod, self._admitter.claims(pod.uid)),
+                    dynamic_resources=_dynamic(pod, container, self._admitter.claims(pod.uid)),
                 )
             )
         return pb.PodResources(name=pod.name, namespace=pod.namespace, containers=containers)
@@ -165,8 +165,8 @@ def _on(node: int) -> pb.TopologyInfo:
     return pb.TopologyInfo(nodes=[pb.NUMANode(ID=-1 if node == NO_SUCH_NODE else node)])
 
 
-def _dynamic(pod: Pod, prepared: Iterable[PreparedClaim]) -> list[pb.DynamicResource]:
-    names = {claim.uid: claim for claim in pod.claims}
+def _dynamic(pod: Pod, container: Container, prepared: Iterable[PreparedClaim]) -> list[pb.DynamicResource]:
+    names = {claim.uid: claim for claim in pod.claims if container.claims is None or claim.name in container.claims}
     return [
         pb.DynamicResource(
             claim_name=names[claim.uid].name,
@@ -182,4 +182,5 @@ def _dynamic(pod: Pod, prepared: Iterable[PreparedClaim]) -> list[pb.DynamicReso
             ],
         )
         for claim in prepared
+        if claim.uid in names
     ]

@@ -94,7 +94,8 @@ class Container(Struct, frozen=True, kw_only=True):
 
     Extended resources are by name, allocated in the order given. `cpus` are exclusive ones (a
     static CPU manager's). `memory` is what a static memory manager pinned, NUMA node to bytes:
-    PodResources reports it as given, and nothing is managed.
+    PodResources reports it as given, and nothing is managed. `claims` are the names of those of the
+    pod's claims that it uses; None: all.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Container(Struct, frozen=True, kw_only=True):
     kind: ContainerKind = ContainerKind.APP
     cpus: int = 0
     memory: dict[int, int] = {}
+    claims: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, count in {**self.resources, "exclusive CPUs": self.cpus}.items():
@@ -131,6 +133,10 @@ class Pod(Struct, frozen=True, kw_only=True):
         names = [container.name for container in self.containers]
         if len(set(names)) != len(names):
             raise ValueError(f"pod {self.name}: two containers of one name among {names}")
+        strange = {name for container in self.containers for name in container.claims or ()}
+        strange -= {claim.name for claim in self.claims}
+        if strange:
+            raise ValueError(f"pod {self.name}: its containers use claims that it does not have: {sorted(strange)}")
 
 
 class ContainerGrant(Struct, frozen=True, kw_only=True):

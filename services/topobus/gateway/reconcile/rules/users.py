@@ -1,24 +1,41 @@
-"""Finds the pods that use a device plugin allocation or a claim, from the devices that kubelet
-lists by container.
+"""Finds the pods, and the one container, that use a device plugin allocation or a claim, from the
+devices that kubelet lists by container.
 
-Allocate names no pod, and kubelet's PodResources lists it only afterwards. A claim may get further
-pods later. The result has the pod of each allocation whose pod the ledger does not have yet. While
-two pods are listed for one allocation (kubelet lists an ended pod for a while), nothing is
-reported.
+Allocate names no pod, and kubelet's PodResources lists it only afterwards. A claim names its pods
+and not their containers, and may get further pods later. The result has the pod of each allocation
+whose pod the ledger does not have yet. While two pods are listed for one allocation (kubelet lists
+an ended pod for a while), nothing is reported.
+
+kubelet lists all devices of a claim for a container that names one of its requests, or that has one
+of the claim's extended resources. So a claim has a container here only where no other one uses the
+claim.
+Source: kubelet 1.36 cm/dra/manager.go, GetContainerClaimInfos; cm/container_manager_linux.go,
+GetDynamicResources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from topobus.gateway.device_plugins.rules.replicas import ids_of
 from topobus.gateway.reconcile.rules.pods import PodUse
 from topobus.values.ledger import Allocation, Holders
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["nameless", "pod_of", "pods_of_claims", "unnamed_users", "without_uid"]
+__all__ = ["ClaimUsers", "nameless", "pod_of", "unnamed_users", "users_of_claims", "without_uid"]
+
+
+class ClaimUsers(Struct, frozen=True, kw_only=True):
+    """The pods that use a claim now."""
+
+    pods: tuple[Owner, ...] = ()
+    """Sorted."""
+    container: str = ""
+    """Their one container. Empty: several, or not known yet."""
+    is_listed: bool = False
+    """Whether kubelet lists all of the pods, at least one."""
 
 
 def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
@@ -54,33 +71,40 @@ def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Alloca
     return tuple(unnamed)
 
 
-def pods_of_claims(
+def users_of_claims(
     ledger: Holders, uses: Iterable[PodUse], listed_before: Mapping[str, frozenset[Owner]]
-) -> dict[str, tuple[Owner, ...]]:
-    """Return which pods use each claim now, by the owner's key.
+) -> dict[str, ClaimUsers]:
+    """Return who uses each claim now, by the owner's key.
 
-    These are the pods that kubelet lists, and those that the ledger has and kubelet has not listed
+    The pods are those that kubelet lists, and those that the ledger has and kubelet has not listed
     yet: a claim may be reserved for a pod some time before kubelet lists it.
     Shapes: listed_before — by the owner's key, pods that kubelet has listed once, without uids.
     """
-    listed: dict[tuple[str, str], set[Owner]] = {}
+    listed: dict[tuple[str, str], set[tuple[Owner, str]]] = {}
     for use in uses:
         if use.claim:
-            listed.setdefault((use.claim_namespace, use.claim), set()).add(pod_of(use))
-    pods: dict[str, tuple[Owner, ...]] = {}
+            listed.setdefault((use.claim_namespace, use.claim), set()).add((pod_of(use), use.container))
+    users: dict[str, ClaimUsers] = {}
     for key, allocation in sorted(ledger.allocations.items()):
         owner = allocation.owner
         if owner.kind is not OwnerKind.CLAIM:
             continue
-        present = listed.get((owner.namespace, owner.name), set())
+        listed_here = listed.get((owner.namespace, owner.name), set())
+        present, containers = {pod for pod, _ in listed_here}, {container for _, container in listed_here}
         kept = [
             pod
             for pod in allocation.pods
             if without_uid(pod) in present or without_uid(pod) not in listed_before.get(key, ())
         ]
-        unnamed = present - set(map(without_uid, kept))
-        pods[key] = tuple(sorted((*kept, *unnamed), key=lambda pod: pod.key))
-    return pods
+        kept_names = set(map(without_uid, kept))
+        is_listed = bool(present) and kept_names <= present
+        pods = tuple(sorted((*kept, *(present - kept_names)), key=lambda pod: pod.key))
+        if is_listed:
+            container = containers.pop() if len(containers) == 1 else ""
+        else:
+            container = allocation.container if pods == allocation.pods else ""
+        users[key] = ClaimUsers(pods=pods, container=container, is_listed=is_listed)
+    return users
 
 
 def without_uid(pod: Owner) -> Owner:
