@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pynvml
 import pytest
 
 from support.fake_nvml import GIB, IDLE_BYTES, FakeGpu, FakeNvml, fake_nvml, needs_gcc
+from support.kfd_machines import NODES, KfdMachine, folder
 from support.mig_node import mig_node
 from support.sysfs_trees import write
 from topobus.devicekit.driver import HostServices
@@ -154,11 +156,66 @@ def test_amd_readings_come_from_the_files_of_amdgpu(tmp_path: Path) -> None:
     }
 
 
-def test_amd_partition_has_no_readings_of_the_whole_card(tmp_path: Path) -> None:
-    """Eight partitions would show eight times the card's power."""
-    part = Device(name="gpu-0000-18-00-0-0", device_class="gpu", pci=FIRST, attributes={"type": "partition"})
+def _table(minor: int, begin: int, size: int, *busy: tuple[int, ...]) -> bytes:
+    """A card's `gpu_metrics` with the percents of each partition's dies, and no other number."""
+    parts = b"".join(struct.pack(f"<{len(dies)}I", *dies).ljust(size, b"\xff") for dies in busy)
+    table = begin * b"\xff" + parts.ljust(8 * size, b"\xff") + 8 * b"\xff"
+    return struct.pack("<HBB", len(table), 1, minor) + table[4:]
 
-    assert AmdDriver().measure(write(tmp_path, {f"{FOLDER}/gpu_busy_percent": 5}), [part]) == {}
+
+@pytest.mark.parametrize(
+    ("minor", "begin", "size", "total"), [(6, 312, 168, 1664), (7, 344, 232, 2208), (8, 344, 376, 3360)]
+)
+def test_amd_partition_has_its_own_use_and_memory(
+    tmp_path: Path, minor: int, begin: int, size: int, total: int
+) -> None:
+    """The use is the mean of its dies, where there is one. Its memory in use is what processes have
+    of it. Nothing of the card is shown of a partition: eight would show eight times its power.
+    """
+    machine = KfdMachine(tmp_path, "mi308x-cpx", mode="CPX", memory_mode="NPS1", most_cards=1)
+    card = folder(machine.addresses[0])
+    table = _table(minor, begin, size, (50,), (100, 0), (), (0,))
+    machine.write({f"{card}/gpu_busy_percent": 5, f"sys/class/kfd/kfd/proc/11/vram_{_gpu_id(machine, 1)}": 3 * GIB})
+    tree = machine.write({f"sys/class/kfd/kfd/proc/12/vram_{_gpu_id(machine, number)}": GIB for number in (0, 1)})
+    (machine.root / card / "gpu_metrics").write_bytes(table)
+    driver = AmdDriver()
+    devices = driver.discover(tree, machine.machine).devices
+
+    readings = [_values(driver.measure(tree, devices)[device.name]) for device in devices]
+
+    assert len(table) == total
+    assert [each.get("utilization_ratio") for each in readings] == [0.5, 0.5, None, 0]
+    assert [each["memory_used_bytes"] for each in readings] == [GIB, 4 * GIB, 0, 0]
+    assert [each["memory_size_bytes"] for each in readings] == [device.capacity["memory"] for device in devices]
+    assert {name for each in readings for name in each} == {
+        "utilization_ratio",
+        "memory_used_bytes",
+        "memory_size_bytes",
+    }
+
+
+@pytest.mark.parametrize(
+    "table", [b"", b"\x01", _table(5, 312, 168, (50,)), _table(9, 344, 376, (50,)), _table(6, 312, 168, (50,))[:320]]
+)
+def test_amd_partition_has_no_use_when_the_table_of_the_card_has_none(tmp_path: Path, table: bytes) -> None:
+    """Nor has it memory in use where KFD lists no processes, or a partition that is gone anything."""
+    machine = KfdMachine(tmp_path, "mi308x-cpx", mode="CPX", memory_mode="NPS1", most_cards=1)
+    (machine.root / folder(machine.addresses[0]) / "gpu_metrics").write_bytes(table)
+    driver = AmdDriver()
+    devices = driver.discover(machine.tree, machine.machine).devices
+    machine.remove_nodes(keep=3)
+
+    assert {name: set(_values(each)) for name, each in driver.measure(machine.tree, devices).items()} == {
+        device.name: {"memory_size_bytes"} for device in devices[:3]
+    }
+
+
+def _gpu_id(machine: KfdMachine, number: int) -> str:
+    """The id that KFD gives the node of a partition."""
+    nodes = machine.root / NODES
+    return sorted((each / "gpu_id").read_text().strip() for each in nodes.iterdir() if (each / "gpu_id").exists())[
+        number
+    ]
 
 
 @pytest.mark.parametrize(

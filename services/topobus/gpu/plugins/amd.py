@@ -32,6 +32,7 @@ from topobus.devicekit.pci import (
 )
 from topobus.gpu.amd.amd_cards import WHOLE, AmdCard, partition_drm_nodes, read_amd_cards
 from topobus.gpu.amd.amd_on_demand import AmdOnDemand, group_wishes, part_counts
+from topobus.gpu.amd.amd_partition_readings import partition_readings, read_kfd_memory
 from topobus.gpu.amd.amd_parts import (
     PARTITION,
     CardFacts,
@@ -126,12 +127,23 @@ class AmdDriver(ChecksLeftovers):
         return {name: seen[address] for name, address in addresses.items()}
 
     def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
-        """Read whole cards: amdgpu publishes nothing of a partition alone."""
-        return {
-            device.name: amd_readings(tree, pci_folder(device.pci))
-            for device in devices
-            if device.pci is not None and device.attributes.get("type") != PARTITION
+        """Read whole cards, and of the partitions that exist their use and memory."""
+        addresses = {device.name: device.pci for device in devices if device.pci is not None}
+        parts = {device.name: device for device in devices if device.attributes.get("type") == PARTITION}
+        readings: dict[str, Sequence[Reading]] = {
+            name: amd_readings(tree, pci_folder(address)) for name, address in addresses.items() if name not in parts
         }
+        # A tree that caches its listings would keep each process.
+        used = read_kfd_memory(Tree(tree.settings)) if parts else {}
+        cards = read_amd_cards(tree, sorted({addresses[name] for name in parts}))
+        for address, card in cards.items():
+            table = tree.read_bytes(f"{pci_folder(address)}/gpu_metrics") or b""
+            for partition in card.partitions:
+                device = parts.get(partition_name(self.device_class, card, partition))
+                if device is not None:
+                    memory_bytes = device.capacity.get("memory", 0)
+                    readings[device.name] = partition_readings(tree, table, partition, memory_bytes, used)
+        return readings
 
     def prepare(
         self, tree: Tree, devices: Sequence[Device], context: PrepareContext
