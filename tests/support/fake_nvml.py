@@ -77,6 +77,9 @@ class FakeGpu:
     """Bytes sent and received."""
     nvlink: tuple[int, int] | None = None
     """KiB sent and received over all links."""
+    instances: tuple[tuple[int, int, int], ...] = ()
+    """What GPU instances count: GI, errors, use in percent; none: there is no performance
+    monitoring."""
     error: int = 0
     refuses: tuple[tuple[str, int], ...] = ()
     """Functions by their names in the library, and what each answers."""
@@ -106,6 +109,7 @@ class FakeGpu:
         written += [f"link {link}" for link in self.links]
         written += [f"refuse {function} {code}" for function, code in self.refuses]
         written += [f"event {serial} {kind:x} {_words(rest)}" for serial, kind, *rest in self.events]
+        written += [f"instance {_words(instance)}" for instance in self.instances]
         written += [f"ecc {_words(self.ecc)}"] if self.ecc is not None else []
         written += [f"retired {self.retired}"] if self.retired is not None else []
         for line in ("use", "power", "temperature", "frequency", "pcie", "nvlink"):

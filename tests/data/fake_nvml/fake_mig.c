@@ -27,7 +27,7 @@ static unsigned int gi_handle_count, ci_handle_count;
 static char state_path[PATH_MAX], lock_path[PATH_MAX];
 /* nvmlComputeInstanceProfile: 1, 2, 3, 4, 7 slices; its number is its id, too. */
 static const unsigned int COMPUTE_SLICES[] = {1, 2, 3, 4, 7};
-enum { COMPUTE_PROFILES = 5 };
+enum { COMPUTE_PROFILES = 5, MEMORY_LOCATION_SRAM = 7, GPM_GRAPHICS_UTIL = 1 };
 
 static int parse_mig_line(struct gpu *gpu, const char *key, const char *rest) {
   if (!strcmp(key, "engines")) return sscanf(rest, "%u %u %u %u %u %u", &gpu->engines[0], &gpu->engines[1], &gpu->engines[2], &gpu->engines[3], &gpu->engines[4], &gpu->engines[5]) == ENGINES;
@@ -141,7 +141,7 @@ static int has_process(const struct gpu *gpu, unsigned int gi, unsigned int ci) 
 static nvmlReturn_t of_mig_device(nvmlDevice_t device, const char *function) {
   static const char *const answered[] = {"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGpuInstanceId",
     "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceIsMigDeviceHandle",
-    "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"};
+    "nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"};
   if (find_ci(device->address, device->gi, device->ci) == NULL) return NOT_FOUND;
   for (size_t i = 0; i < sizeof answered / sizeof *answered; i++)
     if (!strcmp(answered[i], function)) return OK;
@@ -382,4 +382,42 @@ nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttribute
   *a = (nvmlDeviceAttributes_t){p->engines[SMS] * c->slices / p->slices, p->engines[COPY], p->engines[DECODERS], p->engines[ENCODERS], p->engines[JPEG], p->engines[OFA],
                                 p->slices, c->slices, p->memory_mb};
   return end(OK);
+}
+
+/* What an instance counts: errors by its MIG device, and its use by two samples of the GPU, which here have the use of their moment. */
+struct sample { int is_taken; unsigned int percent; };
+static const struct counted *counted_of(const struct gpu *gpu, unsigned int gi) {
+  for (unsigned int i = 0; i < gpu->counted_count; i++)
+    if (gpu->counted[i].gi == gi) return &gpu->counted[i];
+  return NULL;
+}
+nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, int type, int counter, int location, unsigned long long *count) {
+  DEVICE_CALL();
+  const struct counted *counted = device->gi == UINT_MAX ? NULL : counted_of(gpu, device->gi);
+  if (counted == NULL || type != 1 || counter != 0 || location != MEMORY_LOCATION_SRAM) return end(NOT_SUPPORTED);
+  *count = counted->uncorrected;
+  return end(OK);
+}
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support) {
+  DEVICE_CALL();
+  support->isSupportedDevice = gpu->counted_count > 0;
+  return end(support->version == 1 ? OK : VERSION_MISMATCH);
+}
+nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample) { *sample = calloc(1, sizeof **sample); return OK; }
+nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample) { free(sample); return OK; }
+nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gi, nvmlGpmSample_t sample) {
+  DEVICE_CALL();
+  const struct counted *counted = counted_of(gpu, gi);
+  if (device->gi != UINT_MAX || counted == NULL) return end(INVALID_ARGUMENT);
+  *sample = (struct sample){1, counted->percent};
+  return end(OK);
+}
+nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *get) {
+  if (get->version != 1) return VERSION_MISMATCH;
+  if (get->sample1 == NULL || get->sample2 == NULL || !get->sample1->is_taken || !get->sample2->is_taken) return INVALID_ARGUMENT;
+  for (unsigned int i = 0; i < get->numMetrics; i++) {
+    get->metrics[i].nvmlReturn = get->metrics[i].metricId == GPM_GRAPHICS_UTIL ? OK : NOT_SUPPORTED;
+    get->metrics[i].value = get->sample2->percent;
+  }
+  return OK;
 }

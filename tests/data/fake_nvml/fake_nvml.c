@@ -19,6 +19,7 @@
  *   temperature GPU MEMORY
  *   frequency SM MEMORY             in MHz
  *   pcie SENT RECEIVED              fields NVML_FI_DEV_PCIE_COUNT_*_BYTES
+ *   instance GI UNCORRECTED USE     what a GPU instance counts outside its memory, and its use in percent, with which its GPU has performance monitoring
  *   nvlink SENT RECEIVED            fields NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_* of all links, in KiB
  *   error CODE                      every function with this GPU answers it
  *   refuse FUNCTION CODE            one function with this GPU answers it
@@ -39,7 +40,7 @@
 #include <time.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
-enum { MAX_GPUS = 32, MAX_HANDLES = 256, MAX_PROFILES = 12, MAX_STARTS = 8, MAX_LINKS = 36, MAX_PROCESSES = 64, MAX_EVENTS = 64, MAX_REFUSALS = 16, MAX_SETS = 64 };
+enum { MAX_GPUS = 32, MAX_HANDLES = 256, MAX_PROFILES = 12, MAX_STARTS = 8, MAX_LINKS = 36, MAX_PROCESSES = 64, MAX_EVENTS = 64, MAX_REFUSALS = 16, MAX_SETS = 64, MAX_COUNTED = 16 };
 enum { FIELD_MEMORY_TEMP = 82, FIELD_NVLINK_SPEED_MBPS_COMMON = 90, FIELD_NVLINK_DATA_TX = 138, FIELD_NVLINK_DATA_RX = 139, FIELD_PCIE_TX_BYTES = 197, FIELD_PCIE_RX_BYTES = 198, FIELD_RECOVERY_ACTION = 230 };
 enum { VALUE_UNSIGNED_INT = 1, VALUE_UNSIGNED_LONG_LONG = 3 };
 /* Two numbers of a line, if the GPU has it. */
@@ -55,10 +56,11 @@ struct refusal { char function[64]; nvmlReturn_t code; };
 struct event { unsigned long long serial, type, data; unsigned int gi, ci; };
 struct processes { unsigned int count; nvmlProcessInfo_t list[MAX_PROCESSES]; };
 struct mig_profile { unsigned int index, id, slices, count, engines[6], size, start_count, starts[MAX_STARTS]; unsigned long long memory_mb; char name[64]; };
+struct counted { unsigned int gi, percent; unsigned long long uncorrected; };
 struct gpu {
   struct pci address;
   char uuid[96], name[96];
-  unsigned int minor, mig[2], capability[2], architecture, brand, rows[4], recovery, retired, fabric[3], link_count, refusal_count, event_count, profile_count, engines[6];
+  unsigned int minor, mig[2], capability[2], architecture, brand, rows[4], recovery, retired, fabric[3], link_count, refusal_count, event_count, profile_count, counted_count, engines[6];
   int has_ecc, has_retired, has_fabric;
   unsigned long long memory_total, memory_used, ecc[2], clocks;
   nvmlReturn_t error;
@@ -67,6 +69,7 @@ struct gpu {
   struct link links[MAX_LINKS];
   struct refusal refusals[MAX_REFUSALS];
   struct event events[MAX_EVENTS];
+  struct counted counted[MAX_COUNTED];
   struct mig_profile profiles[MAX_PROFILES];
 };
 struct profile { nvmlReturn_t session; char driver[64]; int cuda; unsigned int count; struct gpu gpus[MAX_GPUS]; };
@@ -135,7 +138,10 @@ static void parse_gpu_line(struct gpu *gpu, const char *key, const char *rest) {
   else if (!strcmp(key, "frequency")) parse_pair(&gpu->frequency, rest);
   else if (!strcmp(key, "pcie")) parse_pair(&gpu->pcie, rest);
   else if (!strcmp(key, "nvlink")) parse_pair(&gpu->nvlink, rest);
-  else if (!strcmp(key, "error")) sscanf(rest, "%d", &gpu->error);
+  else if (!strcmp(key, "instance")) {
+    struct counted *counted = &gpu->counted[gpu->counted_count++];
+    if (gpu->counted_count > MAX_COUNTED || sscanf(rest, "%u %llu %u", &counted->gi, &counted->uncorrected, &counted->percent) != 3) abort();
+  } else if (!strcmp(key, "error")) sscanf(rest, "%d", &gpu->error);
   else if (!strcmp(key, "refuse")) {
     if (gpu->refusal_count < MAX_REFUSALS && sscanf(rest, "%63s %d", refusal.function, &refusal.code) == 2) gpu->refusals[gpu->refusal_count++] = refusal;
   } else if (!strcmp(key, "event")) {

@@ -36,6 +36,11 @@ typedef struct {
   unsigned int multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
   unsigned long long memorySizeMB;
 } nvmlDeviceAttributes_t;
+typedef struct sample *nvmlGpmSample_t;
+typedef struct { unsigned int metricId; nvmlReturn_t nvmlReturn; double value; struct { char *shortName, *longName, *unit; } metricInfo; } nvmlGpmMetric_t;
+enum { GPM_METRIC_MAX = 477 };
+typedef struct { unsigned int version, numMetrics; nvmlGpmSample_t sample1, sample2; nvmlGpmMetric_t metrics[GPM_METRIC_MAX]; } nvmlGpmMetricsGet_t;
+typedef struct { unsigned int version, isSupportedDevice; } nvmlGpmSupport_t;
 
 /* What the layout test reads: a structure's size and its members' places. */
 static size_t layout_of(const char *question) {
@@ -77,6 +82,10 @@ static size_t layout_of(const char *question) {
   PLACE(nvmlDeviceAttributes_t, sharedDecoderCount); PLACE(nvmlDeviceAttributes_t, sharedEncoderCount); PLACE(nvmlDeviceAttributes_t, sharedJpegCount);
   PLACE(nvmlDeviceAttributes_t, sharedOfaCount); PLACE(nvmlDeviceAttributes_t, gpuInstanceSliceCount); PLACE(nvmlDeviceAttributes_t, computeInstanceSliceCount);
   PLACE(nvmlDeviceAttributes_t, memorySizeMB);
+  SIZE(nvmlGpmMetric_t); PLACE(nvmlGpmMetric_t, metricId); PLACE(nvmlGpmMetric_t, nvmlReturn); PLACE(nvmlGpmMetric_t, value); PLACE(nvmlGpmMetric_t, metricInfo);
+  SIZE(nvmlGpmMetricsGet_t); PLACE(nvmlGpmMetricsGet_t, version); PLACE(nvmlGpmMetricsGet_t, numMetrics); PLACE(nvmlGpmMetricsGet_t, sample1);
+  PLACE(nvmlGpmMetricsGet_t, sample2); PLACE(nvmlGpmMetricsGet_t, metrics);
+  SIZE(nvmlGpmSupport_t); PLACE(nvmlGpmSupport_t, version); PLACE(nvmlGpmSupport_t, isSupportedDevice);
   return (size_t)-1;
 }
 

@@ -36,6 +36,9 @@ _STRUCTURES = {
     "nvmlComputeInstanceProfileInfo_v2_t": "c_nvmlComputeInstanceProfileInfo_v2_t",
     "nvmlComputeInstanceInfo_t": "c_nvmlComputeInstanceInfo_t",
     "nvmlDeviceAttributes_t": "c_nvmlDeviceAttributes",
+    "nvmlGpmMetric_t": "c_nvmlGpmMetric_t",
+    "nvmlGpmMetricsGet_t": "c_nvmlGpmMetricsGet_t",
+    "nvmlGpmSupport_t": "c_nvmlGpmSupport_t",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -101,7 +102,9 @@ def test_nvml_gives_no_readings_when_the_session_is_no_longer_valid(library: Fak
 @needs_gcc
 @pytest.mark.parametrize("on_demand", [False, True], ids=["static", "made for a claim"])
 def test_mig_instance_has_the_reading_of_its_memory_alone(tmp_path: Path, on_demand: bool) -> None:
-    """NVML tells nothing else of an instance. One that is not made yet has no reading."""
+    """A GPU before Hopper tells nothing else of an instance. One that is not made yet has no
+    reading.
+    """
     with mig_node(tmp_path) as node:
         node.driver.configure(HostServices(partitions=PartitionSettings(on_demand=on_demand)))
         name = f"{node.parent}-mig-3g-40gb-4"
@@ -113,6 +116,31 @@ def test_mig_instance_has_the_reading_of_its_memory_alone(tmp_path: Path, on_dem
         instances = {each: set(_values(readings)) for each, readings in seen.items() if each.startswith(node.parent)}
         assert instances == {name: {"memory_used_bytes", "memory_size_bytes"}}
         assert seen[name][1].value < 41 * GIB
+
+
+@needs_gcc
+def test_mig_instance_has_its_use_from_the_second_reading_on(tmp_path: Path) -> None:
+    """NVML compares two samples of a GPU instance. Compute instances that are parts of one have no
+    use of their own, and another instance in its place begins again.
+    """
+    with mig_node(tmp_path) as node:
+        whole, cut = node.make("3g.40gb", 4), node.make("2g.20gb", 0, computes=(0, 0))
+        node.library.set(node.first, instances=((whole, 2, 75), (cut, 0, 30)))
+        devices = list(node.discover().values())
+        names = [f"{node.parent}-mig-3g-40gb-4", *(device.name for device in devices if "1c-2g" in device.name)]
+
+        first = [_values(node.driver.measure(node.tree, devices)[name]) for name in names]
+        second = [_values(node.driver.measure(node.tree, devices)[name]) for name in names]
+        state = node.library.folder / "mig-state"
+        state.write_text(re.sub(r"(?m)^(ci .*) \d+$", r"\1 4711", state.read_text()))
+        others = node.discover()
+        third = [_values(node.driver.measure(node.tree, list(others.values()))[names[0]]) for _ in range(2)]
+
+    assert len(names) == 3
+    assert others[names[0]].uuid != next(device.uuid for device in devices if device.name == names[0])
+    assert [each.get("utilization_ratio") for each in third] == [None, 0.75]
+    assert [each["memory_errors_total uncorrected"] for each in first] == [2, 0, 0]
+    assert [each.get("utilization_ratio") for each in (*first, *second)] == [None, None, None, 0.75, None, None]
 
 
 def test_nvidia_driver_gives_no_readings_without_nvml(tmp_path: Path) -> None:

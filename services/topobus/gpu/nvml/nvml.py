@@ -24,11 +24,11 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.engine.health.health_machine import silence
 from topobus.gpu.mig.nvml_mig import read_mig, read_profiles
 from topobus.gpu.mig.values import MigGpu, MigProfile
+from topobus.gpu.nvml.instance_readings import InstanceReadings
 from topobus.gpu.nvml.nvml_facts import (
     NvmlUse,
     gpu_facts,
     gpu_readings,
-    memory_readings,
     read_use,
     read_use_of_instance,
 )
@@ -130,6 +130,7 @@ class Nvml:
         self._events: Any = None
         self._watched: set[PciAddress] = set()
         self._counters = CounterRises()
+        self._instances = InstanceReadings()
         self._most_links: dict[PciAddress, int] = {}
         self._is_stale = False
         # A GPU is cleaned in its own thread, and reopening a session unloads the library under any
@@ -196,8 +197,7 @@ class Nvml:
                 return []
             if not uuid:
                 return gpu_readings(self._nvml, handle, quiet)
-            instance = quiet(self._nvml.nvmlDeviceGetHandleByUUID, uuid)
-            return [] if instance is None else memory_readings(self._nvml, instance, quiet)
+            return self._instances.read(self._nvml, handle, address, uuid, quiet)
 
     def mig(self, address: PciAddress) -> MigGpu:
         """Ask a GPU for its MIG instances as they are now.
@@ -308,6 +308,8 @@ class Nvml:
             return
         self._is_stale = False
         self._handles.clear()
+        # Its samples are gone with the library that made them.
+        self._instances = InstanceReadings()
         self._profiles.clear()
         self._watched.clear()
         self._events = None

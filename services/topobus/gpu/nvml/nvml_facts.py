@@ -22,7 +22,7 @@ from topobus.gpu.nvml.nvml_signs import Ask
 from topobus.values.device import AttributeValue
 from topobus.values.readings import Quantity, Reading
 
-__all__ = ["NvmlUse", "gpu_facts", "gpu_readings", "memory_readings", "read_use", "read_use_of_instance"]
+__all__ = ["Ask", "NvmlUse", "gpu_facts", "gpu_readings", "memory_readings", "read_use", "read_use_of_instance"]
 
 # nvml.h, NVML_DEVICE_ARCH_* and nvmlBrandType_t. A number that is newer than this table gives no
 # attribute.
@@ -173,7 +173,7 @@ def gpu_readings(library: Any, handle: Any, ask: Ask) -> list[Reading]:
 
 
 def memory_readings(library: Any, handle: Any, ask: Ask) -> list[Reading]:
-    """Read the memory of a GPU, or of a MIG instance, of which NVML knows nothing else."""
+    """Read the memory of a GPU or of a MIG instance."""
     memory = ask(library.nvmlDeviceGetMemoryInfo, handle)
     if memory is None:
         return []

@@ -152,7 +152,7 @@ class NvidiaDriver(ChecksLeftovers):
         }
 
     def measure(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Reading]]:
-        """Read GPUs from NVML, and of a MIG instance its memory. Without NVML there is nothing.
+        """Read GPUs and MIG instances from NVML. Without NVML there is nothing.
 
         An instance that was made for a claim has its UUID only now.
         """
