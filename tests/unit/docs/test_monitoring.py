@@ -19,6 +19,7 @@ from topobus.process.metric_descriptors import MetricDescriptor
 
 _ROOT = Path(__file__).resolve().parents[3]
 _MONITORING = _ROOT / "deploy" / "monitoring"
+_WATCH = _ROOT / "docs" / "how-to" / "watch-with-prometheus.md"
 _LEVELS = _ROOT / "docs" / "how-to" / "service-levels.md"
 # What the scrape jobs add to each sample, and a histogram's bound.
 _TARGET_LABELS = {"namespace", "node", "pod", "container", "instance", "job", "le"}
@@ -92,13 +93,24 @@ def test_expression_names_what_services_have(title: str, expression: str) -> Non
     assert list(_faults(expression)) == [], title
 
 
-@pytest.mark.parametrize(
-    "query",
-    re.findall(r"^```promql\n(.*?)^```", _LEVELS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL),
-)
-def test_query_of_a_service_level_names_what_services_have(query: str) -> None:
-    """Each query of the page can be asked as it stands."""
-    assert list(_faults(query)) == []
+def _queries() -> list[str]:
+    """The queries of the pages: in blocks, and in the tables before those for users of others."""
+    blocks = [
+        block
+        for page in (_LEVELS, _WATCH)
+        for block in re.findall(r"^```promql\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    ]
+    tables = _WATCH.read_text(encoding="utf-8").partition("## The first queries\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \|", tables, re.MULTILINE)
+    assert len(rows) > 10
+    return [*blocks, *rows]
+
+
+@pytest.mark.parametrize("query", _queries())
+def test_query_of_a_page_names_what_services_have(query: str) -> None:
+    """Each query of the pages can be asked as it stands."""
+    # dcgm-exporter's own label, which one query makes of ours.
+    assert [fault for fault in _faults(query) if fault != "no label UUID"] == []
 
 
 @pytest.mark.parametrize(
@@ -197,6 +209,20 @@ def test_alerts_fire_on_recorded_samples() -> None:
     )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_queries_of_the_dashboard_and_the_pages_are_read_by_prometheus(tmp_path: Path) -> None:
+    """Prometheus' own checker reads a query as the expression of a rule."""
+    queries = [*(target["expr"] for panel in _panels() for target in panel["targets"]), *_queries()]
+    rules = [{"record": f"query:number:{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+
+    ended = subprocess.run(
+        [_promtool(), "check", "rules", str(tmp_path / "rules.yaml")], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{len(queries)} rules found" in ended.stdout
 
 
 def _promtool() -> str:
