@@ -77,6 +77,16 @@ def test_groups_hold_each_cpu_once(root: Path, groups: str) -> None:
     assert {"numa": 8, "socket": 2, "l3": 16, "machine": 1}[groups] == len(group_devices)
 
 
+@pytest.mark.parametrize("groups", ["cpu", "numa", "socket", "l3"])
+def test_sockets_are_told_by_groups_as_by_single_cpus(root: Path, groups: str) -> None:
+    """The shapes of a machine do not depend on how its CPUs are offered."""
+    homes = {(device.numa_nodes, device.socket) for device in devices(root, groups).values()}
+
+    assert {(node, socket) for nodes, socket in homes for node in nodes or ()} == {
+        (node, node // 4) for node in range(8)
+    }
+
+
 @pytest.mark.parametrize(
     ("groups", "name"),
     [("numa", "cpu-numa-0"), ("socket", "cpu-socket-0"), ("l3", "cpu-l3-0"), ("machine", "cpu-machine")],

@@ -313,6 +313,7 @@ def _group_device(settings: CpuGroupSettings, driver: str, unit: int, group: Seq
         device_class="cpu",
         driver=driver,
         numa_nodes=None if None in nodes else NodeSet.of(node for node in nodes if node is not None),
+        socket=_only(cpu.socket for cpu in group),
         pcie_roots=tuple(sorted({root for node in nodes for root in near.pcie_roots(node)})),
         near_cpus=CpuSet.of(cpu.id for cpu in group),
         allows_multiple=True,
