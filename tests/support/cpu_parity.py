@@ -33,9 +33,9 @@ from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
-from topobus.cpu.config import CpuGroupSettings
-from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import CpuGroupSettings
 from topobus.engine.alignment.cpus.cpu_assignment import assign_cpus, contradiction
 from topobus.engine.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
 from topobus.engine.allocation.values import Allocated, NoFit, Outcome
@@ -128,7 +128,7 @@ def inventory_of(name: str) -> Inventory:
 def grouped_inventory_of(name: str, groups: str) -> Inventory:
     """The machine's CPUs as the cpu service shows them in groups."""
     driver = LinuxCpuDriver()
-    driver.configure(CpuServices(cpus=convert({"groups": groups}, CpuGroupSettings)))
+    driver.configure(HostServices(cpus=convert({"groups": groups}, CpuGroupSettings)))
     devices = driver.discover(Tree(HardwareSettings(root="/nowhere")), machine_named(name)).devices
     return Inventory(node=NODE, device_class="cpu", generation=1, devices=tuple(devices))
 

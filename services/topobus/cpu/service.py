@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topobus.cpu.config import CpuSettings
-from topobus.cpu.host_services import CpuServices
+from topobus.devicekit.driver import HostServices
 from topobus.devicekit.host.host import check_devices, serve_devices
 from topobus.process.service import Runtime
 from topobus.values.errors import ConfigError
@@ -25,4 +25,4 @@ def check(settings: CpuSettings) -> None:
 
 async def serve(settings: CpuSettings, runtime: Runtime) -> None:
     """Serve this node's CPUs until cancelled."""
-    await serve_devices(settings, runtime, "cpu", host_services=CpuServices(cpus=settings.cpus))
+    await serve_devices(settings, runtime, "cpu", host_services=HostServices(cpus=settings.cpus))

@@ -24,7 +24,7 @@ from msgspec import Struct
 from topobus.devicekit.device_record import DeviceRecord, Step
 from topobus.devicekit.partitioning.on_demand_functions import OnDemandFunctions
 from topobus.devicekit.prepare_context import LongWork, PrepareContext
-from topobus.devicekit.settings import PartitionSettings
+from topobus.devicekit.settings import CpuGroupSettings, PartitionSettings
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, KeptFunction
@@ -66,6 +66,8 @@ class HostServices(Struct, frozen=True, kw_only=True):
 
     partitions: PartitionSettings = PartitionSettings()
     """What the operator wants of cards whose parts are devices of their own."""
+    cpus: CpuGroupSettings = CpuGroupSettings()
+    """How CPUs are offered: singly or in groups."""
     recorded: Callable[[str], Sequence[Step]] = lambda _device: ()
     """By a device's name: the steps that the journal has of `prepare` for its owners. It
     distinguishes what this driver has made for them from what others have made."""

@@ -22,9 +22,11 @@ from topobus.values.pools import Condition, Pool
 __all__ = [
     "BurnInSettings",
     "CleaningSettings",
+    "CpuGroupSettings",
     "DeviceServiceSettings",
     "DriverSettings",
     "FunctionRule",
+    "Grouping",
     "JournalSettings",
     "PartitionSettings",
     "PassthroughRule",
@@ -117,6 +119,25 @@ class FunctionRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(
                 "where is empty, wanted at least one condition such as {field = 'pci', equals = '0000:3b:00.0'}"
             )
+
+
+Grouping = Literal["cpu", "numa", "socket", "l3", "machine"]
+"""What one device of class `cpu` is."""
+
+
+class CpuGroupSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How CPUs are offered."""
+
+    groups: Grouping = "cpu"
+    """`cpu`: each by itself, so that a claim may choose by CPU. `numa`, `socket`, `l3`, `machine`:
+    one device for all CPUs of such a unit, with a capacity `cpus` of which claims have shares;
+    which CPUs is decided on the node when a claim is prepared, as kubelet's static policy does it.
+    Groups need consumable capacity (DRAConsumableCapacity) in the cluster; they are few, where a
+    large machine has hundreds of CPUs. The default needs nothing."""
+    whole_cores: bool = False
+    """Of groups give whole cores only: what a claim asks for is rounded up to the threads of a
+    core. Set it with `alignment.cpu.full_pcpus_only` of the topology service, which refuses half
+    cores; off, as that is."""
 
 
 class PartitionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec import convert
 
-from topobus.cpu.config import CpuGroupSettings
-from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import CpuGroupSettings
 from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.simulation.machines import build
@@ -25,7 +25,7 @@ CPUS = "sys/devices/system/cpu"
 def devices(root: Path, groups: str = "cpu") -> dict[str, Device]:
     """The CPUs of a tree, or its groups, by name."""
     tree, driver = Tree(HardwareSettings(root=str(root))), LinuxCpuDriver()
-    driver.configure(CpuServices(cpus=convert({"groups": groups}, CpuGroupSettings)))
+    driver.configure(HostServices(cpus=convert({"groups": groups}, CpuGroupSettings)))
     return {device.name: device for device in driver.discover(tree, read_machine(tree, "n1")).devices}
 
 
@@ -103,7 +103,7 @@ def test_groups_are_named_by_class_and_unit_and_never_as_one_cpu(root: Path, gro
 def test_whole_cores_are_given_when_the_operator_says_so(root: Path) -> None:
     """What is asked for is rounded up to whole cores by whoever allocates."""
     tree, driver = Tree(HardwareSettings(root=str(root))), LinuxCpuDriver()
-    driver.configure(CpuServices(cpus=CpuGroupSettings(groups="numa", whole_cores=True)))
+    driver.configure(HostServices(cpus=CpuGroupSettings(groups="numa", whole_cores=True)))
 
     shown = slice_device(driver.discover(tree, read_machine(tree, "n1")).devices[0])
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.sysfs_trees import write
-from topobus.cpu.config import CpuGroupSettings
-from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.devicekit.driver import HostServices
+from topobus.devicekit.settings import CpuGroupSettings
 from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -112,7 +112,7 @@ def test_a_group_is_judged_by_its_cpus_when_cpus_are_offered_in_groups(tmp_path:
     recorded = build("laptop", tmp_path)
     tree = Tree(HardwareSettings(root=str(tmp_path)))
     driver = LinuxCpuDriver()
-    driver.configure(CpuServices(cpus=CpuGroupSettings(groups="l3")))
+    driver.configure(HostServices(cpus=CpuGroupSettings(groups="l3")))
     machine = read_machine(tree, "n")
     devices = driver.discover(tree, machine).devices
     counts = [f"{CPU}/cpu{cpu.id}/thermal_throttle/core_throttle_count" for cpu in machine.cpus]

@@ -22,13 +22,12 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from topobus.cpu.config import CpuGroupSettings, Grouping
-from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.cpu_health import lost_pages, memory_errors, throttling
 from topobus.cpu.plugins.cpu_parameters import read_cpu_parameters
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.devicekit.driver import DeviceDriver, Discovery, HostServices, PrepareContext
+from topobus.devicekit.driver import DeviceDriver, Discovery, PrepareContext
 from topobus.devicekit.edits_text import own_variable
+from topobus.devicekit.settings import CpuGroupSettings, Grouping
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CapacityPolicy
 from topobus.values.cpu_groups import GROUP_CAPACITY, cpus_of, is_cpu_group
@@ -69,17 +68,10 @@ class LinuxCpuDriver(DeviceDriver):
     device_class = "cpu"
 
     def __init__(self) -> None:
-        self._settings = CpuGroupSettings()
         self._counters = CounterRises()
         self._places: dict[int, tuple[int | None, int | None]] = {}
         """Core and socket of each CPU, as the last `discover` found them. The device of a group has
         neither for its CPUs."""
-
-    def configure(self, host: HostServices) -> None:
-        """Take the operator's setting for how CPUs are offered."""
-        super().configure(host)
-        if isinstance(host, CpuServices):
-            self._settings = host.cpus
 
     def discover(self, tree: Tree, machine: Machine) -> Discovery:
         """List one device for each online CPU, or for each group of them.
@@ -89,8 +81,8 @@ class LinuxCpuDriver(DeviceDriver):
         online = [cpu for cpu in machine.cpus if cpu.online]
         self._places = {cpu.id: (cpu.core, cpu.socket) for cpu in online}
         facts = _CpuFacts(tree.for_scan(), machine)
-        if self._settings.groups != "cpu":
-            return Discovery(devices=_group_devices(online, self._settings, self.name, facts))
+        if self.host.cpus.groups != "cpu":
+            return Discovery(devices=_group_devices(online, self.host.cpus, self.name, facts))
         siblings: dict[int, list[int]] = {}
         for cpu in online:
             if cpu.core is not None:

@@ -14,10 +14,9 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE
-from topobus.cpu.config import CpuGroupSettings
-from topobus.cpu.host_services import CpuServices
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
-from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.driver import HostServices, PrepareContext
+from topobus.devicekit.settings import CpuGroupSettings
 from topobus.formats.messages.catalogue import ADOPT
 from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.gateway.config import CpuSettings
@@ -49,7 +48,7 @@ def machine() -> Machine:
 def groups(by: str = "numa") -> tuple[Device, ...]:
     """The groups as the cpu service shows them."""
     driver = LinuxCpuDriver()
-    driver.configure(CpuServices(cpus=msgspec.convert({"groups": by}, CpuGroupSettings)))
+    driver.configure(HostServices(cpus=msgspec.convert({"groups": by}, CpuGroupSettings)))
     return tuple(driver.discover(Tree(HardwareSettings(root="/nowhere")), machine()).devices)
 
 
