@@ -120,7 +120,7 @@ CASES = (
     _nic("aer-nonfatal", "errors", _WAIT, _RETURNED),
     _nic("speed-dropped", "slow", _PERSON, _GAVE_UP, is_simulated=True),
     _nic("half-duplex", "half-duplex", _REBIND_AND_TEST, _RETURNED),
-    _nic("aer-fatal", "fatal-error", _PERSON, _GAVE_UP),
+    _nic("recovery-failed", "fatal-error", _RESET, _GAVE_UP, is_simulated=True, resets=1, within_s=40.0),
 )
 SIMULATED = tuple(case for case in CASES if case.is_simulated)
 GUEST = tuple(case for case in CASES if case.hands)

@@ -33,8 +33,11 @@ _PROFILE = Path(__file__).parent / "faulty_machine.toml"
 _EDAC = "sys/devices/system/edac/mc"
 _COUNTERS = ("rx_crc_errors", "rx_errors", "rx_frame_errors", "rx_length_errors", "tx_carrier_errors", "tx_errors")
 
-Act = Literal["write", "remove", "unbind", "unbind-parent", "forget-parent", "offline", "tell"]
-"""`tell`: the kernel sends an event and writes nothing."""
+Act = Literal[
+    "write", "remove", "unbind", "unbind-parent", "forget-parent", "give-up", "give-up-parent", "offline", "tell"
+]
+"""`tell`: the kernel sends an event and writes nothing. `give-up`: the function was reset, and has no
+base addresses any more."""
 Reach = Literal["device", "card", "core", "socket"]
 """What it affects: the device, all virtual functions of a card, all CPUs of a core or of a
 socket."""
@@ -85,6 +88,8 @@ class PlacedFault:
             self._unlink(machine.root / folders["folder" if act == "unbind" else "parent"] / "driver")
         elif act == "forget-parent":
             self._unlink(machine.root / pci_folder(folders["parent"].rpartition("/")[2]))
+        elif act in ("give-up", "give-up-parent"):
+            self._lose_addresses(machine.root / folders["folder" if act == "give-up" else "parent"] / "config")
         elif act == "offline":
             machine.set_cpu_online(int(folders["cpu"]), is_online=False)
             self._undo.append(partial(machine.set_cpu_online, int(folders["cpu"]), is_online=True))
@@ -105,6 +110,11 @@ class PlacedFault:
         """
         while self._undo:
             self._undo.pop()()
+
+    def _lose_addresses(self, config: Path) -> None:
+        before = config.read_bytes()
+        self._undo.append(partial(config.write_bytes, before))
+        config.write_bytes(before[:0x10] + bytes(6 * 4) + before[0x28:])
 
     def _unlink(self, link: Path) -> None:
         self._undo.append(partial(link.symlink_to, link.readlink()))
@@ -149,6 +159,7 @@ FAULTS: tuple[RecordedFault, ...] = (
     RecordedFault(*_INTEL, "health-indicator", _BAD, {"{folder}/gpu_health": "critical"}),
     RecordedFault(*_INTEL, "wedged", _BAD, act="tell"),
     RecordedFault(*_NETDEV, "link-slow", _MILD, {"{folder}/current_link_speed": "8.0 GT/s PCIe"}),
+    RecordedFault(*_NETDEV, "recovery-failed", _BAD, {"{folder}/aer_dev_fatal": "TOTAL_ERR_FATAL 1"}, act="give-up"),
     RecordedFault(*_NETDEV, "carrier-lost", _BAD, {"{net}/carrier": "0"}),
     RecordedFault(*_NETDEV, "rdma-port-down", _BAD, {"{rdma}/state": "1: DOWN"}),
     RecordedFault(*_NETDEV, "speed-dropped", _MILD, {"{net}/speed": "1000"}),
@@ -165,6 +176,14 @@ FAULTS: tuple[RecordedFault, ...] = (
             ("parent-link-narrow", _MILD, "current_link_width", "1"),
             ("parent-link-slow", _MILD, "current_link_speed", "2.5 GT/s PCIe"),
         )
+    ),
+    RecordedFault(
+        *_NETDEV,
+        "parent-recovery-failed",
+        _BAD,
+        {"{parent}/aer_dev_fatal": "TOTAL_ERR_FATAL 1"},
+        act="give-up-parent",
+        reach="card",
     ),
     RecordedFault(*_NETDEV, "parent-carrier-lost", _BAD, {"{parent_net}/carrier": "0"}, reach="card"),
     RecordedFault(*_LINUX, "device-gone", _BAD, act="offline"),

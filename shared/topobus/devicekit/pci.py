@@ -42,6 +42,11 @@ _VFIO_ENDING = "vfio-pci"
 # healthy link has a few per day).
 _CORRECTED_STORM = 100
 
+# Where a function has its base addresses, in the part of configuration space that every user may read
+# (PCI local bus specification, chapter 6).
+_HEADER_BYTES = 64
+_BASE_ADDRESSES = slice(0x10, 0x28)
+
 
 def pci_device_name(device_class: str, address: PciAddress) -> str:
     """Name a PCI device by its class and slot, which is stable over reboots as far as the slot is.
@@ -269,7 +274,11 @@ class PciHealth:
                     action=RecoveryAction.REBOOT_NODE,
                 )
             ]
-        seen = [self._errors(tree, folder), self._link(tree, folder, identity)]
+        seen = [
+            self._errors(tree, folder),
+            self._failed_recovery(tree, folder),
+            self._link(tree, folder, identity),
+        ]
         return [observation for observation in seen if observation is not None]
 
     def _errors(self, tree: Tree, folder: str) -> Observation | None:
@@ -312,13 +321,46 @@ class PciHealth:
 
         The kernel does not read the status of an endpoint with a fatal error, so the endpoint's
         own counter stays as it is (aer_get_device_error_info; seen with Linux 6.12). Below a switch
-        there is no such port: which of the switch's functions it was is not visible. A function
-        without counters, as a virtual one, has its parent's signs.
+        it is not visible which of the functions it was. A function without counters, as a virtual
+        one, has its parent's signs.
         """
         if f"{folder}/aer_dev_fatal" not in self._counted:
             return None
-        port = (tree.real(folder) or "").rpartition("/")[0]
-        return self._rise(tree, f"{port}/aer_rootport_total_err_fatal", folder)
+        bridge, _, path = (tree.real(folder) or "").rpartition("/pci")
+        root_bus, _, ports = path.rpartition("/")[0].partition("/")
+        root_port, _, switch_ports = ports.partition("/")
+        rise = self._rise(tree, f"{bridge}/pci{root_bus}/{root_port}/aer_rootport_total_err_fatal", folder)
+        return None if switch_ports else rise
+
+    def _failed_recovery(self, tree: Tree, folder: str) -> Observation | None:
+        """Return that the kernel could not bring the function back after a fatal error.
+
+        The kernel resets the slot, and the function's driver writes configuration space again. Where
+        that failed, or the driver cannot do so, the kernel logs "device recovery failed" and does no
+        more: the function has no base address though the kernel has assigned some, or does not
+        answer. A reset by sysfs and a rebind write back what was lost already (seen with Linux
+        6.12). Virtual functions have no base addresses.
+
+        Cost: two files, and those only where the function or its root port has counted a fatal
+        error since the kernel began: to read configuration space wakes a suspended function.
+        Source: pcie_do_recovery in drivers/pci/pcie/err.c.
+        """
+        if not any(self._counted.get(key, ("", 0))[1] for key in (f"{folder}/aer_dev_fatal", folder)):
+            return None
+        header = tree.read_bytes(f"{folder}/config", _HEADER_BYTES) or b""
+        if len(header) < _HEADER_BYTES or tree.link_name(f"{folder}/physfn"):
+            return None
+        answers = bool(header.strip(b"\xff"))
+        if answers and (_has_address(header[_BASE_ADDRESSES]) or not _has_assigned_address(tree, folder)):
+            return None
+        return Observation(
+            dimension=Dimension.LINK,
+            state=HealthState.UNHEALTHY,
+            reason="recovery-failed",
+            message="the kernel could not bring it back after a fatal PCIe error",
+            evidence={"path": f"{folder}/config", "value": header[_BASE_ADDRESSES].hex()},
+            action=RecoveryAction.REBOOT_NODE,
+        )
 
     def _rise(self, tree: Tree, path: str, key: str = "") -> tuple[str, int, int] | None:
         key = key or path
@@ -379,6 +421,27 @@ class PciHealth:
                 evidence={"path": f"{folder}/current_link_speed", "value": f"{speed:g}"},
             )
         return None
+
+
+def _has_address(registers: bytes) -> bool:
+    """Say whether one of a function's base address registers has an address.
+
+    The lowest four bits are the kind of address; one of 64 bits is two registers long.
+    """
+    while registers:
+        length = 8 if registers[0] & 0b111 == 0b100 else 4
+        if int.from_bytes(registers[:length], "little") >> 4:
+            return True
+        registers = registers[length:]
+    return False
+
+
+def _has_assigned_address(tree: Tree, folder: str) -> bool:
+    """Say whether the kernel has assigned a base address, which are the first six of a function's
+    resources: `start end flags`.
+    """
+    lines = (tree.read(f"{folder}/resource") or "").splitlines()
+    return any(line.partition(" ")[0].strip("0x") for line in lines[:6])
 
 
 def _total(text: str | None) -> int | None:

@@ -128,6 +128,70 @@ def test_observe_sees_one_fatal_error_when_the_function_counts_it_as_well(card: 
     assert seen == [[], [("aer-fatal", HealthState.UNHEALTHY)], []]
 
 
+_NO_ADDRESS = bytes(24)
+
+
+def _header(base_addresses: bytes) -> bytes:
+    """Give the part of configuration space that every user may read."""
+    return bytes.fromhex("f41a4110070010000100000200000000") + base_addresses + bytes(24)
+
+
+@pytest.mark.parametrize(
+    ("header", "resource", "is_given_up"),
+    [
+        pytest.param(_header(bytes.fromhex("00000000000080fe" + "00" * 16)), "0xfe800000", False, id="recovered"),
+        pytest.param(_header(bytes.fromhex("0c00000004000000" + "00" * 16)), "0x400000000", False, id="above 4 GiB"),
+        pytest.param(_header(bytes.fromhex("0c00000000000000" + "00" * 16)), "0x400000000", True, id="kind alone"),
+        pytest.param(_header(_NO_ADDRESS), "0xfe800000", True, id="no address"),
+        pytest.param(_header(_NO_ADDRESS), "0x0000000000000000", False, id="none assigned"),
+        pytest.param(b"\xff" * 64, "0xfe800000", True, id="no answer"),
+        pytest.param(b"", "0xfe800000", False, id="unreadable"),
+    ],
+)
+def test_observe_sees_a_function_that_the_kernel_gave_up_as_long_as_it_is_so(
+    card: _Card, header: bytes, resource: str, *, is_given_up: bool
+) -> None:
+    """After a fatal error the function is without its base addresses until its driver has written
+    them again: also for a service that was started later.
+    """
+    (card.root / _FOLDER / "config").write_bytes(header)
+    card.write("resource", f"0x0000000000000000 0x0000000000000000 0x0\n{resource} 0xfe800fff 0x40200")
+    card.write("aer_rootport_total_err_fatal", "1", _PORT)
+    given_up = [("recovery-failed", HealthState.UNHEALTHY)] if is_given_up else []
+    health = PciHealth()
+
+    assert [_reasons(card, health) for _ in range(3)] == [given_up] * 3
+
+
+def test_observe_reads_no_configuration_space_when_no_fatal_error_was_counted(card: _Card) -> None:
+    """What a function without a fatal error has there is no evidence."""
+    (card.root / _FOLDER / "config").write_bytes(_header(_NO_ADDRESS))
+    card.write("resource", "0xfe800000 0xfe800fff 0x40200")
+    card.write("aer_rootport_total_err_fatal", "0", _PORT)
+
+    assert _reasons(card) == []
+
+
+def test_observe_sees_the_function_below_a_switch_that_the_kernel_gave_up(card: _Card) -> None:
+    """The root port's count is no sign of a function below a switch: which one it was shows its
+    configuration space.
+    """
+    health, seen = PciHealth(), []
+    addresses = [PciAddress.parse("0000:1a:00.0"), PciAddress.parse("0000:1b:00.0")]
+    for address, header in zip(addresses, (_header(_NO_ADDRESS), _header(b"\xfe" * 24)), strict=True):
+        folder = f"{_FOLDER}/0000:19:0{address.bus - 0x1A}.0/{address}"
+        (card.root / folder).mkdir(parents=True)
+        (card.root / f"sys/bus/pci/devices/{address}").symlink_to(f"../../../{folder.removeprefix('sys/')}")
+        (card.root / folder / "config").write_bytes(header)
+        card.write("resource", "0xfe800000 0xfe800fff 0x40200", folder)
+        card.write("aer_dev_fatal", "TOTAL_ERR_FATAL 0", folder)
+    for count in (0, 1, 1):
+        card.write("aer_rootport_total_err_fatal", str(count), _PORT)
+        seen.append([[each.reason for each in health.observe(card.tree, address)] for address in addresses])
+
+    assert seen == [[[], []], [["recovery-failed"], []], [["recovery-failed"], []]]
+
+
 def test_observe_takes_the_root_ports_count_as_it_is_when_a_card_comes_into_the_slot(card: _Card) -> None:
     """What happened in the slot before is no sign of the card that is there now."""
     health, link = PciHealth(), card.root / f"sys/bus/pci/devices/{_ADDRESS}"

@@ -404,6 +404,10 @@ def _config(placed_function: PlacedFunction) -> bytes:
         space[0x18:0x1B] = bytes((placed_function.address.bus, placed_function.secondary_bus, placed_function.last_bus))
     else:
         struct.pack_into("<HH", space, 0x2C, function.subsystem_vendor, function.subsystem_device)
+        # A virtual function has none: they are its physical one's.
+        for register, start, _ in () if placed_function.physfn is not None else _base_addresses(function.bars_bytes):
+            # 64 bits wide, and prefetchable.
+            struct.pack_into("<Q", space, 0x10 + 4 * register, start | 0xC)
     if function.class_code == 0x060000:
         # A host bridge is conventional PCI: no capability list.
         struct.pack_into("<H", space, 0x06, 0)
@@ -417,15 +421,19 @@ def _config(placed_function: PlacedFunction) -> bytes:
     return bytes(space)
 
 
-def _resource(bars_bytes: tuple[int, ...]) -> Iterable[str]:
+def _base_addresses(bars_bytes: tuple[int, ...]) -> Iterable[tuple[int, int, int]]:
+    """Assign addresses of 64 bits: the number of the register, start and size of each."""
     start = 0x200000000000
-    for index in range(7):
-        size = bars_bytes[index] if index < len(bars_bytes) else 0
-        if size:
-            yield f"0x{start:016x} 0x{start + size - 1:016x} 0x000000000014220c"
-            start += size
-        else:
-            yield "0x0000000000000000 0x0000000000000000 0x0000000000000000"
+    for index, size in enumerate(bars_bytes):
+        yield 2 * index, start, size
+        start += size
+
+
+def _resource(bars_bytes: tuple[int, ...]) -> Iterable[str]:
+    lines = ["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 7
+    for register, start, size in _base_addresses(bars_bytes):
+        lines[register] = f"0x{start:016x} 0x{start + size - 1:016x} 0x000000000014220c"
+    return lines
 
 
 def _uevent(placed_function: PlacedFunction) -> Iterable[str]:
