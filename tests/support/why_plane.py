@@ -18,6 +18,7 @@ from support.why_objects import NAMESPACE, Plain, asks, claim, class_of, node, p
 from topobus.controller.snapshots.listing import open_client, take_snapshot
 from topobus.controller.snapshots.rules.cluster_view import ClusterView
 from topobus.controller.snapshots.rules.explain import explain_pod
+from topobus.controller.snapshots.rules.snapshot import TAINT_RULES, has_broken_taint_rules
 from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.kubernetes.merge_patch import merged
 from topobus.kubernetes.answers import NOT_FOUND, Rejected
@@ -107,14 +108,10 @@ class WhyPlane:
         finally:
             await client.close()
 
-    async def has_gate(self, gate: str) -> bool:
-        """Say whether a feature gate of the API server is on."""
-        metrics = await self._client.fetch_bytes("/metrics", "text/plain")
-        assert not isinstance(metrics, Rejected), metrics
-        return any(
-            line.startswith(f'kubernetes_feature_enabled{{name="{gate}",'.encode()) and line.endswith(b" 1")
-            for line in metrics.splitlines()
-        )
+    async def heeds(self, gate: str) -> bool:
+        """Say whether kube-scheduler heeds what a feature gate lets in. It has the API server's gates."""
+        server = (await take_snapshot(self._client, lambda plural, count: None)).server
+        return server.gates[gate] and not (gate == TAINT_RULES and has_broken_taint_rules(server))
 
     # Making a cluster
 

@@ -64,7 +64,7 @@ async def test_why_agrees_with_kube_scheduler(plane: WhyPlane, case: Case) -> No
     """The pod waits for the cause that is named, and is bound once a change is made: each of them,
     on the same cluster made again. What is stored and means nothing there keeps no pod away.
     """
-    if case.gate and not await plane.has_gate(case.gate):
+    if case.gate and not await plane.heeds(case.gate):
         async with plane.made(case):
             await plane.until_bound()
         return

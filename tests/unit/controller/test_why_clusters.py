@@ -15,7 +15,7 @@ from topobus.controller.snapshots.rules.snapshot import Server, Snapshot, gates_
 from topobus.engine.cel.selector import CelCompiler
 from topobus.values.cluster_answers import Verdict
 
-_SERVER = Server(version="v1.36.2", gates={**gates_of_release("v1.36.2"), "DRADeviceTaintRules": True})
+_SERVER = Server(version="v1.36.3", gates={**gates_of_release("v1.36.3"), "DRADeviceTaintRules": True})
 _COMPILER = CelCompiler()
 
 _each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
@@ -49,9 +49,23 @@ def test_pod_fits_with_each_change(case: Case) -> None:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.gate])
 def test_what_a_gate_turns_off_keeps_no_pod_away(case: Case) -> None:
     """An API server stores objects that a scheduler does not look at."""
-    off = Server(version="v1.36.2", gates={**_SERVER.gates, case.gate: False})
+    off = Server(version=_SERVER.version, gates={**_SERVER.gates, case.gate: False})
 
     assert _explain(case.objects, off).code == "fits"
+
+
+@pytest.mark.parametrize("version", ["v1.36.0", "v1.36.2", "v1.36.2-eks-1"])
+def test_taint_rules_keep_no_pod_away_from_a_kube_scheduler_that_does_not_heed_them(version: str) -> None:
+    """Of 1.36.0 to 1.36.2; the answer says what it does instead, and what ends that."""
+    case = next(case for case in CASES if case.name == "device-taint-of-a-rule")
+
+    verdict = _explain(case.objects, Server(version=version, gates=_SERVER.gates))
+
+    assert verdict.code == "fits"
+    assert [(reason.code, reason.facts["rules"]) for reason in verdict.remarks if "rules" in reason.facts] == [
+        ("taint-rules-broken", ("repair",))
+    ]
+    assert not [reason for reason in _explain(case.objects).remarks if "rules" in reason.facts]
 
 
 def test_explaining_a_pod_leaves_the_snapshot_as_it_was() -> None:

@@ -12,7 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 from topobus.controller.snapshots.rules.placed_pods import PlacedPods
-from topobus.controller.snapshots.rules.snapshot import EXTENDED_RESOURCE, TAINT_RULES, Snapshot, gates_on
+from topobus.controller.snapshots.rules.snapshot import (
+    EXTENDED_RESOURCE,
+    TAINT_RULES,
+    Snapshot,
+    gates_on,
+    has_broken_taint_rules,
+)
 from topobus.controller.snapshots.rules.volume_index import VOLUME_KINDS, VolumeIndex
 from topobus.controller.state.cluster_objects import read_object
 from topobus.controller.state.cluster_state import ClusterState, read_class
@@ -48,6 +54,7 @@ class ClusterView(ClusterState):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(gates_on(snapshot.server.gates))
         self.server = snapshot.server
+        self._heeds_rules = self.server.gates.get(TAINT_RULES, True) and not has_broken_taint_rules(self.server)
         self.unseen = snapshot.unseen
         self.objects: dict[Place, Plain] = {}
         self.faults: dict[Place, str] = {}
@@ -235,7 +242,7 @@ class ClusterView(ClusterState):
                 _check_amounts(spec, shown(kind, key))
                 self._slices[key[1]] = Slice(key[1], spec)
                 self._put_slices((1, key[1]), (self._slices[key[1]],))
-            case "DeviceTaintRule" if self.server.gates.get(TAINT_RULES, True):
+            case "DeviceTaintRule" if self._heeds_rules:
                 self._put_rule(key[1], read_rule(api_object))
 
     def _place(self, key: Key, plain: Plain | None) -> None:

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from topobus.controller.snapshots.rules.changes import find_changes
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, names_of
 from topobus.controller.snapshots.rules.pod_trial import PodTrial, is_global, reasons_of
+from topobus.controller.snapshots.rules.snapshot import has_broken_taint_rules
 from topobus.engine.allocation.miss_reasons import lacking
 from topobus.engine.allocation.values import Allocated, Outcome
 from topobus.engine.cel.seam import SelectorCompiler
@@ -326,6 +327,14 @@ def _remarks(view: ClusterView, pod: Pod) -> Iterator[Reason]:
         )
     for (kind, key), why in sorted(view.faults.items()):
         yield Reason(code="unreadable", message=f"left out: {why}", facts={"kind": kind, "name": key[1]})
+    rules = sorted(names_of(view, "DeviceTaintRule", ""))
+    if rules and has_broken_taint_rules(view.server):
+        yield Reason(
+            code="taint-rules-broken",
+            message=f"kube-scheduler of {view.server.version} does not heed DeviceTaintRules ({', '.join(rules)}), and "
+            "panics when a ResourceSlice changes beside one: update Kubernetes to 1.36.3, or delete them",
+            facts={"rules": tuple(rules), "server": view.server.version},
+        )
     off = sorted(gate for gate, is_on in view.server.gates.items() if not is_on)
     if off:
         yield Reason(

@@ -6,6 +6,7 @@ It is what `topobus snapshot` saves and what `topobus why` answers from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "Unseen",
     "gates_of_release",
     "gates_on",
+    "has_broken_taint_rules",
     "has_ended",
     "importance",
     "is_waiting",
@@ -34,6 +36,10 @@ EXTENDED_RESOURCE = "DRAExtendedResource"
 """The gate with which kube-scheduler makes claims for extended resources."""
 TAINT_RULES = "DRADeviceTaintRules"
 """The gate with which kube-scheduler looks at DeviceTaintRules."""
+
+# kube-scheduler takes DeviceTaintRules for v1alpha3 there and gets v1beta2.
+# Source: kubernetes/kubernetes#139681, in 1.36.3.
+_BROKEN_TAINT_RULES = re.compile(r"v1\.36\.[0-2](?!\d)")
 
 # What a container says of devices and of its place. Images, commands, variables and mounts stay out.
 _CONTAINER = ("name", "resources", "restartPolicy", "ports")
@@ -50,7 +56,7 @@ _POD_STATUS = (
     "extendedResourceClaimStatus",
 )
 # The minor release of Kubernetes 1 in which each gate is on by default, 0 for none so far.
-# Source: pkg/features/kube_features.go, 1.36.
+# Source: pkg/features/kube_features.go, 1.36; for TAINT_RULES kubernetes/kubernetes#138676.
 _ON_SINCE = {
     "DRAAdminAccess": 34,
     "DRAPrioritizedList": 34,
@@ -61,7 +67,7 @@ _ON_SINCE = {
     "DRAConsumableCapacity": 36,
     "DRAListTypeAttributes": 0,
     EXTENDED_RESOURCE: 36,
-    TAINT_RULES: 0,
+    TAINT_RULES: 37,
 }
 
 
@@ -102,12 +108,24 @@ def gates_of_release(version: str) -> dict[str, bool]:
 
     >>> gates_of_release("v1.35.1")["DRADeviceTaints"], gates_of_release("v1.36.2")["DRADeviceTaints"]
     (False, True)
+    >>> gates_of_release("v1.36.2")[TAINT_RULES], gates_of_release("v1.37.0")[TAINT_RULES]
+    (False, True)
     """
     _, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     if not minor.isdecimal():
         return dict.fromkeys(_ON_SINCE, True)
     return {gate: bool(since) and int(minor) >= since for gate, since in _ON_SINCE.items()}
+
+
+def has_broken_taint_rules(server: Server) -> bool:
+    """Say whether kube-scheduler has DeviceTaintRules on, is of a release that does not heed them, and
+    panics when a ResourceSlice changes beside one.
+
+    >>> has_broken_taint_rules(Server(version="v1.36.2-eks-1")), has_broken_taint_rules(Server(version="v1.36.3"))
+    (True, False)
+    """
+    return server.gates.get(TAINT_RULES, True) and _BROKEN_TAINT_RULES.match(server.version) is not None
 
 
 def gates_on(gates: Mapping[str, bool]) -> frozenset[Gate]:
