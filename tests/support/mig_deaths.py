@@ -6,8 +6,9 @@ verb, and what the next life finds.
 A step is whatever a death could fall between: each file of the journal that is made, renamed or
 synced (seen by an audit hook, so a new one counts by itself), and each call that changes an
 instance, before it and after it. Every life is a fork of this process, which loads no library
-itself. The last line is a report as JSON: how often a life was killed, where, and what was wrong
-afterwards. The GPU has an instance of somebody else's and one of a neighbour claim's all the time.
+itself. The last line is a report as JSON: how many steps the verb has, where a life was killed, and
+what was wrong afterwards. The GPU has an instance of somebody else's and one of a neighbour claim's
+all the time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import pynvml
 
 from support.fake_mig import H100_80
+from support.laws import steps
 from support.mig_life import OTHER, MigLife
 from support.mig_node import MigNode, mig_node
 from topobus.formats.messages.codec import decode, encode
@@ -220,7 +222,7 @@ def _run(scenario: _Scenario, name: str) -> dict[str, Any]:
     wrong: dict[str, str] = {}
     scenario.set_up(is_prepared=verb == "unprepare")
     gc.freeze()
-    for step in range(1, MOST_STEPS):
+    for step in steps(MOST_STEPS):
         scenario.begin()
         if verb == "mend":
             # A GPU instance is there, and its compute instance is not.
@@ -232,7 +234,7 @@ def _run(scenario: _Scenario, name: str) -> dict[str, Any]:
         said = scenario.after(is_asked_again=again == "again")
         if said:
             wrong[f"{step} {at}"] = said
-    return {"deaths": len(where), "where": where, "wrong": wrong}
+    return {"steps": step - 1, "where": where, "wrong": wrong}
 
 
 def main(arguments: list[str]) -> None:
