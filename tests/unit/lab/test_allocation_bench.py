@@ -26,6 +26,13 @@ from topobus.formats.kubernetes.resource import ClaimSpec, SliceSpec
 from topobus.formats.kubernetes.shape import read_as
 
 
+@pytest.fixture(autouse=True, scope="module")
+def collected() -> None:
+    """Leave all that the tests before made out of what each case collects first."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.mark.parametrize(
     "cluster",
     [Cluster(2), Cluster(2, kinds=2), Cluster(2, partitions=True), Cluster(2, partitions=True, is_plain=True)],
@@ -109,12 +116,7 @@ def test_bench_prints_all_tables_when_run(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(allocate, "_PARTITIONED", 10)
     monkeypatch.setattr(allocate, "_PUZZLES", (8,))
 
-    # Each case collects garbage first: without this, of all that the tests before have left.
-    gc.freeze()
-    try:
-        assert groups.main(["allocate", "--json", "--quick"]) == 0
-    finally:
-        gc.unfreeze()
+    assert groups.main(["allocate", "--json", "--quick"]) == 0
 
     tables = json.loads(capsys.readouterr().out)
     assert {"latency", "fill", "partitions", "growth_nodes", "growth_taken", "equal", "puzzles"} <= tables.keys()
