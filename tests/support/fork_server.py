@@ -45,7 +45,7 @@ SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "co
 _CLONE_PARENT = 0x00008000
 # Programs that start programs themselves: each gets a server of its own before it begins,
 # while it has no thread and no loop.
-_STARTERS = {"up", "allocate", "simulate"}
+_STARTERS = {"up", "allocate", "simulate", "why", "free", "defrag", "what-if", "snapshot"}
 _DEMO = "topobus.cli.demo"
 
 
@@ -64,7 +64,14 @@ def _load() -> None:
         "topobus.simulation.machines",
     ):
         importlib.import_module(name)
-    for package in ("topobus.cli.commands", "topobus.local_system", _DEMO, "topobus.controller.dry_run"):
+    for package in (
+        "topobus.cli.commands",
+        "topobus.local_system",
+        _DEMO,
+        "topobus.controller.dry_run",
+        "topobus.controller.snapshots",
+        "topobus.controller.snapshots.rules",
+    ):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if module.name.rpartition(".")[2] not in ("main", "__main__"):
                 importlib.import_module(module.name)
