@@ -26,6 +26,8 @@ from msgspec import Struct, structs
 from topobus.nic.interfaces.rules.interface_state import InterfaceState
 from topobus.nic.netlink.places import Places
 from topobus.nic.netlink.reading import bus_device_of, get_link, kind_of, list_links, permanent_mac, port_name
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import HardwareSettings, Tree
 
 __all__ = ["Present", "boot_id", "find_interface", "identified", "is_same", "present_of"]
 
@@ -44,11 +46,8 @@ class Present(Struct, frozen=True, kw_only=True):
 
 
 def boot_id(places: Places) -> str:
-    """Read this boot's id, or return "" where it cannot be read."""
-    try:
-        return Path(places.proc, "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    """Read this boot's id. Empty where the kernel has none."""
+    return read_boot_id(Tree(HardwareSettings(root="/", proc=places.proc)))
 
 
 def identified(state: InterfaceState, places: Places) -> InterfaceState:
