@@ -16,16 +16,18 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError
 
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.devicekit.journal import durable_file
 from topobus.formats.messages.codec import decode, encode
 from topobus.nic.interfaces.rules.interface_fields import is_interface_name
 from topobus.nic.interfaces.rules.interface_reading import read_interface_config
+from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_from_journal
 from topobus.nic.netlink.hand_over import check_hand_over, hand_over
 from topobus.nic.netlink.kept_namespaces import mount_namespace, unmount_namespace
 from topobus.nic.netlink.places import Places
@@ -34,7 +36,7 @@ from topobus.values.errors import ContractError, HardwareError
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.sandbox import AttachedInterface
 
-__all__ = ["FOLDER", "ContainerState", "attach", "detach", "main", "read_state"]
+__all__ = ["FOLDER", "ContainerState", "attach", "detach", "handed_over", "main", "read_state"]
 
 FOLDER = Path("/run/topobus/oci")
 """Where records and namespaces are kept; one folder for all containers of a node."""
@@ -154,6 +156,20 @@ def detach(state: ContainerState, interface: str, *, folder: Path = FOLDER, plac
         namespace.unlink()
     durable_file.delete(folder, f"{_stem(state, interface)}.json") if folder.exists() else False
     return taken
+
+
+def handed_over(folder: Path = FOLDER) -> dict[str, InterfaceState]:
+    """Read which interfaces containers have by these hooks, and what each was on the host.
+
+    A record that cannot be read names none.
+    """
+    states: dict[str, InterfaceState] = {}
+    for file in sorted(folder.glob("*@*.json")):
+        with suppress(OSError, ContractError, ValidationError):
+            steps = {step.name: step for step in decode(file.read_bytes(), RecordState, where=str(file)).steps}
+            if "mark" in steps:
+                states[file.stem.partition("@")[2]] = state_from_journal(steps["mark"].before.get("state"))
+    return states
 
 
 def _read_parameters(text: str) -> list[dict[str, Any]]:

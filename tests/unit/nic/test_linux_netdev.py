@@ -4,6 +4,7 @@ what it calls a fault.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from msgspec import structs
 
 from support.net_trees import add_interface, remove_interface
-from topobus.devicekit.device_record import DeviceRecord
+from topobus.devicekit.device_record import DeviceRecord, RecordState, Step
 from topobus.devicekit.driver import PrepareContext
 from topobus.formats.kubernetes.slices import fault_of_shares
+from topobus.formats.messages.codec import encode
 from topobus.nic.config import InterfaceRule, InterfaceSettings, SharedInterface
 from topobus.nic.host_services import NicServices
 from topobus.nic.interfaces.interface_hands import InterfaceHands
+from topobus.nic.interfaces.rules.interface_state import InterfaceState, state_to_journal
+from topobus.nic.oci_hook import handed_over
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -40,6 +44,7 @@ ROUTES = (
     "bond0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\n"
     "veth-node\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\n"
 )
+MARKED = state_to_journal(InterfaceState(name="veth-a", index=3, mac="02:00:00:00:00:0a", mtu=1500, kind="veth"))
 CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="claim", uid="uid"))
 
 
@@ -201,6 +206,33 @@ def test_observe_is_unhealthy_when_the_interface_is_gone(node: Node) -> None:
     remove_interface(node.root, "veth-a")
 
     assert [observation.reason for observation in driver.observe(node.tree, devices)["nic-veth-a"]] == ["device-gone"]
+
+
+@pytest.mark.parametrize(
+    ("record", "reasons"),
+    [
+        pytest.param(encode(RecordState(steps=(Step(name="mark", before={"state": MARKED}),))), [], id="handed over"),
+        pytest.param(encode(RecordState()), ["device-gone"], id="nothing was begun"),
+        pytest.param(b"{", ["device-gone"], id="a record that is cut off"),
+    ],
+)
+def test_interface_stays_offered_when_an_oci_hook_has_put_it_into_a_container(
+    node: Node, record: bytes, reasons: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gone it would be taken from the claim whose container has it. A record alone says so."""
+    monkeypatch.setattr("topobus.nic.plugins.linux_netdev.handed_over", partial(handed_over, tmp_path))
+    (tmp_path / "trainer@veth-a.json").write_bytes(record)
+    rules = InterfaceSettings(offer=(InterfaceRule(name="veth-*", kind="veth"),))
+    driver = LinuxNetdevDriver()
+    driver.configure(NicServices(interfaces=rules, hands=InterfaceHands()))
+    before = driver.discover(node.tree, MACHINE).devices
+    remove_interface(node.root, "veth-a")
+
+    after = driver.discover(node.tree, MACHINE).devices
+    seen = driver.observe(node.tree, before)["nic-veth-a"]
+
+    assert [device.name for device in after] == ([] if reasons else ["nic-veth-a"])
+    assert [observation.reason for observation in seen] == reasons
 
 
 def test_prepare_tells_the_interface_when_it_is_there_or_in_this_owners_pod(node: Node) -> None:

@@ -20,6 +20,9 @@ at once, with one share each (capacity `shares`). Each pod gets a child of it, w
 parent's. A shared interface may be a PCI function's, and the one below the default route, because
 it stays on the host.
 
+An interface that an OCI hook has put into a container (`topobus oci`) stays in the list, by the hook's
+record on this host: it is not gone.
+
 The NUMA node is unknown, except for an interface of a PCI function, so alignment ignores the
 device.
 
@@ -40,11 +43,12 @@ from topobus.devicekit.pci import pci_device_name
 from topobus.nic.config import InterfaceSettings, SharedInterface
 from topobus.nic.interfaces.interface_hands import SHARE_MODE, SHARE_SUBMODE
 from topobus.nic.interfaces.rules.interface_config import interface_of
+from topobus.nic.oci_hook import handed_over
 from topobus.nic.plugins.attaching import AttachesInterfaces
 from topobus.nic.plugins.link_health import BestSpeeds, Settling, judge_carrier, judge_duplex
 from topobus.nic.plugins.link_readings import link_readings
 from topobus.nic.plugins.vendors import model_name, vendor_name
-from topobus.sysfs.net import default_route_interfaces, read_interface
+from topobus.sysfs.net import NetInterface, default_route_interfaces, read_interface
 from topobus.sysfs.netdevs import NetDevice, addressed_interfaces, interface_path, list_net_devices, read_net_device
 from topobus.sysfs.tree import Tree
 from topobus.values.counters import CapacityPolicy
@@ -113,6 +117,7 @@ class LinuxNetdevDriver(AttachesInterfaces):
             elif why:
                 left_out.append(f"{name} is not offered: {why}")
         there = {interface_of(device) for device in devices}
+        devices += [self._device(lent, functions) for lent in self._lent() if lent.interface.name not in there]
         left_out += [
             f"{shared.name} is not shared: the node has no such interface"
             for shared in self._settings.share
@@ -126,8 +131,11 @@ class LinuxNetdevDriver(AttachesInterfaces):
         An unreadable interface does not affect the others.
         """
         tree = tree.for_scan()
+        lent = {net_device.interface.name for net_device in self._lent()}
         self._settling.begin_look()
-        seen = {device.name: self._observe_one(tree, device) for device in devices}
+        seen = {
+            device.name: self._observe_one(tree, device, is_lent=interface_of(device) in lent) for device in devices
+        }
         self._settling.end_look()
         return seen
 
@@ -162,6 +170,21 @@ class LinuxNetdevDriver(AttachesInterfaces):
 
     def _name(self, device: Device, context: PrepareContext) -> str:
         return next(iter(self.names_in_container(device, context)), interface_of(device))
+
+    def _lent(self) -> list[NetDevice]:
+        """List the interfaces of our rules that OCI hooks put into containers: they are away and not
+        gone.
+        """
+        if self._hands is None:
+            return []
+        return [
+            NetDevice(
+                interface=NetInterface(path=interface_path(name), name=name, mac=state.mac, mtu=state.mtu),
+                kind=state.kind,
+            )
+            for name, state in handed_over().items()
+            if any(rule.fits(name, state.kind) for rule in self._settings.offer)
+        ]
 
     def _why_not(
         self, tree: Tree, net_device: NetDevice, *, routed: frozenset[str], addressed: frozenset[str]
@@ -216,12 +239,12 @@ class LinuxNetdevDriver(AttachesInterfaces):
             attributes=attributes,
         )
 
-    def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
+    def _observe_one(self, tree: Tree, device: Device, *, is_lent: bool) -> list[Observation]:
         path = interface_path(interface_of(device))
         try:
             if not _is_there(tree, device):
                 self._best_speeds.forget(device.name)
-                return [_gone(device, path)]
+                return [] if is_lent else [_gone(device, path)]
             interfaces = (read_interface(tree, path, interface_of(device), only_link=True),)
         except HardwareError as err:
             return [unreadable(err)]
