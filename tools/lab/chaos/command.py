@@ -96,7 +96,9 @@ def _run_reboots(arguments: argparse.Namespace, seed: int, folder: Path) -> bool
     _print_line(
         f"{result.reboots} reboots in {result.seconds:.0f} s: {result.ran_again} times a pod ran again, "
         f"{result.deleted_while_off} were deleted while the node was off, kubelet's checkpoint was wrong about "
-        f"{result.checkpoint_age}; the slowest was well after {result.slowest_s:.1f} s"
+        f"{result.checkpoint_age}; {result.attached} times an interface was in its pod again"
+        f"{f' (none is moved here: {result.why_not_attached})' if result.why_not_attached else ''}; "
+        f"the slowest was well after {result.slowest_s:.1f} s"
     )
     return _print_violations(result.violations)
 

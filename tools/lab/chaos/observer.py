@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Holders
 from topobus.values.request import OwnerKind
 
-__all__ = ["Grant", "NodeObserver", "cdi_devices"]
+__all__ = ["Grant", "NodeObserver", "cdi_devices", "named_devices"]
 
 _LOOK_S = 0.1
 _NAMED = re.compile(r"^TOPOBUS_(?:GPU|NIC|FPGA|CPU)_DEVICES=(.*)$")
@@ -39,6 +39,8 @@ class Grant:
     kind: OwnerKind
     key: str
     devices: frozenset[str]
+    has_cdi_file: bool = True
+    """Whether a claim's CDI file names its devices: not where no kubelet asked for it."""
     told_at: tuple[int, int] | None = None
     """Epoch and sequence of a ledger that was read after the client's answer. None while it has not
     been read."""
@@ -193,7 +195,11 @@ class NodeObserver:
         if plugin != wanted_plugin:
             problems.append(f"the ledger has {sorted(plugin)} as kubelet's, wanted {sorted(wanted_plugin)}")
         files = await asyncio.to_thread(cdi_devices, self.cdi_dir)
-        claims = {grant.key.rpartition("/")[2]: grant.devices for grant in grants if grant.kind is OwnerKind.CLAIM}
+        claims = {
+            grant.key.rpartition("/")[2]: grant.devices
+            for grant in grants
+            if grant.kind is OwnerKind.CLAIM and grant.has_cdi_file
+        }
         if files != claims:
             problems.append(f"CDI files give {_listed(files)}, wanted {_listed(claims)}")
         return problems
@@ -284,10 +290,20 @@ def cdi_devices(folder: Path) -> dict[str, frozenset[str]]:
             spec.get("containerEdits", {}),
             *(device.get("containerEdits", {}) for device in spec.get("devices", ())),
         ]
-        for variable in (variable for edit in edits for variable in edit.get("env", ())):
-            if match := _NAMED.match(variable):
-                claims.setdefault(uid, set()).update(name for name in match[1].split(",") if name)
+        for edit in edits:
+            if devices := named_devices(edit.get("env", ())):
+                claims.setdefault(uid, set()).update(devices)
     return {uid: frozenset(devices) for uid, devices in claims.items()}
+
+
+def named_devices(variables: Iterable[str]) -> frozenset[str]:
+    """Read which devices a container's variables name.
+
+    >>> sorted(named_devices(["TOPOBUS_GPU_DEVICES=gpu-0,gpu-1", "TOPOBUS_GPU_0_DEVICES=gpu-9"]))
+    ['gpu-0', 'gpu-1']
+    """
+    matches = (_NAMED.match(variable) for variable in variables)
+    return frozenset(name for match in matches if match for name in match[1].split(",") if name)
 
 
 def _listed(devices: dict[str, frozenset[str]]) -> str:

@@ -50,6 +50,8 @@ class Door(StrEnum):
     PLACE = "place"
     PLUGIN = "device-plugin"
     CLAIM = "claim"
+    OCI = "oci"
+    """A claim without kubelet, by `topobus oci`."""
 
 
 class Life(StrEnum):
@@ -90,7 +92,7 @@ def draw_lives(seed: int, worker: int) -> Iterator[Plan]:
     """
     chance = random.Random(f"{seed}/lives/{worker}")
     for number in count(1):
-        door = chance.choice(list(Door))
+        door = chance.choice((Door.PLACE, Door.PLUGIN, Door.CLAIM))
         yield Plan(
             name=f"{door}-{worker}-{number}",
             door=door,

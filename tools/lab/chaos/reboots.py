@@ -7,7 +7,8 @@ are deleted while the node is off. Afterwards kubelet starts before the services
 admits every pod again. A pod that kubelet ends for good is made again under another name, as its
 controller does.
 
-Interfaces are prepared and not attached: that needs a kernel's own namespaces.
+Interfaces are this kernel's, and move into pods, where this process may do that. Else they are a
+recorded machine's, and are prepared and not attached.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.bench.service_process import ServiceProcess, node_settings
+from lab.chaos.interfaces import Interfaces, why_no_interfaces
 from lab.chaos.node import SERVICES
 from lab.chaos.node_run import leaves
 from lab.chaos.observer import NodeObserver
+from lab.chaos.oci_containers import OciContainers
 from lab.chaos.pod_lives import Door, Stuck
 from lab.chaos.tenants import CPUS, WELL_S, Tenant, Tenants
 from topobus.bus.bus import Bus
@@ -81,6 +84,10 @@ class RebootResult:
     ended: Counter[str] = field(default_factory=Counter)
     """Pods that kubelet ended for good, by the reason."""
     deleted_while_off: int = 0
+    attached: int = 0
+    """How many interfaces were in a pod's namespace after each of the reboots, in all."""
+    why_not_attached: str = ""
+    """Why interfaces cannot be moved here."""
     checkpoint_age: int = 0
     """How many of the pods, in all, kubelet's checkpoint did not have any more or not yet."""
     slowest_s: float = 0.0
@@ -91,7 +98,8 @@ class RebootResult:
 
 async def run_reboots(options: RebootOptions, folder: Path) -> RebootResult:
     """Start a node with its pods, and reboot it."""
-    result = RebootResult()
+    result = RebootResult(why_not_attached=await asyncio.to_thread(why_no_interfaces))
+    interfaces = None if result.why_not_attached else Interfaces(folder / "run")
     began = time.monotonic()
     await asyncio.to_thread(build, "dgx", folder / "machine")
     async with AsyncExitStack() as stack:
@@ -110,13 +118,16 @@ async def run_reboots(options: RebootOptions, folder: Path) -> RebootResult:
         boot_file = folder / "boot_id"
         services = {
             name: ServiceProcess(
-                name, settings, folder, program=("-c", _BOOTED, f"topobus.{name}.main", str(boot_file))
+                name,
+                {**settings, **(interfaces.settings if interfaces is not None and name == "nic" else {})},
+                folder,
+                program=("-c", _BOOTED, f"topobus.{name}.main", str(boot_file)),
             )
             for name in SERVICES
         }
         for service in services.values():
             stack.push_async_callback(service.kill)
-        run = _RebootRun(options, folder, server, outside, services, result)
+        run = _RebootRun(options, folder, server, outside, services, interfaces, result)
         try:
             async with run.observer.observing():
                 await run.run()
@@ -140,6 +151,7 @@ class _RebootRun:
         server: NatsServer,
         bus: Bus,
         services: dict[str, ServiceProcess],
+        interfaces: Interfaces | None,
         result: RebootResult,
     ) -> None:
         self._options = options
@@ -147,11 +159,15 @@ class _RebootRun:
         self._server = server
         self._bus = bus
         self._services = services
+        self._interfaces = interfaces
         self._result = result
         self._chance = random.Random(f"{options.seed}/reboots")
         self._on: AsyncExitStack | None = None
         self.observer = NodeObserver(bus, NODE, folder / "cdi")
-        self.tenants = Tenants(bus, NODE, self.observer, self._new_kubelet(), self._new_runtime())
+        self._oci = OciContainers(server.url, folder / "cdi", interfaces)
+        self.tenants = Tenants(
+            bus, NODE, self.observer, self._new_kubelet(), self._new_runtime(), interfaces, self._oci
+        )
 
     def _new_kubelet(self) -> KubeletSimulator:
         timings = KubeletTimings(pod_retry_s=0.5, reconcile_s=1.0, dra_s=20.0)
@@ -202,13 +218,14 @@ class _RebootRun:
             self.tenants.all.remove(tenant)
         ended = self.tenants.ended.total()
         before = list(self.tenants.all)
-        self.tenants.unseen = {each.name for each in before if each.kind.door is not Door.PLACE}
+        self.tenants.unseen = {each.name for each in before if each.is_kubelets}
         await self.tenants.begin_all(before)
         self._result.ran_again += sum(each in self.tenants.all for each in before)
         await asyncio.gather(*deletions)
         await self.tenants.begin_all([self.tenants.replace(tenant) for tenant in gone])
         await self._until_ready()
         await self.tenants.until_well(f"after reboot {number}", began)
+        self._result.attached += len(self.tenants.attached()) if self._interfaces is not None else 0
         took_s = time.monotonic() - began
         self._result.slowest_s = max(self._result.slowest_s, took_s)
         self._options.report(
@@ -219,6 +236,8 @@ class _RebootRun:
     async def _power_on(self, *, is_kubelet_first: bool) -> None:
         (self._folder / "boot_id").write_text(str(uuid.UUID(int=self._chance.getrandbits(128))))
         (self._folder / "cdi").mkdir(exist_ok=True)
+        if self._interfaces is not None:
+            await self._interfaces.power_on()
         if not self._server.is_running:
             await self._server.start()
         self.tenants.kubelet, self.tenants.runtime = self._new_kubelet(), self._new_runtime()
@@ -240,6 +259,9 @@ class _RebootRun:
         await asyncio.gather(*(service.kill() for service in self._services.values()), self._server.kill())
         stack, self._on = self._on, None
         await stack.aclose()
+        self._oci.power_off()
+        if self._interfaces is not None:
+            await self._interfaces.power_off()
         await asyncio.to_thread(shutil.rmtree, self._folder / "cdi", ignore_errors=True)
         await asyncio.to_thread(shutil.rmtree, self._folder / "machine/sys/fs/cgroup", ignore_errors=True)
         for tenant in self.tenants.all:

@@ -1,7 +1,8 @@
-"""Pods of one node that hold devices for long: they come by kubelet's device plugins, by claims and by
-`place`, and outlive whatever befalls the node.
+"""Pods of one node that hold devices for long: they come by kubelet's device plugins, by claims, by
+`place` and by `topobus oci`, and outlive whatever befalls the node.
 
-Their container is the runtime's, so their CPUs are seen as well. The observer gets what each has.
+Their container is the runtime's, so their CPUs and interfaces are seen as well. The observer gets what
+each has.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass
 
+from lab.chaos.interfaces import Interfaces
 from lab.chaos.observer import Grant, NodeObserver
+from lab.chaos.oci_containers import OciContainers
 from lab.chaos.pod_lives import CLASSES, Door, Lives, Stuck, claim_object
 from topobus.bus.bus import Bus
 from topobus.formats.messages.messages import ApiObject
+from topobus.runtimepb.nri.v1alpha1.api_pb2 import PodSandbox
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, KubeletSimulator, Pod
 from topobus.values.dra_names import DRIVER
@@ -57,8 +61,10 @@ KINDS = (
     Kind(Door.PLUGIN, (("gpu", 1),), 3),
     Kind(Door.PLUGIN, (("nic", 1),), 2),
     Kind(Door.PLUGIN, (("fpga", 1),), 1),
-    Kind(Door.CLAIM, (("gpu", 1),), 2),
-    Kind(Door.CLAIM, (("nic", 1),), 2),
+    Kind(Door.CLAIM, (("gpu", 1),), 1),
+    Kind(Door.CLAIM, (("nic", 1),), 1),
+    Kind(Door.OCI, (("gpu", 1),), 1),
+    Kind(Door.OCI, (("nic", 1),), 1),
     Kind(Door.CLAIM, (("gpu", 1), ("nic", 1)), 2),
     Kind(Door.CLAIM, (("cpu", 2),), 3),
     Kind(Door.CLAIM, (("gpu", 1), ("cpu", 2)), 1),
@@ -81,15 +87,31 @@ class Tenant:
     devices: frozenset[str] = frozenset()
 
     @property
+    def is_kubelets(self) -> bool:
+        """Whether kubelet runs it."""
+        return self.kind.door in (Door.PLUGIN, Door.CLAIM)
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether a claim has its devices."""
+        return self.kind.door in (Door.CLAIM, Door.OCI)
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The interfaces that are in its network namespace, where interfaces are moved."""
+        names = self.devices if self.has_claim else ()
+        return tuple(name.removeprefix("nic-") for name in names if name.startswith("nic-"))
+
+    @property
     def owner(self) -> Owner:
         """The pod or claim that holds its devices, except those by kubelet's allocation."""
-        kind = OwnerKind.CLAIM if self.kind.door is Door.CLAIM else OwnerKind.POD
+        kind = OwnerKind.CLAIM if self.has_claim else OwnerKind.POD
         return Owner(kind=kind, name=self.name, uid=f"uid-{self.name}")
 
     @property
     def references(self) -> tuple[ClaimReference, ...]:
         """Its claim, as kubelet names it."""
-        if self.claim is None:
+        if self.claim is None or not self.is_kubelets:
             return ()
         return (ClaimReference(name=self.name, uid=f"uid-{self.name}", drivers=(DRIVER,)),)
 
@@ -98,10 +120,18 @@ class Tenants:
     """The pods, and the kubelet and the runtime that run them now."""
 
     def __init__(
-        self, bus: Bus, node: str, observer: NodeObserver, kubelet: KubeletSimulator, runtime: SimulatedRuntime
+        self,
+        bus: Bus,
+        node: str,
+        observer: NodeObserver,
+        kubelet: KubeletSimulator,
+        runtime: SimulatedRuntime,
+        interfaces: Interfaces | None = None,
+        oci: OciContainers | None = None,
     ) -> None:
-        """`bus` passes every fault by."""
+        """`bus` passes every fault by. Without `oci` no pod comes by it."""
         self.observer = observer
+        self._interfaces, self._oci = interfaces, oci
         self.kubelet, self.runtime = kubelet, runtime
         self.lives = Lives(bus, kubelet, observer, node)
         self.all: list[Tenant] = []
@@ -116,7 +146,9 @@ class Tenants:
         """Make the device classes, and begin all pods."""
         for made in CLASSES:
             await self.lives.apply(made, f"uid-{made.metadata['name']}")
-        self.all = [self.new(kind) for kind in KINDS for _ in range(kind.count)]
+        self.all = [
+            self.new(kind) for kind in KINDS for _ in range(kind.count) if kind.door is not Door.OCI or self._oci
+        ]
         await self.begin_all(list(self.all))
         await self.until_well("with all pods", time.monotonic())
 
@@ -159,8 +191,13 @@ class Tenants:
             if tenant.kind.door is Door.PLACE:
                 await self._place(tenant)
                 return
-            if tenant.kind.door is Door.CLAIM and tenant.claim is None:
+            if tenant.has_claim and tenant.claim is None:
                 await self._claim(tenant)
+            if tenant.kind.door is Door.OCI:
+                if await self._start_oci(tenant):
+                    return
+                await asyncio.sleep(_RETRY_S)
+                continue
             tenant.pod = Pod(
                 name=tenant.name,
                 uid=f"uid-{tenant.name}",
@@ -196,6 +233,7 @@ class Tenants:
             )
         )
         env = tuple(f"{key}={value}" for key, value in grant.edits.env.items())
+        await self._begin_sandbox(tenant)
         try:
             await self.runtime.create("main", pod=tenant.name, cdi=cdi, env=env)
         except (Refused, NotStarted):
@@ -207,17 +245,47 @@ class Tenants:
         await self._has(tenant, names)
         return True
 
+    async def _start_oci(self, tenant: Tenant) -> bool:
+        assert self._oci is not None
+        try:
+            names = await self._oci.begin(tenant.name)
+        except OSError:
+            # A device service is not there yet, or does not have its devices yet.
+            return False
+        await self._has(tenant, names)
+        return True
+
+    async def _begin_sandbox(self, tenant: Tenant) -> None:
+        if self._sandboxes_of(tenant):
+            return
+        namespace = ""
+        if self._interfaces is not None:
+            namespace = f"/proc/{await self._interfaces.begin_pod(tenant.name)}/ns/net"
+        await self.runtime.run_pod(tenant.name, network_namespace=namespace)
+
+    def _sandboxes_of(self, tenant: Tenant) -> list[PodSandbox]:
+        return [sandbox for sandbox in self.runtime.sandboxes.values() if sandbox.name == tenant.name]
+
     async def _end_containers(self, tenant: Tenant) -> None:
+        sandboxes = {sandbox.id for sandbox in self._sandboxes_of(tenant)}
         for made in list(self.runtime.containers.values()):
-            if made.message.pod_sandbox_id == f"sandbox-{tenant.name}":
+            if made.message.pod_sandbox_id in sandboxes:
                 await self.runtime.end(made)
+
+    async def _end_sandbox(self, tenant: Tenant) -> None:
+        await self._end_containers(tenant)
+        for sandbox in self._sandboxes_of(tenant):
+            await self.runtime.stop_pod(sandbox)
+            await self.runtime.remove_pod(sandbox)
+        if self._interfaces is not None:
+            await self._interfaces.end_pod(tenant.name)
 
     async def _has(self, tenant: Tenant, names: frozenset[str]) -> None:
         """Note what a pod runs with. A claim and a placed pod keep what they had before the boot."""
         tenant.devices = names
         if tenant.grant is None:
             kind = OwnerKind.DEVICE_PLUGIN if tenant.kind.door is Door.PLUGIN else tenant.owner.kind
-            grant = Grant(tenant.name, kind, tenant.owner.key, names)
+            grant = Grant(tenant.name, kind, tenant.owner.key, names, tenant.is_kubelets)
             # kubelet gives from its checkpoint without asking. When the services were not there for
             # longer than `kubelet_grace_s`, the ledger has it again two comparisons later.
             while not await self.observer.is_held(grant):  # noqa: ASYNC110 - another process writes it
@@ -261,7 +329,9 @@ class Tenants:
             self.observer.give_back(tenant.grant)
             tenant.grant = None
         tenant.devices = frozenset()
-        await self._end_containers(tenant)
+        await self._end_sandbox(tenant)
+        if tenant.kind.door is Door.OCI and self._oci is not None:
+            await self._oci.end(tenant.name)
         if tenant.pod is not None:
             while await self.kubelet.remove(tenant.pod):  # noqa: ASYNC110 - kubelet repeats it
                 await asyncio.sleep(_PAUSE_S)
@@ -271,13 +341,23 @@ class Tenants:
             await self.lives.delete(tenant.claim)
 
     async def until_well(self, when: str, began: float) -> None:
-        """Wait until the ledger and the files have exactly what pods have, and check the CPUs."""
-        while problems := [*await self.observer.differences(), *self._cpu_problems()]:
+        """Wait until the ledger and the files have exactly what pods have, each container its CPUs, and
+        each pod its interfaces.
+        """
+        while problems := [
+            *await self.observer.differences(),
+            *self._cpu_problems(),
+            *(await self._interfaces.differences(self.attached()) if self._interfaces is not None else ()),
+        ]:
             if self.observer.violations or self.violations:
                 return
             if time.monotonic() - began > WELL_S:
                 raise Stuck(f"{when}: {'; '.join(problems)}")
             await asyncio.sleep(_PAUSE_S)
+
+    def attached(self) -> dict[str, str]:
+        """Map the interfaces that must be in pods to these."""
+        return {interface: tenant.name for tenant in self.all for interface in tenant.interfaces}
 
     def _cpu_problems(self) -> list[str]:
         """Compare the CPUs on which each container runs with those that claims have."""
@@ -289,7 +369,7 @@ class Tenants:
         taken = frozenset(cpu for cpus in own.values() for cpu in cpus)
         problems = []
         for made in self.runtime.containers.values():
-            name = made.message.pod_sandbox_id.removeprefix("sandbox-")
+            name = self.runtime.sandboxes[made.message.pod_sandbox_id].name
             wanted = own.get(name) or (frozenset(CPUS) - taken)
             if frozenset(made.cpus) != wanted and not (
                 own.get(name) == frozenset() and not taken & frozenset(made.cpus)
