@@ -116,7 +116,10 @@ async def _kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
         kinds |= {
             "gpu": made(resources={"topobus.dev/gpu": 3}, wants={"gpu": 3}),
             "nic": made(resources={"topobus.dev/nic": 2}, wants={"nic": 2}),
-            "gpuclaim": made(requests=(request("gpu", 3),), wants={"gpu": 3}),
+            # Pods by resource, which kubelet serves at once, leave room for one of these at a time on `dgx`, `gb200`
+            # and `epyc-8numa`. Of three that wait for it kube-scheduler never took the oldest, whose back-off is
+            # longest, within the 300 s that a pod may take.
+            "gpuclaim": made(workers=min(2, len(cards)), requests=(request("gpu", 3),), wants={"gpu": 3}),
             "pair": made(
                 requests=(request("gpu", 1), request("nic", 1)),
                 constraints=({"requests": ["gpu", "nic"], "matchAttribute": _ROOT},),
