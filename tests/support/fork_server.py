@@ -60,6 +60,7 @@ def _load() -> None:
         "topobus.controller.standalone.service",
         "topobus.controller.cluster.service",
         "topobus.process.service",
+        "topobus.process.log_lines",
         "topobus.cli.application",
         "topobus.simulation.machines",
     ):
@@ -71,6 +72,8 @@ def _load() -> None:
         "topobus.controller.dry_run",
         "topobus.controller.snapshots",
         "topobus.controller.snapshots.rules",
+        "topobus.gateway.containers",
+        *(f"topobus.{service}.plugins" for service in ("gpu", "nic", "fpga", "cpu")),
     ):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if module.name.rpartition(".")[2] not in ("main", "__main__"):
