@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = ["examples", "share", "steps"]
+__all__ = ["every_third", "examples", "share", "steps"]
 
 _FEWEST = 5
 # Odd: many tests ask again after every second death.
@@ -30,13 +30,20 @@ def share(cases: Sequence[_Case]) -> Sequence[_Case]:
     return cases[: max(1, int(len(cases) * _share()))]
 
 
-def steps(most: int) -> range:
-    """Give the steps, from 1 to below `most`, at which a test kills what it is about: all, or every
-    third one where TOPOBUS_EXAMPLES names a share, from another first one in each run.
+def every_third(cases: Sequence[_Case]) -> Sequence[_Case]:
+    """Give all cases, or every third one where TOPOBUS_EXAMPLES names a share, from another first
+    one in each run.
 
     As with `share`, such a test bears the marker `law`.
     """
-    return range(1, most) if _share() >= 1 else range(random.randint(1, _STRIDE), most, _STRIDE)
+    return cases if _share() >= 1 else cases[random.randrange(_STRIDE) :: _STRIDE]
+
+
+def steps(most: int) -> Sequence[int]:
+    """Give the steps, from 1 to below `most`, at which a test kills what it is about, as
+    `every_third` does.
+    """
+    return every_third(range(1, most))
 
 
 def _share() -> float:
