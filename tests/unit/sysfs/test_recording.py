@@ -16,6 +16,7 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
 from topobus.values.health import HealthState
+from topobus.values.machine import Machine
 
 _DATA = Path(__file__).parents[2] / "data" / "machines"
 _CLASSES = ("gpu", "nic", "fpga", "cpu")
@@ -26,30 +27,25 @@ def tree_of(root: Path) -> Tree:
     return Tree(HardwareSettings(root=str(root), honours_cpuset=False))
 
 
-def devices_of(root: Path) -> dict[str, Device]:
-    """Discover every class with the drivers that ship, and what they observe."""
+def seen_below(root: Path) -> tuple[Machine, dict[str, Device], list[str]]:
+    """Read the machine, discover every class with the drivers that ship, and list what they find
+    wrong.
+    """
     tree = tree_of(root)
     machine = read_machine(tree, "n1")
     devices: dict[str, Device] = {}
+    troubles: list[str] = []
     for device_class in _CLASSES:
         for driver in load_drivers(device_class).drivers:
-            for device in driver.discover(tree, machine).devices:
-                devices[f"{device_class}/{device.name}"] = device
-    return devices
-
-
-def troubles_of(root: Path) -> list[str]:
-    """List what the drivers find wrong."""
-    tree = tree_of(root)
-    machine = read_machine(tree, "n1")
-    return sorted(
-        f"{name}: {observation.reason}"
-        for device_class in _CLASSES
-        for driver in load_drivers(device_class).drivers
-        for name, seen in driver.observe(tree, driver.discover(tree, machine).devices).items()
-        for observation in seen
-        if observation.state is not HealthState.HEALTHY
-    )
+            discovered = driver.discover(tree, machine).devices
+            devices |= {f"{device_class}/{device.name}": device for device in discovered}
+            troubles += [
+                f"{name}: {observation.reason}"
+                for name, seen in driver.observe(tree, discovered).items()
+                for observation in seen
+                if observation.state is not HealthState.HEALTHY
+            ]
+    return machine, devices, sorted(troubles)
 
 
 @pytest.mark.parametrize("profile", ["dgx", "epyc-8numa", "gb200", "laptop"])
@@ -59,9 +55,9 @@ def test_recording_reads_like_the_machine_when_a_profile_is_recorded(profile: st
 
     record(tree_of(original), tmp_path / "copy")
 
-    assert read_machine(tree_of(tmp_path / "copy"), "n1") == read_machine(tree_of(original), "n1")
-    assert devices_of(tmp_path / "copy") == devices_of(original) != {}
-    assert troubles_of(tmp_path / "copy") == troubles_of(original)
+    machine, devices, troubles = seen_below(tmp_path / "copy")
+    assert (machine, devices, troubles) == seen_below(original)
+    assert devices
 
 
 @pytest.mark.parametrize("name", ["48amd64-4pa2n6c-sparse", "40intel64-2g2n4c+pcilocality", "2pa-pcidomain32bits"])
