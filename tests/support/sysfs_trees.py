@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.drivers.driver_contract import files_below
 from topobus.values.idset import CpuSet
 
 CPU = "sys/devices/system/cpu"
@@ -21,6 +23,15 @@ def write(root: Path, files: dict[str, object]) -> Tree:
         else:
             file.write_text(f"{text}\n")
     return Tree(HardwareSettings(root=str(root)))
+
+
+def contents(root: Path) -> dict[str, bytes | str]:
+    """Take all files and links of a tree, for comparison."""
+    return {
+        entry.path: os.readlink(entry.path) if entry.is_symlink() else Path(entry.path).read_bytes()
+        for entry in files_below(root)
+        if entry.is_symlink() or entry.is_file(follow_symlinks=False)
+    }
 
 
 def mask(*cpus: int) -> str:

@@ -5,11 +5,11 @@ machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from lab.device_faults import FAULTS, build_faulty, place_faults
+from support.sysfs_trees import contents
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import DeviceDriver
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
@@ -74,15 +74,6 @@ class _Looks:
         return {name: reasons for name, reasons in seen.items() if reasons}
 
 
-def _content(root: Path) -> dict[str, str]:
-    """Read all files and links of a tree."""
-    return {
-        str(path.relative_to(root)): str(path.readlink()) if path.is_symlink() else path.read_text(encoding="latin-1")
-        for path in sorted(root.rglob("*"))
-        if path.is_symlink() or path.is_file()
-    }
-
-
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> RecordedMachine:
     """Give the machine, which each test leaves as it was."""
@@ -95,7 +86,7 @@ def test_machine_and_its_devices_are_as_before_when_all_faults_are_taken_back(ma
     looks = _Looks(machine, kernel)
     placed = place_faults(machine, looks.devices, FAULTS)
     first = looks.signs()
-    before = _content(machine.root)
+    before = contents(machine.root)
     for _ in range(2):
         for fault in placed:
             fault.strike()
@@ -112,4 +103,4 @@ def test_machine_and_its_devices_are_as_before_when_all_faults_are_taken_back(ma
             for name in fault.names:
                 assert fault.fault.code in sick.get(name, set()), (fault.fault.code, name)
         assert healed == first
-        assert _content(machine.root) == before
+        assert contents(machine.root) == before

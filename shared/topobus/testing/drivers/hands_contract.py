@@ -34,7 +34,7 @@ from topobus.simulation.machines import RecordedMachine
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.drivers.deaths import deaths
-from topobus.testing.drivers.driver_contract import DriverContract
+from topobus.testing.drivers.driver_contract import DriverContract, files_below
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.outcome import Refusal
@@ -80,9 +80,9 @@ class HandsContract(DriverContract):
         Here all files of the machine.
         """
         return {
-            str(path.relative_to(recorded.root)): path.read_bytes()
-            for path in sorted(recorded.root.rglob("*"))
-            if path.is_file() and not path.is_symlink()
+            entry.path: Path(entry.path).read_bytes()
+            for entry in files_below(recorded.root)
+            if entry.is_file(follow_symlinks=False)
         }
 
     def soil(self, recorded: RecordedMachine, device: Device) -> None:
