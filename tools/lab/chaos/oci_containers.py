@@ -44,7 +44,11 @@ class OciContainers:
 
         Errors: raises OSError when it cannot begin now.
         """
-        spec = json.loads(await self._oci(name, succeeds=_PRINTED))["spec"]
+        printed = await self._oci(name, succeeds=_PRINTED)
+        if not printed:
+            # The power failed before the claim was allocated, and it is not yet.
+            raise OSError(f"{name} has no devices yet")
+        spec = json.loads(printed)["spec"]
         self._hooks[name] = spec.get("hooks", {})
         if self._interfaces is not None:
             await self._run_hooks(name, "createRuntime", await self._interfaces.begin_pod(name))
