@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from msgspec import Struct, structs
 
 from lab.bench.figures import machine_facts, percentile
-from lab.bench.node_processes import wait_ready
 from lab.bench.process_use import Counts
+from lab.bench.service_process import wait_ready
 from lab.cluster_fill.fill_rig import CONTROLLER, FillRig, fill_rig
 from lab.cluster_fill.gated_pods import NAMESPACE, Crowd
 from lab.cluster_fill.patch_floor import patch_statuses

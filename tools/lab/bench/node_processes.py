@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from lab.bench.service_process import ServiceProcess, node_settings
+from lab.bench.service_process import ServiceProcess, node_settings, wait_ready
 from topobus.bus.bus import Bus
 from topobus.process.config import NatsSettings
 from topobus.simulation.kubelet.simulator import KubeletSimulator
@@ -23,10 +23,9 @@ from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.idset import NodeSet
 
-__all__ = ["NODE", "BenchNode", "bench_node", "bench_service", "wait_ready"]
+__all__ = ["NODE", "BenchNode", "bench_node", "bench_service"]
 
 NODE = "bench-node"
-_START_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -82,17 +81,6 @@ async def bench_node(
             yield BenchNode(folder=folder, nats=nats, bus=bus, kubelet=kubelet, services=services)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def wait_ready(services: Iterable[ServiceProcess], *, limit_s: float = _START_LIMIT_S) -> None:
-    """Wait until all are ready.
-
-    Errors: raises PeerUnavailable with the log of one that ended, TimeoutError
-    when one is not ready in time.
-    """
-    async with asyncio.timeout(limit_s):
-        for service in services:
-            await service.until_ready()
 
 
 @asynccontextmanager

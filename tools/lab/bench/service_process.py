@@ -8,14 +8,15 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from topobus.simulation.nats_server import free_port
 from topobus.values.errors import PeerUnavailable
 
-__all__ = ["ServiceProcess", "node_settings"]
+__all__ = ["ServiceProcess", "node_settings", "unready", "wait_ready"]
 
+_START_LIMIT_S = 60.0
 _STOP_LIMIT_S = 20.0
 
 
@@ -109,9 +110,16 @@ class ServiceProcess:
         Errors: raises PeerUnavailable with the end of its log when it ends by itself.
         """
         while not await self.is_ready():
-            if self.status is not None:
-                raise PeerUnavailable(f"{self.label} ended by itself with status {self.status}: {self.read_log()}")
+            self.check_runs()
             await asyncio.sleep(0.05)
+
+    def check_runs(self) -> None:
+        """Check that it has not ended by itself.
+
+        Errors: raises PeerUnavailable with the end of its log when it has.
+        """
+        if self.status is not None:
+            raise PeerUnavailable(f"{self.label} ended by itself with status {self.status}: {self.read_log()}")
 
     async def readiness(self) -> str:
         """Return the status and the text of /readyz, or a sentence when it does not answer."""
@@ -151,6 +159,35 @@ class ServiceProcess:
             process.kill()
             await process.wait()
         self.end_status = process.returncode
+
+
+async def wait_ready(services: Iterable[ServiceProcess], *, limit_s: float = _START_LIMIT_S) -> None:
+    """Wait until all are ready.
+
+    Errors: raises PeerUnavailable with the log of one that ended, or with what they report when the time
+    is over.
+    """
+    waiting = tuple(services)
+    try:
+        async with asyncio.timeout(limit_s):
+            for service in waiting:
+                await service.until_ready()
+    except TimeoutError as err:
+        raise PeerUnavailable(f"not ready after {limit_s:g} s: {'; '.join(await unready(waiting))}") from err
+
+
+async def unready(services: Iterable[ServiceProcess]) -> list[str]:
+    """List what those report that are not ready.
+
+    Errors: raises PeerUnavailable with the log of one that ended.
+    """
+    said: list[str] = []
+    for service in services:
+        service.check_runs()
+        readiness = await service.readiness()
+        if not readiness.startswith("200"):
+            said.append(f"{service.label}: {readiness[:400]}")
+    return said
 
 
 def node_settings(node: str, folder: Path, url: str) -> dict[str, str]:

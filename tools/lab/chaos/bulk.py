@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.service_process import ServiceProcess
-from lab.chaos.faults import BULK_FAULTS, TROUBLES, Fault, Planned, plan_faults
+from lab.chaos.faults import BULK_FAULTS, Fault, Planned, cause, plan_faults
 from lab.chaos.histories import Histories, Operation, Violation
 from lab.chaos.ledger_objects import double_holdings
-from lab.chaos.nats_proxy import NatsProxy, Trouble
+from lab.chaos.nats_proxy import NatsProxy
 from lab.chaos.small_node import NODE, SETTINGS, publish_small_node
 from lab.chaos.workload import Draft, Verb, effects_of, operations, owner_keys, unknown_effects
 from topobus.bus.bus import Bus
@@ -34,7 +34,7 @@ from topobus.formats.messages.messages import CommitRequest, PlaceRequest, Relea
 from topobus.formats.messages.nouns import Ask
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.values.errors import InvariantError, PeerUnavailable
+from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Holders
 from topobus.values.outcome import Refusal
 from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
@@ -139,48 +139,16 @@ class _Troublemaker:
         self.done[planned.name] += 1
         self.ended_at = float("inf")
         try:
-            await self._do(planned)
-        finally:
-            self.ended_at = time.monotonic()
-
-    async def _do(self, planned: Planned) -> None:
-        match planned.fault:
-            case Fault.KILL_SERVICE:
-                await self.topology.kill()
-                await self.topology.start()
-            case Fault.FREEZE_SERVICE:
-                self.topology.freeze()
-                await asyncio.sleep(planned.lasts_s)
-                self.topology.thaw()
-            case Fault.TWIN:
+            if planned.fault is Fault.TWIN:
                 self.has_twin = True
                 await self.twin.start()
                 await asyncio.sleep(2 + planned.lasts_s)
                 await self.twin.stop()
                 self.has_twin = False
-            case Fault.KILL_SERVER:
-                await self.server.kill()
-                await self.server.start()
-            case Fault.FREEZE_SERVER:
-                self.server.pause()
-                await asyncio.sleep(planned.lasts_s)
-                self.server.resume()
-            case Fault.CUT:
-                self.proxy.cut()
-            case _:
-                self.proxy.trouble = TROUBLES[planned.fault]
-                await asyncio.sleep(planned.lasts_s)
-                self.proxy.trouble = Trouble()
-
-    def check_alive(self) -> None:
-        """Check that the service has not ended by itself.
-
-        Errors: raises InvariantError when it has.
-        """
-        if self.topology.status is not None:
-            raise InvariantError(
-                f"topology ended by itself with status {self.topology.status}: {self.topology.read_log()}"
-            )
+            else:
+                await cause(planned, self.topology, self.server, self.proxy)
+        finally:
+            self.ended_at = time.monotonic()
 
 
 class _BulkRun:
@@ -243,7 +211,7 @@ class _BulkRun:
         for each in planned:
             while self._in_window < each.at * total and not self._is_over:
                 await asyncio.sleep(_PAUSE_S)
-                self._trouble.check_alive()
+                self._trouble.topology.check_runs()
             if self._is_over:
                 return
             await self._trouble.do(each)

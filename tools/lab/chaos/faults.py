@@ -1,18 +1,21 @@
 """Plans faults: a schedule drawn from a seed.
 
 Each fault has the share of the operations at which it begins, and its length. The same seed gives
-the same schedule. This module causes no fault itself.
+the same schedule. Faults of one process, of the server and of connections are caused here as well.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
-from lab.chaos.nats_proxy import Trouble
+from lab.bench.service_process import ServiceProcess
+from lab.chaos.nats_proxy import NatsProxy, Trouble
+from topobus.simulation.nats_server import NatsServer
 
 __all__ = [
     "BULK_FAULTS",
@@ -22,6 +25,7 @@ __all__ = [
     "TROUBLES",
     "Fault",
     "Planned",
+    "cause",
     "plan_faults",
     "possible_faults",
 ]
@@ -182,3 +186,36 @@ def plan_faults(
         for _ in range(count)
     ]
     return tuple(sorted(planned, key=lambda each: each.at))
+
+
+async def cause(planned: Planned, service: ServiceProcess, server: NatsServer, proxy: NatsProxy) -> None:
+    """Cause a fault of a service, of the server or of connections, and return when it is over. The
+    affected part may still be recovering.
+    """
+    match planned.fault:
+        case Fault.KILL_SERVICE:
+            await service.kill()
+            await service.start()
+        case Fault.RESTART_SERVICE:
+            await service.stop()
+            await service.start()
+        case Fault.FREEZE_SERVICE:
+            service.freeze()
+            await asyncio.sleep(planned.lasts_s)
+            service.thaw()
+        case Fault.KILL_SERVER:
+            await server.kill()
+            await server.start()
+        case Fault.RESTART_SERVER:
+            await server.stop()
+            await server.start()
+        case Fault.FREEZE_SERVER:
+            server.pause()
+            await asyncio.sleep(planned.lasts_s)
+            server.resume()
+        case Fault.CUT:
+            proxy.cut()
+        case fault:
+            proxy.trouble = TROUBLES[fault]
+            await asyncio.sleep(planned.lasts_s)
+            proxy.trouble = Trouble()

@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.bench.service_process import ServiceProcess, node_settings
-from lab.chaos.faults import HUB_FAULTS, TROUBLES, Fault, Planned
+from lab.bench.service_process import ServiceProcess, node_settings, wait_ready
+from lab.chaos.faults import HUB_FAULTS, Fault, Planned, cause
 from lab.chaos.hub_side import LEAF_SETTINGS, HubSide, hub_side, leaf_servers
-from lab.chaos.nats_proxy import NatsProxy, Trouble
+from lab.chaos.nats_proxy import NatsProxy
 from lab.chaos.observer import NodeObserver
 from lab.chaos.wall_clocks import WallClocks
 from topobus.bus.streams.provision import bucket_stream
@@ -26,17 +26,16 @@ from topobus.formats.messages.catalogue import LEDGER
 from topobus.simulation.kubelet.simulator import KubeletSimulator, KubeletTimings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.values.errors import PeerUnavailable
 from topobus.values.idset import NodeSet
 
-__all__ = ["DEVICES", "NODE", "SERVICES", "ChaosNode", "Shape", "chaos_node"]
+__all__ = ["DEVICES", "NODE", "READY_S", "SERVICES", "ChaosNode", "Shape", "chaos_node"]
 
 NODE = "chaos-node"
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 HUB_CONTROLLER = "controller-hub"
 # Of the recorded machine, by resource.
 DEVICES = {"topobus.dev/gpu": 8, "topobus.dev/nic": 8, "topobus.dev/fpga": 2}
-_READY_S = 180.0
+READY_S = 180.0
 _WRITTEN_BACK_S = 60.0
 _STORE_MIB = 192
 _PAUSE_S = 0.1
@@ -80,65 +79,15 @@ class ChaosNode:
         """Where the gateway writes CDI files."""
         return self.folder / "cdi"
 
-    async def until_ready(self, limit_s: float = _READY_S) -> None:
-        """Wait until all services report that they are ready.
-
-        Errors: raises PeerUnavailable with their reports, when one ended or the time is over.
-        """
-        problems: list[str] = []
-        try:
-            async with asyncio.timeout(limit_s):
-                while True:
-                    problems = await self.problems()
-                    if not problems:
-                        return
-                    await asyncio.sleep(_PAUSE_S)
-        except TimeoutError as err:
-            raise PeerUnavailable(f"not ready after {limit_s:g} s: {'; '.join(problems)}") from err
-
-    async def problems(self) -> list[str]:
-        """Return for each service that is not ready why.
-
-        Errors: raises PeerUnavailable when a service has ended.
-        """
-        said: list[str] = []
-        for name, service in self.services.items():
-            if service.status is not None:
-                raise PeerUnavailable(f"{name} ended by itself with status {service.status}: {service.read_log()}")
-            readiness = await service.readiness()
-            if not readiness.startswith("200"):
-                said.append(f"{name}: {readiness[:400]}")
-        return said
-
     async def do(self, planned: Planned, observer: NodeObserver) -> None:
         """Cause one fault, and return when it is over. The affected part may still be
         recovering.
         """
         self.done[planned.name] += 1
-        service = self.services.get(planned.service)
         match planned.fault:
-            case Fault.KILL_SERVICE if service is not None:
-                await service.kill()
-                await service.start()
-            case Fault.RESTART_SERVICE if service is not None:
-                await service.stop()
-                await service.start()
-            case Fault.FREEZE_SERVICE if service is not None:
-                service.freeze()
-                await asyncio.sleep(planned.lasts_s)
-                service.thaw()
-            case Fault.KILL_SERVER:
+            case Fault.KILL_SERVER | Fault.RESTART_SERVER:
                 async with self._at_server:
-                    await self.server.kill()
-                    await self.server.start()
-            case Fault.RESTART_SERVER:
-                async with self._at_server:
-                    await self.server.stop()
-                    await self.server.start()
-            case Fault.FREEZE_SERVER:
-                self.server.pause()
-                await asyncio.sleep(planned.lasts_s)
-                self.server.resume()
+                    await self._cause(planned)
             case Fault.ROLL_BACK | Fault.EMPTY_STORE:
                 await self._put_store_back(planned, observer)
             case Fault.FILL_DISK:
@@ -146,8 +95,6 @@ class ChaosNode:
             case Fault.RESTART_KUBELET:
                 await self.kubelet.restart()
                 self.kubelet.sources_ready()
-            case Fault.CUT:
-                self.proxy.cut()
             case Fault.STEP_CLOCK:
                 self.clocks.step(planned.moves_s)
             case Fault.SKEW_CLOCK:
@@ -156,17 +103,17 @@ class ChaosNode:
                 self.clocks.skew(planned.service, 0.0)
             case fault if fault in HUB_FAULTS and self.hub is not None:
                 await self.hub.do(planned)
-            case fault:
-                self.proxy.trouble = TROUBLES[fault]
-                await asyncio.sleep(planned.lasts_s)
-                self.proxy.trouble = Trouble()
+            case _:
+                await self._cause(planned)
+
+    async def _cause(self, planned: Planned) -> None:
+        await cause(planned, self.services[planned.service], self.server, self.proxy)
 
     async def _put_store_back(self, planned: Planned, observer: NodeObserver) -> None:
         """Replace the store by its copy from some seconds ago, or by an empty one, while the
         topology service lives, which writes its ledger back.
         """
-        async with asyncio.timeout(_READY_S):
-            await self.services["topology"].until_ready()
+        await wait_ready([self.services["topology"]], limit_s=READY_S)
         copy = self.folder / "older-store"
         if planned.fault is Fault.ROLL_BACK:
             # A copy as a crash would leave it: nothing is written meanwhile.
@@ -187,8 +134,7 @@ class ChaosNode:
 
     async def copy_ledger(self) -> Path:
         """Copy the ledger's bucket as a crash would leave it: nothing is written meanwhile."""
-        async with asyncio.timeout(_READY_S):
-            await self.services["topology"].until_ready()
+        await wait_ready([self.services["topology"]], limit_s=READY_S)
         copy = self.folder / "older-ledger"
         self.server.pause()
         try:
@@ -282,7 +228,7 @@ async def chaos_node(folder: Path, seed: int, shape: Shape) -> AsyncIterator[Cha
         if behind is not None:
             server = behind[0]
         else:
-            server = NatsServer(binary=shape.nats_server, parent=folder, store_limit="64GB", start_limit_s=_READY_S)
+            server = NatsServer(binary=shape.nats_server, parent=folder, store_limit="64GB", start_limit_s=READY_S)
             # Beside the services' logs, which are kept when something was violated.
             server.log = folder / "nats.log"
         server.store.mkdir()

@@ -10,22 +10,23 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.bench.service_process import unready, wait_ready
 from lab.chaos.faults import Fault, Planned, plan_faults, possible_faults
-from lab.chaos.node import DEVICES, NODE, ChaosNode, Shape, chaos_node
+from lab.chaos.node import DEVICES, NODE, READY_S, ChaosNode, Shape, chaos_node
 from lab.chaos.observer import NodeObserver
-from lab.chaos.pod_lives import CLASSES, Lives, Stuck, draw_lives
+from lab.chaos.pod_lives import CLASSES, Lives, Stuck, draw_lives, leaves
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import OBJECT
 from topobus.process.config import NatsSettings
 from topobus.values.errors import PeerUnavailable
 from topobus.values.request import OwnerKind
 
-__all__ = ["NodeOptions", "NodeResult", "leaves", "run_node"]
+__all__ = ["NodeOptions", "NodeResult", "run_node"]
 
 WELL_S = 60.0
 """After the last fault everything is well again within this time."""
@@ -117,7 +118,7 @@ class _NodeRun:
         with what is held then, and with nothing.
         """
         options = self._options
-        await self._node.until_ready()
+        await wait_ready(self._node.services.values(), limit_s=READY_S)
         for each in CLASSES:
             await self._lives.apply(each, f"uid-{each.metadata['name']}")
         options.report(f"ready: {', '.join(self._node.services)}{_missing(self._node)}")
@@ -222,7 +223,7 @@ class _NodeRun:
 
     async def _problems(self) -> list[str]:
         """Return what is wrong."""
-        problems = await self._node.problems()
+        problems = await unready(self._node.services.values())
         try:
             problems += await self._observer.differences()
             await self._sweep()
@@ -253,15 +254,6 @@ class _NodeRun:
             if capacity is None or capacity.allocatable != wanted:
                 problems.append(f"kubelet has {capacity.allocatable if capacity else 'no'} {resource}, wanted {wanted}")
         return problems
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Yield the errors of a group and of the groups in it."""
-    for err in group.exceptions:
-        if isinstance(err, BaseExceptionGroup):
-            yield from leaves(err)
-        else:
-            yield err
 
 
 def _step_text(planned: Planned) -> str:

@@ -32,7 +32,7 @@ from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.outcome import Placement
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
-__all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "claim_object", "draw_lives"]
+__all__ = ["CLASSES", "Door", "Life", "Lives", "Plan", "Stuck", "claim_object", "draw_lives", "leaves"]
 
 T = TypeVar("T")
 
@@ -63,6 +63,15 @@ class Life(StrEnum):
 
 class Stuck(Exception):
     """A client has waited for minutes for what must come by itself."""
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors of a group and of the groups in it."""
+    for err in group.exceptions:
+        if isinstance(err, BaseExceptionGroup):
+            yield from leaves(err)
+        else:
+            yield err
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,37 +24,22 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.bench.service_process import ServiceProcess, node_settings
+from lab.bench.service_process import ServiceProcess, wait_ready
 from lab.chaos.interfaces import Interfaces, why_no_interfaces
 from lab.chaos.node import SERVICES
-from lab.chaos.node_run import leaves
 from lab.chaos.observer import NodeObserver
 from lab.chaos.oci_containers import OciContainers
-from lab.chaos.pod_lives import Door, Stuck
-from lab.chaos.tenants import CPUS, WELL_S, Tenant, Tenants
+from lab.chaos.pod_lives import Door
+from lab.chaos.tenants import WELL_S, Tenant, Tenants, new_kubelet, new_runtime, tenant_settings, violations_of
 from topobus.bus.bus import Bus
 from topobus.process.config import NatsSettings
-from topobus.simulation.container_runtime import SimulatedRuntime
 from topobus.simulation.kubelet.checkpoint import CHECKPOINT_FILE
-from topobus.simulation.kubelet.simulator import (
-    KubeletSimulator,
-    KubeletTimings,
-)
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.values.errors import PeerUnavailable
-from topobus.values.idset import NodeSet
 
-__all__ = ["LONG_LIVED", "RebootOptions", "RebootResult", "run_reboots"]
+__all__ = ["RebootOptions", "RebootResult", "run_reboots"]
 
 NODE = "reboot-node"
-LONG_LIVED = {
-    "TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "4",
-    "TOPOBUS_GATEWAY__DEADLINES__FORGOTTEN_S": "0.5",
-    "TOPOBUS_GATEWAY__DEADLINES__RECONCILE_S": "0.5",
-    "TOPOBUS_GATEWAY__CPUS__OWNED": "all",
-}
-"""What the services of a real node wait for in minutes. Only the length of a run depends on it."""
 # The boot's id is the kernel's own file, which no process can change.
 _BOOTED = (
     "import runpy, sys; from pathlib import Path; from topobus.sysfs import boot; "
@@ -110,11 +95,7 @@ async def run_reboots(options: RebootOptions, folder: Path) -> RebootResult:
             Bus.session(NatsSettings(url=server.url, provisioner="controller"), name="topobus-cli")
         )
         await outside.provision()
-        settings = {
-            **node_settings(NODE, folder, server.url),
-            **LONG_LIVED,
-            "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(folder / "nri.sock"),
-        }
+        settings = tenant_settings(NODE, folder, server.url)
         boot_file = folder / "boot_id"
         services = {
             name: ServiceProcess(
@@ -129,13 +110,9 @@ async def run_reboots(options: RebootOptions, folder: Path) -> RebootResult:
             stack.push_async_callback(service.kill)
         run = _RebootRun(options, folder, server, outside, services, interfaces, result)
         try:
-            async with run.observer.observing():
-                await run.run()
-        except* (Stuck, PeerUnavailable, TimeoutError) as group:
-            result.violations += [str(err) for err in leaves(group)]
+            result.violations = await violations_of(run.tenants, run.run())
         finally:
             await run.power_off()
-        result.violations = [*run.observer.violations, *run.tenants.violations, *result.violations]
         result.ended = run.tenants.ended
     result.seconds = time.monotonic() - began
     return result
@@ -166,17 +143,7 @@ class _RebootRun:
         self.observer = NodeObserver(bus, NODE, folder / "cdi")
         self._oci = OciContainers(server.url, folder / "cdi", interfaces)
         self.tenants = Tenants(
-            bus, NODE, self.observer, self._new_kubelet(), self._new_runtime(), interfaces, self._oci
-        )
-
-    def _new_kubelet(self) -> KubeletSimulator:
-        timings = KubeletTimings(pod_retry_s=0.5, reconcile_s=1.0, dra_s=20.0)
-        return KubeletSimulator(self._folder / "k", numa_nodes=NodeSet(0, 1), timings=timings)
-
-    def _new_runtime(self) -> SimulatedRuntime:
-        root = self._folder / "machine"
-        return SimulatedRuntime(
-            self._folder / "nri.sock", CPUS, cdi_dir=self._folder / "cdi", control_groups=root, cgroup_version=1
+            bus, NODE, self.observer, new_kubelet(folder), new_runtime(folder), interfaces, self._oci
         )
 
     async def run(self) -> None:
@@ -240,7 +207,7 @@ class _RebootRun:
             await self._interfaces.power_on()
         if not self._server.is_running:
             await self._server.start()
-        self.tenants.kubelet, self.tenants.runtime = self._new_kubelet(), self._new_runtime()
+        self.tenants.kubelet, self.tenants.runtime = new_kubelet(self._folder), new_runtime(self._folder)
         self._on = AsyncExitStack()
         await self._on.enter_async_context(self.tenants.runtime.serving())
         if is_kubelet_first:
@@ -272,14 +239,9 @@ class _RebootRun:
                 tenant.grant = None
 
     async def _until_ready(self) -> None:
-        try:
-            async with asyncio.timeout(WELL_S):
-                for service in self._services.values():
-                    await service.until_ready()
-                await self.tenants.runtime.synchronized.wait()
-        except TimeoutError as err:
-            said = [f"{name}: {await service.readiness()}" for name, service in self._services.items()]
-            raise Stuck(f"not ready after {WELL_S:g} s: {'; '.join(said)}") from err
+        await wait_ready(self._services.values(), limit_s=WELL_S)
+        async with asyncio.timeout(WELL_S):
+            await self.tenants.runtime.synchronized.wait()
 
     async def _delete_while_off(self, tenant: Tenant, is_in_checkpoint: bool) -> None:
         """Let a pod be gone when the node comes back. kubelet has its claim undone if its checkpoint

@@ -23,23 +23,17 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from lab.bench.service_process import ServiceProcess, node_settings
+from lab.bench.service_process import ServiceProcess, wait_ready
 from lab.chaos.node import SERVICES
-from lab.chaos.node_run import leaves
 from lab.chaos.observer import NodeObserver
 from lab.chaos.pod_lives import Stuck
-from lab.chaos.reboots import LONG_LIVED
-from lab.chaos.tenants import CPUS, Tenants
+from lab.chaos.tenants import Tenants, new_kubelet, new_runtime, tenant_settings, violations_of
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.process.config import LogSettings, NatsSettings
 from topobus.process.logging import setup_logging
-from topobus.simulation.container_runtime import SimulatedRuntime
-from topobus.simulation.kubelet.simulator import KubeletSimulator, KubeletTimings
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.values.errors import PeerUnavailable
-from topobus.values.idset import NodeSet
 from topobus.values.request import Owner, OwnerKind
 
 __all__ = ["main"]
@@ -96,38 +90,25 @@ async def _run(folder: Path) -> list[str]:
     await asyncio.to_thread(build, "dgx", folder / "machine")
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(NatsServer(parent=folder))
-        settings = {
-            **node_settings(NODE, folder, server.url),
-            **LONG_LIVED,
-            "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(folder / "nri.sock"),
-        }
+        settings = tenant_settings(NODE, folder, server.url)
         services = {name: ServiceProcess(name, settings, folder) for name in SERVICES}
         bus = await stack.enter_async_context(
             Bus.session(NatsSettings(url=server.url, provisioner="controller"), name="topobus-cli")
         )
-        timings = KubeletTimings(pod_retry_s=0.5, reconcile_s=1.0, dra_s=20.0)
-        kubelet = await stack.enter_async_context(
-            KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1), timings=timings)
-        )
-        runtime = SimulatedRuntime(folder / "nri.sock", CPUS, cdi_dir=folder / "cdi", control_groups=folder / "machine")
-        await stack.enter_async_context(runtime.serving())
+        kubelet = await stack.enter_async_context(new_kubelet(folder))
+        runtime = await stack.enter_async_context(new_runtime(folder).serving())
         for service in services.values():
             stack.push_async_callback(service.kill)
             service.python = earlier
             await service.start()
         observer = NodeObserver(bus, NODE, folder / "cdi")
         run = _Rollback(bus, services, Tenants(bus, NODE, observer, kubelet, runtime))
-        problems: list[str] = []
-        try:
-            async with observer.observing():
-                await run.run(earlier, later, newest)
-        except* (Stuck, PeerUnavailable, TimeoutError) as group:
-            problems += [str(err) for err in leaves(group)]
+        violations = await violations_of(run.tenants, run.run(earlier, later, newest))
         _print_line(
             f"{run.replaced} processes replaced under {run.ends} ends of pods in {time.monotonic() - began:.0f} s; "
             f"pods ended: {dict(run.tenants.ended) or 'none'}"
         )
-        return [*observer.violations, *run.tenants.violations, *problems]
+        return violations
 
 
 class _Rollback:
@@ -142,8 +123,7 @@ class _Rollback:
 
     async def run(self, earlier: str, later: str, newest: str) -> None:
         """Go up and back in both orders, then meet a ledger that cannot be read."""
-        for service in self._services.values():
-            await self._until_ready(service)
+        await wait_ready(self._services.values(), limit_s=_READY_S)
         await self.tenants.runtime.synchronized.wait()
         await self.tenants.wait_registered()
         await self.tenants.begin_first()
@@ -166,7 +146,7 @@ class _Rollback:
                     await service.stop()
                     service.python = python
                     await service.start()
-                    await self._until_ready(service)
+                    await wait_ready([service], limit_s=_READY_S)
                     self.replaced += 1
                     await asyncio.sleep(0.5)
             finally:
@@ -188,7 +168,7 @@ class _Rollback:
         await topology.stop()
         topology.python = newest
         await topology.start()
-        await self._until_ready(topology)
+        await wait_ready([topology], limit_s=_READY_S)
         # The release of an owner that holds nothing: our own reader refuses what is written from here on.
         await self.tenants.lives.release_place(Owner(kind=OwnerKind.POD, name="none", uid="none"), "none")
         await topology.stop()
@@ -205,15 +185,8 @@ class _Rollback:
             raise Stuck("topology wrote over a ledger of a newer release")
         topology.python = newest
         await topology.start()
-        await self._until_ready(topology)
+        await wait_ready([topology], limit_s=_READY_S)
         _print_line("a ledger of a newer release was refused, and was as before")
-
-    async def _until_ready(self, service: ServiceProcess) -> None:
-        try:
-            async with asyncio.timeout(_READY_S):
-                await service.until_ready()
-        except TimeoutError as err:
-            raise Stuck(f"{service.label}: {await service.readiness()}") from err
 
 
 def _release(folder: Path, commit: str, version: str, changes: tuple[tuple[str, str, str], ...] = ()) -> str:

@@ -11,24 +11,46 @@ import asyncio
 import time
 import uuid
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from lab.bench.service_process import node_settings
 from lab.chaos.interfaces import Interfaces
 from lab.chaos.observer import Grant, NodeObserver
 from lab.chaos.oci_containers import OciContainers
-from lab.chaos.pod_lives import CLASSES, Door, Lives, Stuck, claim_object
+from lab.chaos.pod_lives import CLASSES, Door, Lives, Stuck, claim_object, leaves
 from topobus.bus.bus import Bus
 from topobus.formats.messages.messages import ApiObject
 from topobus.runtimepb.nri.v1alpha1.api_pb2 import PodSandbox
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
-from topobus.simulation.kubelet.simulator import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.simulation.kubelet.simulator import (
+    Admission,
+    ClaimReference,
+    Container,
+    KubeletSimulator,
+    KubeletTimings,
+    Pod,
+)
 from topobus.values.dra_names import DRIVER
-from topobus.values.idset import CpuSet
+from topobus.values.errors import PeerUnavailable
+from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.request import Owner, OwnerKind
 
-__all__ = ["CPUS", "KINDS", "WELL_S", "Kind", "Tenant", "Tenants"]
+__all__ = [
+    "KINDS",
+    "WELL_S",
+    "Kind",
+    "Tenant",
+    "Tenants",
+    "new_kubelet",
+    "new_runtime",
+    "tenant_settings",
+    "violations_of",
+]
 
-CPUS = CpuSet.of(range(224))
+_CPUS = CpuSet.of(range(224))
 """Those of the recorded machine."""
 WELL_S = 120.0
 """A pod that neither runs nor has ended after so long is stuck, and so is a device that is held by a
@@ -370,12 +392,49 @@ class Tenants:
         problems = []
         for made in self.runtime.containers.values():
             name = self.runtime.sandboxes[made.message.pod_sandbox_id].name
-            wanted = own.get(name) or (frozenset(CPUS) - taken)
+            wanted = own.get(name) or (frozenset(_CPUS) - taken)
             if frozenset(made.cpus) != wanted and not (
                 own.get(name) == frozenset() and not taken & frozenset(made.cpus)
             ):
                 problems.append(f"the container of {name} runs on {made.cpus}")
         return problems
+
+
+def tenant_settings(node: str, folder: Path, url: str) -> dict[str, str]:
+    """Give the settings of the services of a node with such pods.
+
+    What the services of a real node wait for in minutes is short: only the length of a run depends on it.
+    """
+    return {
+        **node_settings(node, folder, url),
+        "TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "4",
+        "TOPOBUS_GATEWAY__DEADLINES__FORGOTTEN_S": "0.5",
+        "TOPOBUS_GATEWAY__DEADLINES__RECONCILE_S": "0.5",
+        "TOPOBUS_GATEWAY__CPUS__OWNED": "all",
+        "TOPOBUS_GATEWAY__RUNTIME__SOCKET": str(folder / "nri.sock"),
+    }
+
+
+def new_kubelet(folder: Path) -> KubeletSimulator:
+    """Make a kubelet of that node, with the checkpoint of the one before."""
+    timings = KubeletTimings(pod_retry_s=0.5, reconcile_s=1.0, dra_s=20.0)
+    return KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1), timings=timings)
+
+
+def new_runtime(folder: Path) -> SimulatedRuntime:
+    """Make a runtime of that node, without containers."""
+    return SimulatedRuntime(folder / "nri.sock", _CPUS, cdi_dir=folder / "cdi", control_groups=folder / "machine")
+
+
+async def violations_of(tenants: Tenants, run: Coroutine[Any, Any, None]) -> list[str]:
+    """Run something under the observer's eyes, and return what was violated."""
+    problems: list[str] = []
+    try:
+        async with tenants.observer.observing():
+            await run
+    except* (Stuck, PeerUnavailable, TimeoutError) as group:
+        problems = [str(err) for err in leaves(group)]
+    return [*tenants.observer.violations, *tenants.violations, *problems]
 
 
 def _resources(kind: Kind) -> dict[str, int]:

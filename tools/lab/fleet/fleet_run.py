@@ -23,9 +23,9 @@ from msgspec import Struct
 
 from lab.bench.child_processes import child_process, read_line
 from lab.bench.figures import percentile, processor_ms
-from lab.bench.node_processes import bench_service, wait_ready
+from lab.bench.node_processes import bench_service
 from lab.bench.process_use import processor_s, read_counts
-from lab.bench.service_process import ServiceProcess
+from lab.bench.service_process import ServiceProcess, wait_ready
 from lab.fleet.allocation_floor import measure_floor
 from lab.fleet.fill_outcome import faults_of, left_at_nodes
 from lab.fleet.fleet_claims import NAMESPACE, claim_name, fleet_claim

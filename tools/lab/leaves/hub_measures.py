@@ -18,8 +18,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from lab.bench.node_processes import bench_service, wait_ready
+from lab.bench.node_processes import bench_service
 from lab.bench.process_use import read_counts
+from lab.bench.service_process import wait_ready
 from lab.leaves.crowd import Crowd
 from lab.leaves.hub import Hub, HubCounts, hub_use
 from lab.leaves.node_content import NodeContent, node_name
