@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ class Tenants:
         interfaces: Interfaces | None = None,
         oci: OciContainers | None = None,
     ) -> None:
-        """`bus` passes every fault by. Without `oci` no pod comes by it."""
+        """`bus` passes every fault by. Without `oci` kubelet runs its pods."""
         self.observer = observer
         self._interfaces, self._oci = interfaces, oci
         self.kubelet, self.runtime = kubelet, runtime
@@ -168,9 +168,10 @@ class Tenants:
         """Make the device classes, and begin all pods."""
         for made in CLASSES:
             await self.lives.apply(made, f"uid-{made.metadata['name']}")
-        self.all = [
-            self.new(kind) for kind in KINDS for _ in range(kind.count) if kind.door is not Door.OCI or self._oci
+        kinds = [
+            replace(kind, door=Door.CLAIM) if self._oci is None and kind.door is Door.OCI else kind for kind in KINDS
         ]
+        self.all = [self.new(kind) for kind in kinds for _ in range(kind.count)]
         await self.begin_all(list(self.all))
         await self.until_well("with all pods", time.monotonic())
 
