@@ -23,7 +23,6 @@ from lab.chaos.oci_containers import OciContainers
 from lab.chaos.pod_lives import CLASSES, Door, Lives, Stuck, claim_object, leaves
 from topobus.bus.bus import Bus
 from topobus.formats.messages.messages import ApiObject
-from topobus.runtimepb.nri.v1alpha1.api_pb2 import PodSandbox
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.kubelet.simulator import (
     Admission,
@@ -286,20 +285,20 @@ class Tenants:
             namespace = f"/proc/{await self._interfaces.begin_pod(tenant.name)}/ns/net"
         await self.runtime.run_pod(tenant.name, network_namespace=namespace)
 
-    def _sandboxes_of(self, tenant: Tenant) -> list[PodSandbox]:
-        return [sandbox for sandbox in self.runtime.sandboxes.values() if sandbox.name == tenant.name]
+    def _sandboxes_of(self, tenant: Tenant) -> list[str]:
+        return [key for key, sandbox in self.runtime.sandboxes.items() if sandbox.name == tenant.name]
 
     async def _end_containers(self, tenant: Tenant) -> None:
-        sandboxes = {sandbox.id for sandbox in self._sandboxes_of(tenant)}
+        sandboxes = self._sandboxes_of(tenant)
         for made in list(self.runtime.containers.values()):
             if made.message.pod_sandbox_id in sandboxes:
                 await self.runtime.end(made)
 
     async def _end_sandbox(self, tenant: Tenant) -> None:
         await self._end_containers(tenant)
-        for sandbox in self._sandboxes_of(tenant):
-            await self.runtime.stop_pod(sandbox)
-            await self.runtime.remove_pod(sandbox)
+        for key in self._sandboxes_of(tenant):
+            await self.runtime.stop_pod(self.runtime.sandboxes[key])
+            await self.runtime.remove_pod(self.runtime.sandboxes[key])
         if self._interfaces is not None:
             await self._interfaces.end_pod(tenant.name)
 
