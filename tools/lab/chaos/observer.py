@@ -58,7 +58,6 @@ class NodeObserver:
     cdi_dir: Path
     violations: list[str] = field(default_factory=list)
     revisions: int = 0
-    looks: int = 0
     epochs: set[int] = field(default_factory=set)
     grants: set[Grant] = field(default_factory=set)
     granted: int = 0
@@ -247,7 +246,6 @@ class NodeObserver:
     async def _look_at_files(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            self.looks += 1
             holders: dict[str, str] = {}
             for uid, devices in (await asyncio.to_thread(cdi_devices, self.cdi_dir)).items():
                 for device in devices:

@@ -344,10 +344,9 @@ class Lives:
     async def _remove(self, plan: Plan, pod: Pod) -> None:
         """Remove a pod as kubelet does: a failed unprepare is tried again."""
         async with asyncio.timeout(_PATIENCE_S):
-            while errors := await self._kubelet.remove(pod):
+            while await self._kubelet.remove(pod):
                 self.outcomes["unprepare tried again"] += 1
                 await asyncio.sleep(1.0)
-                del errors
 
     async def apply(self, wanted: ApiObject, uid: str) -> None:
         """Write an object, if there is none of its name."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from lab.chaos.ledger_objects import ANY, FREE, Act, DeviceAction, OwnerAction, devices_of, held_by_owner
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name
+from topobus.engine.alignment.planning.node_view import cpu_name
 from topobus.formats.messages.messages import (
     AdoptReply,
     AdoptRequest,
@@ -48,7 +48,6 @@ GPUS = tuple(f"gpu-{number}" for number in range(12))
 NICS = tuple(f"nic-{number}" for number in range(4))
 CPUS = tuple(cpu_name(number) for number in range(16))
 DEVICES = (*GPUS, *NICS, *CPUS)
-_BY_CLASS = {"gpu": GPUS, "nic": NICS, CPU_CLASS: CPUS}
 
 _SHARED = 6
 _PRIVATE = 1
