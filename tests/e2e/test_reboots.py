@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from lab.chaos.reboots import RebootOptions, run_reboots
+from support.laws import share
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.law]
 
-REBOOTS = 3
+REBOOTS = len(share(range(3)))
 TENANTS_THAT_STAY = 18 * REBOOTS
 # Three claims that kubelet prepares, and one of `topobus oci`.
 ATTACHED = 4
