@@ -321,7 +321,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Start programs of ours as copies of one process (support.forked_starts), in tests with
-    processes that are not marked `real_start`.
+    processes or commands that are not marked `real_start`.
     """
     if not _forks(item):
         return (yield)
@@ -331,4 +331,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def _forks(item: pytest.Item) -> bool:
     is_real = item.config.getoption("--real-starts") or item.get_closest_marker("real_start") is not None
-    return item.get_closest_marker("integration") is not None and not is_real
+    # Commands that plan run the controller's program: a process in a unit test as well.
+    starts_programs = item.get_closest_marker("integration") is not None or item.path.parent.name in ("cli", "docs")
+    return starts_programs and not is_real
