@@ -5,14 +5,24 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-__all__ = ["Bundle", "provide_bundle"]
+from support.nic_rig import NicRig
+from topobus.nic.cni.attachment import CniAttachment
+from topobus.nic.cni.settings import CniSettings
+from topobus.nic.config import InterfaceRule, InterfaceSettings
+from topobus.nic.host_services import NicServices
+from topobus.nic.interfaces.interface_hands import InterfaceHands
+from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
+
+__all__ = ["Bundle", "driver_of", "provide_bundle"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _HOME = _ROOT / ".cache" / "debian"
@@ -67,6 +77,27 @@ def provide_bundle() -> Bundle:
         program_path=f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin",
         busybox=str(folders["busybox"] / "bin" / "busybox"),
     )
+
+
+def driver_of(rig: NicRig, bundle: Bundle, folder: Path, plugins: list[dict[str, Any]]) -> LinuxNetdevDriver:
+    """A driver of a service that has just started, with one network."""
+    path = folder / "data.conflist"
+    path.write_text(json.dumps({"cniVersion": "1.0.0", "name": "data", "plugins": plugins}), encoding="utf-8")
+    settings = CniSettings(
+        networks={"data": str(path)},
+        bin_dirs=(bundle.bin_dir,),
+        program_path=bundle.program_path,
+        state_dir=str(folder / "state"),
+        timeout_s=30.0,
+    )
+    driver = LinuxNetdevDriver()
+    driver.configure(
+        NicServices(
+            interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)),
+            hands=InterfaceHands(cni=CniAttachment(settings)),
+        )
+    )
+    return driver
 
 
 def _wrap(folders: dict[str, Path]) -> Path:

@@ -11,7 +11,7 @@ from topobus.gateway.config import ClusterSettings
 
 
 def kubeconfig(folder: Path, url: str, user: dict[str, Any], **cluster: Any) -> Path:
-    """Write a kubeconfig."""
+    """Write a kubeconfig in place of the one that is there."""
     path = folder / "kubeconfig"
     content = {
         "current-context": "c",

@@ -4,23 +4,15 @@ whatever the chain left behind.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.cni_bundle import Bundle
+from support.cni_bundle import Bundle, driver_of
 from support.nic_rig import FAR, NicRig, nic_rig, ping, state_of
 from support.real_interfaces import ip, why_not_here
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.nic.cni.attachment import CniAttachment
-from topobus.nic.cni.settings import CniSettings
-from topobus.nic.config import InterfaceRule, InterfaceSettings
-from topobus.nic.host_services import NicServices
-from topobus.nic.interfaces.interface_hands import InterfaceHands
-from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface
 
@@ -35,27 +27,6 @@ def rig() -> Iterator[NicRig]:
     """One interface, one pod."""
     with nic_rig() as made:
         yield made
-
-
-def driver_of(rig: NicRig, bundle: Bundle, folder: Path, plugins: list[dict[str, Any]]) -> LinuxNetdevDriver:
-    """A driver of a service that has just started, with one network."""
-    path = folder / "data.conflist"
-    path.write_text(json.dumps({"cniVersion": "1.0.0", "name": "data", "plugins": plugins}))
-    settings = CniSettings(
-        networks={"data": str(path)},
-        bin_dirs=(bundle.bin_dir,),
-        program_path=bundle.program_path,
-        state_dir=str(folder / "state"),
-        timeout_s=30.0,
-    )
-    driver = LinuxNetdevDriver()
-    driver.configure(
-        NicServices(
-            interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)),
-            hands=InterfaceHands(cni=CniAttachment(settings)),
-        )
-    )
-    return driver
 
 
 def test_interface_comes_back_as_it_was_when_a_chain_moved_and_tuned_it(

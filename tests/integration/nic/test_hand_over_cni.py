@@ -4,21 +4,15 @@ plugin, and is afterwards all that it was.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.cni_bundle import Bundle
+from support.cni_bundle import Bundle, driver_of
 from support.nic_rig import FAR, NicRig, nic_rig, ping, state_of
 from support.real_interfaces import why_not_here
 from topobus.devicekit.device_record import DeviceRecord, RecordState
-from topobus.nic.cni.attachment import CniAttachment
-from topobus.nic.cni.settings import CniSettings
-from topobus.nic.config import InterfaceRule, InterfaceSettings
-from topobus.nic.host_services import NicServices
-from topobus.nic.interfaces.interface_hands import InterfaceHands
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface
@@ -42,23 +36,7 @@ def driver(rig: NicRig, bundle: Bundle, tmp_path: Path) -> LinuxNetdevDriver:
         {"type": "host-device", "ipam": {"type": "static", "addresses": [{"address": ADDRESS}]}},
         {"type": "tuning", "mtu": 1300, "mac": "02:73:00:00:00:55"},
     ]
-    path = tmp_path / "data.conflist"
-    path.write_text(json.dumps({"cniVersion": "1.0.0", "name": "data", "plugins": chain}), encoding="utf-8")
-    settings = CniSettings(
-        networks={"data": str(path)},
-        bin_dirs=(bundle.bin_dir,),
-        program_path=bundle.program_path,
-        state_dir=str(tmp_path / "state"),
-        timeout_s=30.0,
-    )
-    made = LinuxNetdevDriver()
-    made.configure(
-        NicServices(
-            interfaces=InterfaceSettings(offer=(InterfaceRule(name=rig.name),)),
-            hands=InterfaceHands(cni=CniAttachment(settings)),
-        )
-    )
-    return made
+    return driver_of(rig, bundle, tmp_path, chain)
 
 
 def test_interface_is_all_that_it_was_when_a_chain_has_moved_and_changed_it(

@@ -4,12 +4,9 @@ own, and an interface.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,6 +14,7 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
+from support.oci_command import oci
 from support.shape_names import full, plain
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.messages.catalogue import ALIGNMENT, MACHINE
@@ -33,6 +31,7 @@ from topobus.values.view import NodeAlignment
 
 pytestmark = pytest.mark.integration
 
+OF_CLAIM = ("--claim", "default/c")
 PARAMETERS = {"apiVersion": "nic.topobus.dev/v1", "kind": "Interface", "interface": {"name": "net1"}}
 
 
@@ -93,37 +92,13 @@ async def _claim(rig: Rig, *devices: str) -> None:
     )
 
 
-async def _oci(rig: Rig, *more: str) -> tuple[int | None, dict[str, Any], str]:
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "topobus.cli.main",
-            "oci",
-            "--claim",
-            "default/c",
-            "--cdi-dir",
-            str(rig.cdi_dir),
-            "--json",
-            "--nats",
-            rig.url,
-            *more,
-        ),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    out, notes = await asyncio.wait_for(process.communicate(), 30)
-    return process.returncode, json.loads(out) if out else {}, notes.decode()
-
-
 async def test_spec_has_the_claims_cpus_with_their_memory_and_hooks_for_its_interface(rig: Rig) -> None:
     """A runtime alone then does what the gateway does through NRI: the cpuset, and the interface
     before the program starts and after it has ended.
     """
     await _claim(rig, "nic-0", "cpu-5", "cpu-6")
 
-    code, document, notes = await _oci(rig)
+    code, document, notes = await oci(rig, *OF_CLAIM)
 
     assert code == 0, notes
     assert document["spec"]["linux"]["resources"]["cpu"] == {"cpus": "5-6", "mems": "1"}
@@ -147,7 +122,7 @@ async def test_claim_is_refused_when_a_device_to_attach_is_no_interface(rig: Rig
     """
     await _claim(rig, "nic-1")
 
-    code, document, notes = await _oci(rig)
+    code, document, notes = await oci(rig, *OF_CLAIM)
 
     assert code == 65
     assert document == {}
@@ -167,7 +142,7 @@ async def test_claim_is_refused_when_its_service_adjusts_each_container(rig: Rig
     rig.plane.prepare_by = adjust
     await _claim(rig, "nic-0")
 
-    code, document, notes = await _oci(rig)
+    code, document, notes = await oci(rig, *OF_CLAIM)
 
     assert (code, document) == (65, {})
     assert "nic nic-0: its service decides for each container what it gets, and only the gateway asks it" in " ".join(
@@ -188,8 +163,8 @@ async def test_devices_are_prepared_with_the_claims_configuration_and_undone_on_
     rig.plane.prepare_by = note
     await _claim(rig, "nic-0", "cpu-5")
 
-    code, _, notes = await _oci(rig)
-    undone = [await _oci(rig, "--undo") for _ in range(2)]
+    code, _, notes = await oci(rig, *OF_CLAIM)
+    undone = [await oci(rig, *OF_CLAIM, "--undo") for _ in range(2)]
 
     assert code == 0, notes
     assert {request.devices: request.device_config for request in asked} == {
@@ -214,7 +189,7 @@ async def test_nothing_is_undone_that_the_gateway_has_prepared(rig: Rig) -> None
         AdoptRequest(op_id="prepared", owner=owner, devices={"nic": ("nic-0",)}, is_prepared=True)
     )
 
-    code, document, notes = await _oci(rig, "--undo")
+    code, document, notes = await oci(rig, *OF_CLAIM, "--undo")
 
     assert (code, document) == (65, {})
     assert "has its devices by kubelet" in " ".join(notes.split())
@@ -236,14 +211,14 @@ async def test_spec_has_the_parts_of_a_shape_with_the_claims_configuration(rig: 
         for device_class, devices in (("gpu", (gpu,)), ("nic", tuple(nics)))
     ]
     await _claim(rig, full(shapes_of(inventories).parts, "shape-machine"))
-    code, document, notes = await _oci(rig)
-    undone, _, undo_notes = await _oci(rig, "--undo")
+    code, document, notes = await oci(rig, *OF_CLAIM)
+    undone, _, undo_notes = await oci(rig, *OF_CLAIM, "--undo")
     await _claim(rig, "shape-half-0")
-    refused, _, why = await _oci(rig)
+    refused, _, why = await oci(rig, *OF_CLAIM)
     duo = OwnShape(name="duo", parts={"nic": 2}, within="machine")
     await rig.plane.bus.put(ALIGNMENT, NodeAlignment(node=NODE, own_shapes=(duo,)), node=NODE)
     await _claim(rig, full(shapes_of(inventories, [duo]).parts, "shape-duo-0"))
-    _, of_operator, _ = await _oci(rig)
+    _, of_operator, _ = await oci(rig, *OF_CLAIM)
 
     assert code == 0, notes
     parameters = json.dumps([PARAMETERS], separators=(",", ":"), sort_keys=True)

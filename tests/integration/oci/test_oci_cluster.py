@@ -4,13 +4,9 @@ the gateway's CDI files, without a stand-alone store.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,6 +14,7 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
+from support.oci_command import oci
 from topobus.formats.messages.catalogue import MACHINE
 from topobus.gateway.config import ClusterSettings
 from topobus.simulation.nats_server import NatsServer
@@ -72,29 +69,6 @@ async def rig(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Rig]:
             admitted = await made.kubelet.admit(Pod(name="both", uid="p-1", containers=containers, claims=(reference,)))
             assert isinstance(admitted, Admission), admitted
             yield made
-
-
-async def oci(rig: Rig, *arguments: str) -> tuple[int | None, dict[str, Any], str]:
-    """Run the command; exit code, document, notes."""
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "topobus.cli.main",
-            "oci",
-            *arguments,
-            "--cdi-dir",
-            str(rig.cdi_dir),
-            "--json",
-            "--nats",
-            rig.url,
-        ),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    out, notes = await asyncio.wait_for(process.communicate(), 30)
-    return process.returncode, json.loads(out) if out else {}, notes.decode()
 
 
 async def test_spec_has_both_doors_when_the_pod_is_kubelets(rig: Rig) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from support.kubeconfigs import kubeconfig
 from support.tls_front import Authority, Certificate, tls_front
 from topobus.controller.config import ClusterSettings as ControllerCluster
 from topobus.controller.store import api
@@ -48,21 +49,6 @@ def of_controller(path: Path) -> Opened:
 
 
 both = pytest.mark.parametrize("open_it", [of_gateway, of_controller], ids=["gateway", "controller"])
-
-
-def kubeconfig(folder: Path, url: str, user: dict[str, Any], **cluster: Any) -> Path:
-    """Write a kubeconfig in place of the one that is there."""
-    path = folder / "kubeconfig"
-    content = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": url, **cluster}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(content), encoding="utf-8")
-    fresh.rename(path)
-    return path
 
 
 def in_data(certificate: Certificate) -> dict[str, str]:

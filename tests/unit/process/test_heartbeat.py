@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import urllib.error
-import urllib.request
 
 from prometheus_client import CollectorRegistry
 
+from support.web_pages import page_of
 from topobus.process.config import HttpSettings
 from topobus.process.heartbeat import EVENT_LOOP, Heartbeats
 from topobus.process.http import Endpoint
@@ -16,16 +15,6 @@ from topobus.process.probe import ask_ready
 from topobus.process.readiness import Readiness
 from topobus.simulation.nats_server import free_port
 from topobus.testing.clock import ManualClock
-
-
-def _get(port: int, path: str) -> tuple[int, str]:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as err:
-        with err:
-            return err.code, err.read().decode()
 
 
 def test_a_loop_is_stuck_when_its_work_makes_no_progress() -> None:
@@ -96,11 +85,11 @@ def test_endpoint_is_neither_alive_nor_ready_when_a_loop_is_stuck() -> None:
     settings = HttpSettings(port=free_port())
     with Endpoint(settings, readiness, CollectorRegistry(), beats):
         beat.turn()
-        before = _get(settings.port, "/healthz"), _get(settings.port, "/readyz")[0]
+        before = page_of(settings.port, "/healthz"), page_of(settings.port, "/readyz")[0]
         clock.advance(300)
-        stuck = _get(settings.port, "/healthz"), ask_ready(settings.host, settings.port)
+        stuck = page_of(settings.port, "/healthz"), ask_ready(settings.host, settings.port)
         beat.turn()
-        after = _get(settings.port, "/healthz"), _get(settings.port, "/readyz")[0]
+        after = page_of(settings.port, "/healthz"), page_of(settings.port, "/readyz")[0]
 
     assert before == after == ((200, "ok\n"), 200)
     assert stuck[0] == (503, "reconcile stalled: no progress for 300 s\n")
@@ -118,7 +107,7 @@ async def test_endpoint_is_not_alive_when_the_event_loop_is_blocked() -> None:
 
     def look() -> None:
         clock.advance(11)
-        answers.append(_get(settings.port, "/healthz"))
+        answers.append(page_of(settings.port, "/healthz"))
         release.set()
 
     with Endpoint(settings, Readiness(), CollectorRegistry(), beats):
@@ -131,6 +120,6 @@ async def test_endpoint_is_not_alive_when_the_event_loop_is_blocked() -> None:
         assert beats.stalled() == {EVENT_LOOP: 11.0}
         beating.cancel()
         await asyncio.wait({beating})
-        answers.append(_get(settings.port, "/healthz"))
+        answers.append(page_of(settings.port, "/healthz"))
 
     assert answers == [(503, "event-loop stalled: no progress for 11 s\n"), (200, "ok\n")]

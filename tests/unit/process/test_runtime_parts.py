@@ -9,8 +9,6 @@ import importlib.util
 import socket
 import struct
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 
 import pytest
@@ -18,6 +16,7 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry, Counter
 
 from support.documented_images import SERVICES
+from support.web_pages import page_of
 from topobus.bus.feeds.feed import Place
 from topobus.process import http
 from topobus.process.backoff import full_jitter
@@ -37,16 +36,6 @@ PARTS = {
     "relay": ["hub"],
     "topology": ["machine", "inventories", "ledger"],
 }
-
-
-def _get(port: int, path: str) -> tuple[int, str]:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as err:
-        with err:
-            return err.code, err.read().decode()
 
 
 def test_readiness_is_false_when_nobody_has_spoken() -> None:
@@ -129,7 +118,7 @@ def test_endpoint_writes_one_line_when_a_client_hangs_up(
             # Closed with an RST instead of a FIN, as by a client that is killed.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert has_allocated_condition.wait(timeout=60)
-        status, _ = _get(settings.port, "/healthz")
+        status, _ = page_of(settings.port, "/healthz")
 
     assert status == 200
     assert [event for event, _ in lines] == ["http.request-failed"]
@@ -146,12 +135,12 @@ def test_endpoint_answers_probes_and_metrics_when_it_runs() -> None:
     readiness = Readiness()
     settings = HttpSettings(port=free_port())
     with Endpoint(settings, readiness, registry):
-        assert _get(settings.port, "/healthz") == (200, "ok\n")
-        assert _get(settings.port, "/readyz")[0] == 503
+        assert page_of(settings.port, "/healthz") == (200, "ok\n")
+        assert page_of(settings.port, "/readyz")[0] == 503
         readiness.set("bus", is_ready=True)
-        assert _get(settings.port, "/readyz")[0] == 200
-        assert "topobus_test_things_total 1.0" in _get(settings.port, "/metrics")[1]
-        assert _get(settings.port, "/")[0] == 404
+        assert page_of(settings.port, "/readyz")[0] == 200
+        assert "topobus_test_things_total 1.0" in page_of(settings.port, "/metrics")[1]
+        assert page_of(settings.port, "/")[0] == 404
 
 
 def test_endpoint_is_a_config_error_when_the_port_is_taken() -> None:
