@@ -17,16 +17,9 @@ from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.slice_index import SliceIndex
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.allocation import search
-from topobus.engine.allocation.pools import Pool, gather_pools
+from topobus.engine.allocation.pools import Pool, Slice, gather_pools
 from topobus.engine.allocation.search import allocate
-from topobus.engine.allocation.values import (
-    ALL_GATES,
-    Allocated,
-    Mode,
-    Outcome,
-    Slice,
-    node_of,
-)
+from topobus.engine.allocation.values import ALL_GATES, Allocated, Mode, Outcome, node_of
 from topobus.engine.claims.attempts import Attempt, with_attempt
 from topobus.engine.claims.lifecycle import with_allocation
 from topobus.engine.claims.objects import Claim

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.search import DEFAULT_STEP_BUDGET, allocate
 from topobus.engine.allocation.values import (
     Allocated,
@@ -16,7 +17,6 @@ from topobus.engine.allocation.values import (
     Mode,
     Node,
     Outcome,
-    Slice,
     Usage,
 )
 from topobus.engine.cel.selector import CelCompiler

@@ -14,7 +14,7 @@ from topobus.engine.allocation.explanations import explain_nodes
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.allocation.node_selectors import node_matches
 from topobus.engine.allocation.node_table import NodeTable, Numbers
-from topobus.engine.allocation.pools import gather_pools
+from topobus.engine.allocation.pools import Slice, gather_pools
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.suggestions import would_fit
 from topobus.engine.allocation.values import (
@@ -27,7 +27,6 @@ from topobus.engine.allocation.values import (
     Node,
     NoFit,
     Outcome,
-    Slice,
     Usage,
 )
 from topobus.engine.cel.seam import facts_of

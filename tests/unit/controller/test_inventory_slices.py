@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from topobus.controller.state.inventory_slices import devices_of_class, holders_from_ledger, slices_of_pool
-from topobus.engine.allocation.pools import PoolState, gather_pools
-from topobus.engine.allocation.values import ALL_GATES, DeviceId, Node, Slice
+from topobus.engine.allocation.pools import PoolState, Slice, gather_pools
+from topobus.engine.allocation.values import ALL_GATES, DeviceId, Node
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.formats.kubernetes.resource import Attribute
 from topobus.values.counters import CounterSet, CounterUse

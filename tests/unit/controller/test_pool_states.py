@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from topobus.engine.allocation.pools import Pool, PoolState, gather_pools
-from topobus.engine.allocation.values import (
-    ALL_GATES,
-    Allocated,
-    Fault,
-    Mode,
-    Node,
-    NoFit,
-    Slice,
-)
+from topobus.engine.allocation.pools import Pool, PoolState, Slice, gather_pools
+from topobus.engine.allocation.values import ALL_GATES, Allocated, Fault, Mode, Node, NoFit
 from unit.controller.allocation import NODE, claim, devices_of, given, gpus, request, slice_of, solve
 
 COUNTED = {"counterSet": "set", "counters": {"slots": {"value": 1}}}

@@ -21,9 +21,10 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.allocation.bitset_allocator import make_bitset_plan
 from topobus.engine.allocation.capacity import rivals
 from topobus.engine.allocation.miss_reasons import summarize
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.suggestions import would_fit
 from topobus.engine.allocation.tolerations import TaintRule
-from topobus.engine.allocation.values import Allocated, DeviceId, Mode, NoFit, Outcome, Slice
+from topobus.engine.allocation.values import Allocated, DeviceId, Mode, NoFit, Outcome
 from topobus.engine.claims.attempts import Attempt
 from topobus.engine.claims.eviction import next_eviction
 from topobus.engine.claims.objects import Claim

@@ -8,17 +8,8 @@ import msgspec
 import pytest
 
 from topobus.controller.state.inventory_slices import devices_of_class, slices_of_pool
-from topobus.engine.allocation.values import (
-    Allocated,
-    AllocationInput,
-    DeviceId,
-    Mode,
-    Node,
-    NoFit,
-    Outcome,
-    Slice,
-    Usage,
-)
+from topobus.engine.allocation.pools import Slice
+from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId, Mode, Node, NoFit, Outcome, Usage
 from topobus.formats.kubernetes.built_in_classes import built_in_class
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.values.counters import CapacityPolicy, CounterSet, CounterUse

@@ -14,8 +14,9 @@ import yaml
 
 from support.bitstream_files import FUNCTION, gbs
 from support.fpga_cards import FileDflProgrammer, add, dfl_machine
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.search import allocate
-from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Node, Slice
+from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Node
 from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.formats.kubernetes.shape import read_as

@@ -22,8 +22,9 @@ from support.kfd_machines import KfdMachine
 from support.mig_node import mig_node
 from support.sysfs_trees import write
 from support.why_objects import asks, card, nvidia_gpus, partitions, slice_of
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.search import allocate
-from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Node, Slice
+from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Node
 from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.kubernetes.limits import check_slice
 from topobus.formats.kubernetes.pool_slices import pool_slices

@@ -13,14 +13,8 @@ from lab.allocator.cases import Cluster, claim, puzzle_slices, puzzles, slices, 
 from lab.allocator.measures import Bench, fill, solve
 from lab.bench import allocate, groups
 from topobus.engine.allocation.node_table import NodeTable, Numbers
-from topobus.engine.allocation.pools import gather_pools
-from topobus.engine.allocation.values import (
-    ALL_GATES,
-    Allocated,
-    Mode,
-    Slice,
-    node_of,
-)
+from topobus.engine.allocation.pools import Slice, gather_pools
+from topobus.engine.allocation.values import ALL_GATES, Allocated, Mode, node_of
 from topobus.formats.kubernetes import limits
 from topobus.formats.kubernetes.resource import ClaimSpec, SliceSpec
 from topobus.formats.kubernetes.shape import read_as

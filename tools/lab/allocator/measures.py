@@ -20,16 +20,9 @@ from lab.allocator import cases
 from lab.allocator.cases import Cluster, Puzzle
 from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.search import allocate
-from topobus.engine.allocation.values import (
-    Allocated,
-    AllocationInput,
-    ClaimToAllocate,
-    Mode,
-    Outcome,
-    Slice,
-    node_of,
-)
+from topobus.engine.allocation.values import Allocated, AllocationInput, ClaimToAllocate, Mode, Outcome, node_of
 from topobus.engine.cel.selector import CelCompiler
 from topobus.engine.claims.attempts import Attempt, with_attempt
 from topobus.engine.claims.lifecycle import with_allocation

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.search import DEFAULT_STEP_BUDGET, allocate
 from topobus.engine.allocation.values import (
     Allocated,
@@ -28,7 +29,6 @@ from topobus.engine.allocation.values import (
     Node,
     NoFit,
     Outcome,
-    Slice,
     Usage,
 )
 from topobus.engine.cel.seam import (

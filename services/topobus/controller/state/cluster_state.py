@@ -20,6 +20,7 @@ from topobus.controller.state.slice_index import Origin
 from topobus.controller.state.taint_index import TaintIndex
 from topobus.engine.alignment.planning.node_view import cores_of
 from topobus.engine.allocation.cpu_policy import reserved_cpus
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.tolerations import TaintRule
 from topobus.engine.allocation.values import (
     ALL_GATES,
@@ -30,7 +31,6 @@ from topobus.engine.allocation.values import (
     Gate,
     Mode,
     Node,
-    Slice,
     node_of,
 )
 from topobus.engine.claims.claim_admission import Wanted

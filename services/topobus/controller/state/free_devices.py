@@ -14,16 +14,8 @@ from topobus.controller.state.holdings import ClaimHoldings
 from topobus.controller.state.inventory_slices import consumed_by_pods, holders_from_ledger
 from topobus.controller.state.slice_index import Origin, SliceIndex
 from topobus.engine.allocation.node_table import NodeTable
-from topobus.engine.allocation.pools import DeviceViews
-from topobus.engine.allocation.values import (
-    ALL_GATES,
-    DeviceId,
-    Gate,
-    Node,
-    Slice,
-    Usage,
-    node_of,
-)
+from topobus.engine.allocation.pools import DeviceViews, Slice
+from topobus.engine.allocation.values import ALL_GATES, DeviceId, Gate, Node, Usage, node_of
 from topobus.engine.claims.stored import Stored
 from topobus.engine.shapes.shape_parts import in_parts
 from topobus.values.device import Device

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.engine.allocation.pools import Slice
+from topobus.engine.allocation.values import DeviceId
 from topobus.engine.shapes.in_slices import SliceShapes, with_shapes
 from topobus.formats.kubernetes.pool_slices import own_part, pool_slices
 from topobus.formats.kubernetes.resource import CounterSet as SharedCounters

@@ -11,14 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from topobus.engine.allocation.node_table import NodeTable, Numbers
-from topobus.engine.allocation.pools import DeviceViews, PoolState, gather_pools
-from topobus.engine.allocation.values import (
-    ALL_GATES,
-    Gate,
-    Node,
-    PoolId,
-    Slice,
-)
+from topobus.engine.allocation.pools import DeviceViews, PoolState, Slice, gather_pools
+from topobus.engine.allocation.values import ALL_GATES, Gate, Node, PoolId
 
 __all__ = ["Origin", "SliceIndex"]
 

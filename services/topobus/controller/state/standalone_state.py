@@ -15,11 +15,8 @@ from topobus.controller.state.inventory_slices import ClassDevices, devices_of_c
 from topobus.controller.state.pod_links import PodLinks
 from topobus.controller.state.shared_values import shape_key
 from topobus.controller.state.taint_index import read_rule, silenced
-from topobus.engine.allocation.values import (
-    Node,
-    Slice,
-    node_of,
-)
+from topobus.engine.allocation.pools import Slice
+from topobus.engine.allocation.values import Node, node_of
 from topobus.engine.claims.extended_resources import ClassName
 from topobus.engine.claims.objects import Claim
 from topobus.engine.claims.stored import ObjectKey, Stored

@@ -16,8 +16,9 @@ from dataclasses import replace
 import msgspec
 
 from topobus.controller.state.slice_index import Origin
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.tolerations import EXECUTES, SILENT_TAINT, RuleTaint, TaintRule, matches
-from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.engine.allocation.values import DeviceId
 from topobus.engine.shapes.shape_parts import Parts, parts_in_slices
 from topobus.formats.kubernetes import limits
 from topobus.formats.kubernetes.objects import metadata_of, name_of

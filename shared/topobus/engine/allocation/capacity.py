@@ -7,11 +7,11 @@ k8s.io/dynamic-resource-allocation/structured, 1.36.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from topobus.engine.allocation.pools import Candidate, Pool
-from topobus.engine.allocation.values import DeviceId
+from topobus.engine.allocation.values import DeviceId, Usage
 from topobus.engine.shapes.shapes import is_shape
 from topobus.formats.kubernetes.resource import (
     Capacity,
@@ -97,9 +97,9 @@ class RemainingCounters:
     Mode `compatible` does so as well.
     """
 
-    def __init__(self, pools: tuple[Pool, ...], taken: Collection[DeviceId], *, is_corrected: bool) -> None:
+    def __init__(self, pools: tuple[Pool, ...], usage: Usage, *, is_corrected: bool) -> None:
         self._pools = pools
-        self._taken = taken
+        self._usage = usage
         self._is_corrected = is_corrected
         self._accounts: dict[tuple[str, str] | str, dict[tuple[str, str], int]] = {}
 
@@ -125,7 +125,7 @@ class RemainingCounters:
             sorted(
                 other.id
                 for other in (*pool.candidates, *pool.elsewhere)
-                if other.id in self._taken and not short.isdisjoint(other.consumption)
+                if self._is_taken(other) and not short.isdisjoint(other.consumption)
             )
         )
 
@@ -154,10 +154,13 @@ class RemainingCounters:
                 for counter, amount in quantities.items()
             }
             for other in (*pool.candidates, *pool.elsewhere):
-                if other.id in self._taken:
+                if self._is_taken(other):
                     self._add(left, other, -1)
             self._accounts[name] = left
         return left
+
+    def _is_taken(self, candidate: Candidate) -> bool:
+        return candidate.id in self._usage.holders or candidate.id in self._usage.consumed
 
     def _pool_of(self, candidate: Candidate) -> Pool:
         return next(pool for pool in self._pools if pool.id == candidate.id[:2])

@@ -54,9 +54,7 @@ class DeviceChecks:
         self._has_lists = Gate.LIST_ATTRIBUTES in given.gates
         self._held: dict[DeviceId, list[int]] = {}
         self._sharing: dict[DeviceId, list[Mapping[str, Quantity]]] = {}
-        self._counters = RemainingCounters(
-            pools, given.usage.holders.keys() | given.usage.consumed.keys(), is_corrected=self._is_corrected
-        )
+        self._counters = RemainingCounters(pools, given.usage, is_corrected=self._is_corrected)
         self._constraints: tuple[tuple[ActiveConstraint, ...], ...] = tuple(
             tuple(
                 made
@@ -210,12 +208,7 @@ class DeviceChecks:
                 for constraints in self._constraints
                 for constraint in constraints
             )
-            or any(
-                candidate.device.consumes_counters
-                or any(attribute.is_list for attribute in candidate.device.attributes.values())
-                for pool in self._pools
-                for candidate in pool.candidates
-            )
+            or any(candidate.outlives_undoing for pool in self._pools for candidate in pool.candidates)
         )
 
     def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:

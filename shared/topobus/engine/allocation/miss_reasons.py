@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from topobus.engine.allocation.pools import Candidate, Pool, PoolState
 from topobus.engine.allocation.requests import PreparedRequest
 from topobus.engine.allocation.values import AllocationInput
@@ -30,8 +32,7 @@ _SHOWN_DEVICES = 16
 _NAMED_DEVICES = 4
 
 
-@dataclass(frozen=True)
-class Blocker:
+class Blocker(Struct, frozen=True):
     """The first check that a device fails: a stable code and a description."""
 
     code: str

@@ -9,8 +9,10 @@ worth, the number is a lower bound and marked as one. Searches that fit are not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from topobus.engine.allocation.device_checks import DeviceChecks
 from topobus.engine.allocation.miss_reasons import LIMIT, Blocker, Miss

@@ -13,15 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 
 from topobus.engine.allocation.node_selectors import node_matches
-from topobus.engine.allocation.values import (
-    DeviceId,
-    Gate,
-    Node,
-    PoolId,
-    Slice,
-)
+from topobus.engine.allocation.values import DeviceId, Gate, Node, PoolId
 from topobus.engine.cel.seam import DeviceFacts, facts_of, unreadable
 from topobus.formats.kubernetes.resource import (
     SliceDevice,
@@ -29,7 +24,7 @@ from topobus.formats.kubernetes.resource import (
 )
 from topobus.values.quantity import Quantity
 
-__all__ = ["Candidate", "DeviceViews", "Pool", "PoolState", "gather_pools", "reasons_unreadable"]
+__all__ = ["Candidate", "DeviceViews", "Pool", "PoolState", "Slice", "gather_pools", "reasons_unreadable"]
 
 
 class PoolState(StrEnum):
@@ -104,6 +99,15 @@ class Candidate:
         return consumption
 
     @cached_property
+    def outlives_undoing(self) -> bool:
+        """Say whether a device that upstream takes back may leave something behind: it takes
+        counters, or an attribute is a list.
+        """
+        return bool(self.device.consumes_counters) or any(
+            attribute.is_list for attribute in self.device.attributes.values()
+        )
+
+    @cached_property
     def has_policies(self) -> bool:
         """Say whether a capacity of the device may only be asked for in certain amounts."""
         return any(capacity.request_policy is not None for capacity in self.device.capacity.values())
@@ -117,6 +121,31 @@ class Candidate:
             return True
         return node_matches(
             node, self.device.node_name, self.device.node_selector, is_everywhere=bool(self.device.all_nodes)
+        )
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A ResourceSlice under its object's name, which orders it in its pool."""
+
+    name: str
+    spec: SliceSpec
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The devices, as listed. They depend on no node, so that of several searches the first
+        alone derives what all need of them.
+        """
+        return self.candidates_by(_FRESH)
+
+    def candidates_by(self, views: DeviceViews) -> tuple[Candidate, ...]:
+        """Give the devices with a caller's views of them."""
+        spec = self.spec
+        return tuple(
+            [
+                Candidate(DeviceId(spec.driver, spec.pool.name, device.name), device, spec, views)
+                for device in spec.devices
+            ]
         )
 
 
@@ -207,16 +236,8 @@ def _build(
             why = f"{len(relevant) + len(others)} of {wanted} slices of generation {generation} are published"
             return Pool(pool_id, PoolState.INCOMPLETE, why)
     relevant = sorted(relevant, key=lambda resource_slice: resource_slice.name)
-    candidates = tuple(
-        _candidates(
-            pool_id,
-            (
-                resource_slice
-                for resource_slice in relevant
-                if not (has_partitions and resource_slice.spec.shared_counters)
-            ),
-            views,
-        )
+    candidates = _candidates(
+        [slice_ for slice_ in relevant if not (has_partitions and slice_.spec.shared_counters)], views
     )
     names = [candidate.id.device for candidate in candidates]
     if len(set(names)) != len(names):
@@ -224,7 +245,7 @@ def _build(
         return Pool(pool_id, PoolState.INVALID, f"two devices are named {twice}")
     if not has_partitions:
         return Pool(pool_id, candidates=candidates)
-    elsewhere = tuple(_candidates(pool_id, others, views))
+    elsewhere = _candidates(others, views)
     counters = _counters(relevant, (*candidates, *elsewhere))
     if isinstance(counters, str):
         return Pool(pool_id, PoolState.INVALID, counters)
@@ -250,7 +271,6 @@ def _counters(slices: Sequence[Slice], users: Sequence[Candidate]) -> dict[str, 
     return counters
 
 
-def _candidates(pool_id: PoolId, slices: Iterable[Slice], views: DeviceViews) -> Iterable[Candidate]:
-    for resource_slice in slices:
-        for device in resource_slice.spec.devices:
-            yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, resource_slice.spec, views)
+def _candidates(slices: Iterable[Slice], views: DeviceViews) -> tuple[Candidate, ...]:
+    of_slices = [each.candidates if views is _FRESH else each.candidates_by(views) for each in slices]
+    return tuple(chain.from_iterable(of_slices))

@@ -9,7 +9,9 @@ Source: docs/knowledge/dynamic-resource-allocation.md#checks-before-the-search.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from topobus.engine.allocation.pools import Candidate, Pool, PoolState
 from topobus.engine.allocation.values import AllocationInput, ClaimToAllocate, Gate
@@ -42,8 +44,7 @@ class FaultError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedRequest:
+class PreparedRequest(Struct, frozen=True, eq=False):
     """A request, or one alternative of one, ready to be searched for."""
 
     claim_index: int
@@ -65,7 +66,7 @@ class PreparedRequest:
     """The devices of an `All` request; None for one that counts."""
     constraints: tuple[int, ...] = ()
     """Indices of the claim's constraints that apply."""
-    verdicts: dict[Candidate, bool] = field(default_factory=dict)
+    verdicts: dict[Candidate, bool] = {}
 
     @property
     def name(self) -> str:

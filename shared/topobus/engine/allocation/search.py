@@ -266,27 +266,30 @@ class _Search:
         stack: list[_Visit] = []
         visit = self._visit(_At(), is_inside=False)
         while True:
-            if not isinstance(visit, _End):
-                stack.append(visit)
-            elif not stack:
-                return visit, True
-            elif stops_at_miss and visit is _End.MISS:
-                return visit, False
-            try:
-                at, is_inside = stack[-1].send(visit) if isinstance(visit, _End) else next(visit)
-            except StopIteration as stop:
-                stack.pop()
-                visit = stop.value
-                continue
+            if isinstance(visit, _At):
+                at, is_inside = visit, False
+            else:
+                if not isinstance(visit, _End):
+                    stack.append(visit)
+                elif not stack:
+                    return visit, True
+                elif stops_at_miss and visit is _End.MISS:
+                    return visit, False
+                try:
+                    at, is_inside = stack[-1].send(visit) if isinstance(visit, _End) else next(visit)
+                except StopIteration as stop:
+                    stack.pop()
+                    visit = stop.value
+                    continue
             self.steps += 1
             self._work += 1
             if self._work > self._budget or (self.steps % self._between_looks == 0 and self._is_abandoned()):
                 return None, True
             visit = self._visit(at, is_inside=is_inside)
 
-    def _visit(self, at: _At, *, is_inside: bool) -> _Visit | _End:
-        """Serve one more device: the end, where that is plain at once, else the visits that it
-        takes.
+    def _visit(self, at: _At, *, is_inside: bool) -> _Visit | _At | _End:
+        """Serve one more device: the end, where that is plain at once, the position where the search
+        goes on with the same end, or else the visits that it takes.
 
         Shapes: is_inside — the visit has entered an alternative already.
         """
@@ -313,15 +316,18 @@ class _Search:
             self._blame = ANYTHING
             return known_end
         served = self._serve(at, is_inside=False)
-        end = served if isinstance(served, _End) else (yield from served)
+        if isinstance(served, _At):
+            end = yield served, False
+        else:
+            end = served if isinstance(served, _End) else (yield from served)
         if end is not _End.DONE and len(self._failed) < _REMEMBERED:
             self._failed[key] = end
         return end
 
-    def _serve(self, at: _At, *, is_inside: bool) -> _Visit | _End:
+    def _serve(self, at: _At, *, is_inside: bool) -> _Visit | _At | _End:
         requests = self._requests[at.claim]
         if at.request == len(requests):
-            return self._serve_next_claim(at)
+            return _At(at.claim + 1) if at.claim + 1 == len(self._requests) else self._serve_next_claim(at)
         alternatives = requests[at.request]
         if not is_inside and alternatives[0].alternative:
             return self._try_alternatives(at, len(alternatives))
@@ -329,7 +335,7 @@ class _Search:
         if request.everything is not None and not request.everything:
             return self._miss(0)
         if at.device >= request.count:
-            return self._serve_next_request(at)
+            return _At(at.claim, at.request + 1)
         if len(self._checks.grants[at.claim]) + request.count - at.device > MAX_LIST:
             return _End.TOO_LARGE
         if request.everything is not None:
@@ -341,9 +347,6 @@ class _Search:
         # Fewer devices for an earlier claim do not help a later one's limit,
         # but another choice there might.
         return self._miss(ANYTHING) if end is _End.TOO_LARGE else end
-
-    def _serve_next_request(self, at: _At) -> _Visit:
-        return (yield _At(at.claim, at.request + 1), False)
 
     def _try_alternatives(self, at: _At, count: int) -> _Visit:
         is_all_too_large = True

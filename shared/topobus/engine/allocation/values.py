@@ -15,7 +15,6 @@ from topobus.formats.kubernetes.resource import (
     ClaimSpec,
     DeviceClassSpec,
     GrantedDevice,
-    SliceSpec,
 )
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Reason
@@ -23,7 +22,7 @@ from topobus.values.quantity import Quantity
 from topobus.values.view import CoreView, CpuOptions
 
 if TYPE_CHECKING:
-    from topobus.engine.allocation.pools import Pool
+    from topobus.engine.allocation.pools import Pool, Slice
 
 __all__ = [
     "ALL_GATES",
@@ -40,7 +39,6 @@ __all__ = [
     "Node",
     "Outcome",
     "PoolId",
-    "Slice",
     "Usage",
     "node_of",
 ]
@@ -117,14 +115,6 @@ class Node:
     cpus: CpuPolicy | None = None
     """None when the node has published no machine: then its CPUs are given in the order in which
     they are published."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A ResourceSlice under its object's name, which orders it in its pool."""
-
-    name: str
-    spec: SliceSpec
 
 
 @dataclass(frozen=True)

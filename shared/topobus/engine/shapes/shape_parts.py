@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
-from topobus.engine.allocation.pools import Pool
-from topobus.engine.allocation.values import DeviceId, Slice
+from topobus.engine.allocation.pools import Pool, Slice
+from topobus.engine.allocation.values import DeviceId
 from topobus.engine.shapes.in_slices import parts_of
 from topobus.engine.shapes.shapes import is_shape
 from topobus.formats.kubernetes.resource import AllocationResult, SliceDevice

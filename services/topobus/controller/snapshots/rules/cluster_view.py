@@ -24,8 +24,9 @@ from topobus.controller.state.cluster_objects import read_object
 from topobus.controller.state.cluster_state import ClusterState, read_class
 from topobus.controller.state.slice_index import Origin
 from topobus.controller.state.taint_index import read_rule
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.tolerations import TaintRule
-from topobus.engine.allocation.values import DeviceId, Node, Slice
+from topobus.engine.allocation.values import DeviceId, Node
 from topobus.engine.claims.extended_resources import ClassName
 from topobus.engine.claims.objects import Claim, Pod
 from topobus.engine.claims.stored import ObjectKey, Stored

@@ -18,11 +18,8 @@ from topobus.controller.state.cluster.slice_origin import classes_in, only_known
 from topobus.controller.state.cluster_objects import read_object, salvaged_claim
 from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.taint_index import read_rule
-from topobus.engine.allocation.values import (
-    DeviceId,
-    Node,
-    Slice,
-)
+from topobus.engine.allocation.pools import Slice
+from topobus.engine.allocation.values import DeviceId, Node
 from topobus.engine.claims.gate import version_number, version_of
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.scheduling.node_fit import NodeFacts, node_facts
