@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from topobus.engine.shapes.shapes import Shapes, attribute_of_level, shapes_of
+from topobus.values.counters import CapacityPolicy
 from topobus.values.device import Device, Inventory
-from topobus.values.idset import NodeSet
+from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.own_shapes import OwnShape, ShapePlace
 from topobus.values.pci import PciAddress
 from topobus.values.resource_names import SHAPE_LEVELS
@@ -16,6 +17,7 @@ from topobus.values.resource_names import SHAPE_LEVELS
 __all__ = [
     "NODE",
     "at_level",
+    "cpu_group",
     "device",
     "inventories",
     "own_parts",
@@ -42,6 +44,21 @@ def device(
         pcie_switch=PciAddress(0, switch, 0, 0) if switch else None,
     )
     return Device(**{field: getattr(plain, field) for field in plain.__struct_fields__} | fields)
+
+
+def cpu_group(node: int, count: int = 8, *, step: int = 1, grouping: str = "numa", socket: int | None = None) -> Device:
+    """So many CPUs of a NUMA node as one device, two a core, with ids from 100 times the node's."""
+    return Device(
+        name=f"cpu-{grouping}-{node}",
+        device_class="cpu",
+        numa_nodes=NodeSet(node),
+        socket=node if socket is None else socket,
+        near_cpus=CpuSet.of(range(100 * node, 100 * node + count)),
+        allows_multiple=True,
+        capacity={"cpus": count},
+        capacity_policies={"cpus": CapacityPolicy(default=step, minimum=step, step=step)},
+        attributes={"group": grouping, "cores": count // 2, "threadsPerCore": 2, "kind": "performance"},
+    )
 
 
 def server(*, nodes: int = 2, switches: int = 2, gpus: int = 2, nics: int = 2, model: str = "H100") -> list[Device]:

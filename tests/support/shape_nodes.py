@@ -9,6 +9,7 @@ from msgspec import structs
 
 from topobus.cli.simulation.node import open_machine
 from topobus.controller.state.standalone_state import StandaloneState
+from topobus.devicekit.settings import CpuGroupSettings
 from topobus.engine.claims import lifecycle
 from topobus.engine.claims.objects import Claim
 from topobus.engine.claims.stored import ObjectKey, Stored
@@ -26,18 +27,18 @@ NODE = "n1"
 
 
 @cache
-def recorded(name: str) -> tuple[Machine, tuple[Inventory, ...]]:
-    """Read a recorded machine, as node n1."""
-    with open_machine(name) as opened:
+def recorded(name: str, cpus: CpuGroupSettings = CpuGroupSettings()) -> tuple[Machine, tuple[Inventory, ...]]:  # noqa: B008 - frozen
+    """Read a recorded machine, as node n1, with its CPUs offered so."""
+    with open_machine(name, cpus) as opened:
         snapshot = opened.snapshot
     return structs.replace(snapshot.machine, node=NODE), tuple(
         structs.replace(inventory, node=NODE) for inventory in snapshot.inventories
     )
 
 
-def state_of(name: str) -> StandaloneState:
+def state_of(name: str, cpus: CpuGroupSettings = CpuGroupSettings()) -> StandaloneState:  # noqa: B008 - frozen
     """Put a recorded machine into a state, its CPUs last."""
-    machine, inventories = recorded(name)
+    machine, inventories = recorded(name, cpus)
     state = StandaloneState()
     state.put_machine(machine)
     for inventory in sorted(inventories, key=lambda inventory: inventory.device_class == "cpu"):

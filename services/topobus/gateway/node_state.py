@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 from topobus.bus.bus import Bus, ChangeKind
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.health.silence import unheard
+from topobus.engine.shapes.cpu_places import cpus_left, for_claims
 from topobus.engine.shapes.shapes import Shapes, shapes_of
 from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER
 from topobus.gateway.broadcast import Broadcast
@@ -37,6 +38,7 @@ from topobus.gateway.key_locks import KeyLocks
 from topobus.process.logging import get_logger
 from topobus.values.device import Device, Inventory
 from topobus.values.device_sharing import HeldShare
+from topobus.values.idset import CpuSet
 from topobus.values.ledger import Holders
 from topobus.values.names import is_dns_label
 from topobus.values.own_shapes import OwnShape
@@ -83,9 +85,11 @@ class NodeState:
         profiles: tuple[VendorProfile, ...] = (),
         *,
         in_claims: Callable[[Device], bool] = lambda _device: True,
+        owned_cpus: CpuSet | None = None,
     ) -> None:
         """`own_resource` returns the resource of a class, `ids` the kind of ids that kubelet gets
-        for the devices of a class's resource, `in_claims` whether claims may have a device.
+        for the devices of a class's resource, `in_claims` whether claims may have a device. Of groups
+        of CPUs they have `owned_cpus` (None: all).
         """
         self.node = node
         self.changed = Broadcast()
@@ -117,6 +121,8 @@ class NodeState:
         still have them."""
         self._inventories: dict[str, Inventory] = {}
         self._in_claims = in_claims
+        self._owned_cpus = owned_cpus
+        self._reserved_cpus = CpuSet()
         self._own_shapes: tuple[OwnShape, ...] = ()
         self._shapes: Shapes | None = None
         self._ledger: Holders | None = None
@@ -187,11 +193,20 @@ class NodeState:
             in_claims = [
                 structs.replace(inventory, devices=tuple(filter(self._in_claims, inventory.devices)))
                 if inventory.device_class != CPU_CLASS
-                else inventory
+                # Those that are in no claim still tell the sockets.
+                else for_claims(
+                    inventory,
+                    self._owned_cpus if all(map(self._in_claims, inventory.devices)) else CpuSet(),
+                    self._reserved_cpus,
+                )
                 for inventory in self._inventories.values()
             ]
             self._shapes = shapes_of(in_claims, self._own_shapes)
         return self._shapes
+
+    def cpus_left(self) -> dict[str, int]:
+        """Count the CPUs that claims have or can have, by the groups that shapes count."""
+        return cpus_left(self.shapes().groups, self._ledger)
 
     @property
     def own_shapes(self) -> tuple[OwnShape, ...]:
@@ -340,12 +355,15 @@ class NodeState:
                 self._seen["alignment"].set()
             elif change.kind is not ChangeKind.RESET:
                 alignment = change.value if change.kind is ChangeKind.PUT else None
-                self.take_own_shapes(alignment.own_shapes if alignment is not None else ())
+                self.take_own_shapes(
+                    alignment.own_shapes if alignment is not None else (),
+                    alignment.reserved_cpus if alignment is not None else CpuSet(),
+                )
 
-    def take_own_shapes(self, own_shapes: tuple[OwnShape, ...]) -> None:
-        """Store the shapes that the operator adds."""
-        if own_shapes != self._own_shapes:
-            self._own_shapes = own_shapes
+    def take_own_shapes(self, own_shapes: tuple[OwnShape, ...], reserved_cpus: CpuSet) -> None:
+        """Store the shapes that the operator adds, and the CPUs that no claim gets."""
+        if (own_shapes, reserved_cpus) != (self._own_shapes, self._reserved_cpus):
+            self._own_shapes, self._reserved_cpus = own_shapes, reserved_cpus
             self._shapes = None
             self.changed.announce()
 

@@ -160,8 +160,10 @@ class _Gateway:
             self._own_resource,
             settings.ids_of,
             settings.profiles,
-            # The stand-alone controller, which chooses shapes where there is no cluster, does not know the exposure.
+            # The stand-alone controller, which chooses shapes where there is no cluster, knows neither the exposure nor
+            # which CPUs are not ours.
             in_claims=lambda device: cluster is None or settings.offers_dra(device.device_class, device.pool),
+            owned_cpus=(owned_cpus(settings.cpus) or None) if cluster is not None else None,
         )
         self._state.containers.tree = Tree(settings.hardware)
         self._liveness = ServiceLiveness(

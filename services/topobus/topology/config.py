@@ -178,13 +178,14 @@ class OwnShapeSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: str
     """Its level, by which a DeviceClass selects it: lower-case letters, digits and single dashes, at
-    most 32. Levels of the machine's own tree are taken."""
+    most 32. Levels of the machine's own tree are taken, and so is what begins with `cpu`."""
     parts: dict[str, int]
-    """How many devices of each class it has: `{"gpu": 2, "nic": 1}`, 2 to 64 in all. CPUs are never
-    parts."""
+    """How many devices of each class it has: `{"gpu": 2, "nic": 1}`, 2 to 64 in all; of class `cpu`
+    how many CPUs beside at least one device: `{"gpu": 1, "cpu": 16}`. CPUs need `cpus.groups: numa`
+    of the cpu service."""
     within: ShapePlace
-    """The level of which one place has all parts. Each place has as many such shapes as it has parts
-    for, the nearest parts together."""
+    """The level of which one place has all devices. Each place has as many such shapes as it has
+    devices for, the nearest together."""
 
     def shape(self) -> OwnShape:
         """Return the same as the domain's value."""

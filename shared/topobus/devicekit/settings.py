@@ -133,7 +133,8 @@ class CpuGroupSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     one device for all CPUs of such a unit, with a capacity `cpus` of which claims have shares;
     which CPUs is decided on the node when a claim is prepared, as kubelet's static policy does it.
     Groups need consumable capacity (DRAConsumableCapacity) in the cluster; they are few, where a
-    large machine has hundreds of CPUs. The default needs nothing."""
+    large machine has hundreds of CPUs. Where a shape of `own_shapes` of topology has CPUs, those of
+    `numa` are offered singly and need none. The default needs nothing."""
     whole_cores: bool = False
     """Of groups give whole cores only: what a claim asks for is rounded up to the threads of a
     core. Set it with `alignment.cpu.full_pcpus_only` of the topology service, which refuses half

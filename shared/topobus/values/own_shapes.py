@@ -9,11 +9,15 @@ from typing import Literal
 
 from msgspec import Struct
 
+from topobus.values.idset import CpuSet
 from topobus.values.names import is_dns_label
 from topobus.values.resource_names import SHAPE_LEVELS
 
-__all__ = ["MAX_SHAPE_PARTS", "OwnShape", "ShapePlace", "fault_of_own_shapes"]
+__all__ = ["CPU_PART", "MAX_SHAPE_PARTS", "OwnShape", "ShapePlace", "fault_of_own_shapes"]
 
+CPU_PART = "cpu"
+"""The class whose parts are counted and not named. Names of shapes do not begin with it, because
+those of places of CPUs do."""
 MAX_SHAPE_PARTS = 64
 """Parts of one shape: resource.k8s.io/v1 lets a device take from 2 counter sets of 32 counters."""
 _MOST = 16
@@ -30,9 +34,19 @@ class OwnShape(Struct, frozen=True, kw_only=True):
     name: str
     """Its level. A DNS label that no level of the machine's own tree has."""
     parts: dict[str, int]
-    """Class to how many of its devices each shape has."""
+    """Class to how many of its devices each shape has. Of class `cpu` to how many CPUs."""
     within: ShapePlace
     """The level of which one place has all parts."""
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs each shape has."""
+        return self.parts.get(CPU_PART, 0)
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Class to how many of its devices each shape has, CPUs aside."""
+        return {device_class: count for device_class, count in self.parts.items() if device_class != CPU_PART}
 
 
 def fault_of_own_shapes(shapes: Sequence[OwnShape]) -> str:
@@ -63,6 +77,8 @@ def _fault_of_name(name: str) -> str:
         )
     if name in SHAPE_LEVELS:
         return f"name: got {name!r}, which every machine's own tree may have; wanted another, such as 'trio'"
+    if name.partition("-")[0] == CPU_PART:
+        return f"name: got {name!r}, with which the names of single CPUs begin; wanted another, such as 'trio'"
     return ""
 
 
@@ -70,11 +86,15 @@ def _fault_of_parts(shape: OwnShape) -> str:
     if not shape.parts:
         return f"{shape.name}: parts: got none, wanted classes with numbers, such as gpu: 2, nic: 1"
     for device_class, count in sorted(shape.parts.items()):
-        if device_class == "cpu":
-            return f"{shape.name}: parts: got class cpu, which is never a part: CPUs are in a pool of their own"
         if count < 1:
             return f"{shape.name}: parts: got {count} of class {device_class}, wanted 1 or more"
-    total = sum(shape.parts.values())
-    if not 2 <= total <= MAX_SHAPE_PARTS:
-        return f"{shape.name}: parts: got {total} in all, wanted 2 to {MAX_SHAPE_PARTS}"
+    if shape.cpus > CpuSet.MAX_ID:
+        return f"{shape.name}: parts: got {shape.cpus} of class cpu, wanted at most {CpuSet.MAX_ID}"
+    if not shape.devices:
+        return f"{shape.name}: parts: got CPUs alone, wanted a device beside them: class cpu has CPUs alone"
+    total = sum(shape.devices.values())
+    least = 1 if shape.cpus else 2
+    if not least <= total <= MAX_SHAPE_PARTS:
+        beside = " beside CPUs" if shape.cpus else ""
+        return f"{shape.name}: parts: got {total} in all{beside}, wanted {least} to {MAX_SHAPE_PARTS}"
     return ""

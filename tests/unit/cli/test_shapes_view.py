@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,24 @@ def test_examples_fit_on_a_dgx(
             for device_class, names in holds.get("devices", {}).items():
                 counts[device_class] = counts.get(device_class, 0) + len(names)
     assert counts == held
+
+
+def test_example_with_cpus_fits_on_a_dgx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command of its comment. The ledger has devices, and no CPUs before the node prepares the claims."""
+    text = (EXAMPLES / "pods" / "worker-with-cpus.yaml").read_text()
+    own_shapes, cpus = re.findall(r"--(?:own-shapes|cpus) '(.*)'", text)[::-1]
+
+    code, out = simulate(
+        tmp_path, capsys, list(yaml.safe_load_all(text)), "--own-shapes", own_shapes, "--cpus", cpus, "--json"
+    )
+
+    answer = json.loads(out)
+    assert (code, sorted(kinds(answer))) == (ExitCode.OK, [["cpu-numa"] * 4, ["worker"]])
+    held = [holds for each in answer["ledger"]["allocations"].values() for holds in each["holdings"]]
+    assert [holds["devices"].keys() for holds in held if holds.get("devices")] == [{"gpu", "nic"}]
+    assert not any(holds.get("cpus") for holds in held)
+    parts = {plain(name): of_shape for claim in answer["claims"] for name, of_shape in claim["parts"].items()}
+    assert parts["shape-worker-0000-18-00-0"] == ["gpu-0000-18-00-0", "nic-0000-19-00-0", "cpu-numa-0"]
 
 
 def test_example_classes_are_those_that_are_built_in() -> None:

@@ -129,6 +129,8 @@ def test_slices_as_a_template_have_nothing_of_one_card_or_node(capsys: pytest.Ca
         (("--machine", "dxg"), ExitCode.NO_INPUT, "profile"),
         (("--machine", "dgx", "--class", "gpus"), ExitCode.NO, "gpu"),
         (("--machine", "dgx", "--node", "Node_7"), ExitCode.USAGE, "--node"),
+        (("--machine", "dgx", "--cpus", '{"group": "numa"}'), ExitCode.USAGE, "--cpus: Object contains unknown field"),
+        (("--machine", "dgx", "--reserved-cpus", "x"), ExitCode.USAGE, "--reserved-cpus is"),
     ],
 )
 def test_slices_name_what_is_wrong_when_an_option_is(

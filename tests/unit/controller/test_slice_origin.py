@@ -101,6 +101,9 @@ def _shape(*parts: str) -> SliceDevice:
         pytest.param(("gpu-0", "nic-0"), "", id="known"),
         pytest.param(("gpu-0", "nic-9"), "node n1 has no such device: shape-half-0", id="one-part-is-unknown"),
         pytest.param(("gpu-0", "fpga-0"), "node n1 has published no inventory of class fpga", id="no-inventory"),
+        pytest.param(("gpu-0", "cpu-numa-0"), "", id="with-cpus"),
+        pytest.param(("cpu-numa-0",), "", id="a-single-cpu"),
+        pytest.param(("cpu-numa-9",), "node n1 has no such device: shape-half-0", id="a-single-cpu-of-no-group"),
         pytest.param((), "node n1 has published no inventory of class shape", id="no-parts"),
     ],
 )
@@ -111,10 +114,11 @@ def test_slice_of_shapes_counts_when_the_node_has_the_parts(parts: tuple[str, ..
 
 def test_counters_of_shapes_count_when_the_node_has_the_classes_of_the_parts() -> None:
     """They share a slice with the counters of other classes."""
-    counters = CounterSet(name="shape-0", counters={"gpu-0": Counter(value="16"), "nic-0": Counter(value="16")})
+    names = ("cpu-numa-0", "gpu-0", "nic-0")
+    counters = CounterSet(name="shape-0", counters=dict.fromkeys(names, Counter(value="16")))
     spec = _spec(shared_counters=(CounterSet(name="gpu-0"), counters))
 
-    assert (classes_in(spec), _why(spec)) == (["gpu", "nic"], "")
+    assert (classes_in(spec), _why(spec)) == (["cpu", "gpu", "nic"], "")
 
 
 def test_shape_is_left_out_when_the_node_lacks_a_part() -> None:

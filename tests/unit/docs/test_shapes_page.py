@@ -39,10 +39,11 @@ def of_page() -> list[dict[str, Any]]:
     return [document for block in blocks for document in yaml.safe_load_all(block)]
 
 
-def own_shapes() -> str:
-    """The setting of the page."""
-    (setting,) = re.findall(r"^\$ export TOPOBUS_TOPOLOGY__OWN_SHAPES='(.*)'$", PAGE.read_text(), re.MULTILINE)
-    return str(setting)
+def own_shapes(*, with_cpus: bool) -> str:
+    """One of the two settings of the page: without CPUs and with them."""
+    settings = re.findall(r"^\$ export TOPOBUS_TOPOLOGY__OWN_SHAPES='(.*)'$", PAGE.read_text(), re.MULTILINE)
+    assert ['"cpu"' in setting for setting in settings] == [False, True]
+    return str(settings[with_cpus])
 
 
 @cache
@@ -77,18 +78,23 @@ def claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def slices() -> str:
+def slices(*, with_cpus: bool) -> str:
     """What the command prints for a DGX."""
+    words = ["--own-shapes", own_shapes(with_cpus=with_cpus), *(["--cpus", '{"groups": "numa"}'] if with_cpus else [])]
     with redirect_stdout(StringIO()) as printed:
-        assert run(["slices", "--machine", "dgx", "--shapes", "--own-shapes", own_shapes()]) == ExitCode.OK
+        assert run(["slices", "--machine", "dgx", "--shapes", *words]) == ExitCode.OK
     return printed.getvalue()
 
 
 def allocated(
-    capsys: pytest.CaptureFixture[str], folder: Path, *wanted: dict[str, Any], wait: bool = False
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    *wanted: dict[str, Any],
+    wait: bool = False,
+    with_cpus: bool = False,
 ) -> list[dict[str, list[str]]]:
     """What claims get on a DGX, one after the other: request to devices."""
-    (folder / "slices.yaml").write_text(slices())
+    (folder / "slices.yaml").write_text(slices(with_cpus=with_cpus))
     (folder / "classes.yaml").write_text(yaml.safe_dump_all(classes()))
     (folder / "claims.yaml").write_text(yaml.safe_dump_all(wanted))
     words = ["allocate", "-f", str(folder / "claims.yaml"), "-o", "json"]
@@ -114,6 +120,8 @@ LANDS: dict[str, dict[str, list[str]]] = {
     "left-and-right": {"left": ["gpu-nic-0000-18-00-0"], "right": ["gpu-nic-0000-1a-00-0"]},
     "one-quarter": {"quarter": ["quarter-0"]},
     "two-trios": {"main": ["trio-0000-18-00-0", "trio-0000-4b-00-0"]},
+    "two-workers-with-cpus": {"main": ["worker-0000-18-00-0", "worker-0000-1a-00-0"]},
+    "worker-and-cpus": {"worker": ["worker-0000-18-00-0"], "cpus": [f"cpu-numa-0-{number}" for number in range(4)]},
     "half-with-cpus": {"half": ["half-0"], "cpus": FIRST_CPUS},
 }
 """Request to devices, on an empty DGX."""
@@ -122,7 +130,7 @@ LANDS: dict[str, dict[str, list[str]]] = {
 @pytest.mark.parametrize("name", LANDS)
 def test_claim_of_the_page_gets_what_it_says(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Where the page says that it lands."""
-    assert allocated(capsys, tmp_path, claim(name, claims()[name])) == [LANDS[name]]
+    assert allocated(capsys, tmp_path, claim(name, claims()[name]), with_cpus="worker" in name) == [LANDS[name]]
 
 
 def test_every_claim_of_the_page_is_tried() -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from msgspec import structs
 
-from support.shape_machines import NODE, device, server, shapes_on, without
+from support.shape_machines import NODE, cpu_group, device, inventories, own_shape, server, shapes_on, without
 from support.shape_names import plain
 from topobus.engine.shapes.in_slices import (
     CHANGED_TAINT,
     SliceShapes,
+    cpus_of_shape,
     parts_of,
     published_shapes,
     slice_shapes,
     with_shapes,
+    without_groups,
 )
+from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.pool_slices import pool_slices
 from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import HEALTH_TAINT, SICK_TAINT, SPARE_TAINT, slice_device
-from topobus.values.device import Device
+from topobus.values.device import Device, Inventory
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.maintenance import DeviceVerb, Maintenance
 
@@ -219,3 +222,90 @@ def test_published_shapes_are_those_of_the_newest_slices() -> None:
     read_back = published_shapes([*older, *newer])
 
     assert read_back.counter_sets == now.counter_sets != was.counter_sets
+
+
+WORKER = own_shape("worker", "numa", gpu=1, nic=1, cpu=4)
+
+
+def with_cpus(*groups: Device, devices: Sequence[Device] = ()) -> SliceShapes:
+    """The shapes of a machine with counted CPUs."""
+    of_server = devices or server(nodes=2, switches=1, gpus=1, nics=1)
+    cpus = Inventory(node=NODE, device_class="cpu", generation=1, devices=groups)
+    others = [inventory for inventory in inventories(of_server) if inventory.device_class != "cpu"]
+    return slice_shapes(shapes_of([*others, cpus], [WORKER]))
+
+
+def listed_with_cpus(shapes: SliceShapes, groups: Sequence[Device] | None, **left: int) -> dict[str, SliceDevice]:
+    """The devices of the pool with these shapes, by name without digest."""
+    devices = [slice_device(each) for each in server(nodes=2, switches=1, gpus=1, nics=1)]
+    shown = None if groups is None else [slice_device(each) for each in groups]
+    of_pool, _ = with_shapes(shapes, devices, groups=shown, left={f"cpu-{name}": n for name, n in left.items()})
+    return {plain(each.name): each for each in of_pool}
+
+
+def test_sick_cpus_make_their_shapes_and_single_cpus_sick() -> None:
+    """Those of another node are not concerned, and no group is listed in this pool."""
+    groups = [cpu_group(0), structs.replace(cpu_group(1), **SICK)]
+
+    shown = listed_with_cpus(with_cpus(*groups), groups)
+
+    assert {name for name, each in shown.items() if each.taints} == {
+        "shape-worker-100",
+        *(f"shape-cpu-numa-1-{number}" for number in range(8)),
+    }
+    assert shown["shape-worker-100"].taints == (SICK_NOW,)
+    assert "cpu-numa-1" not in shown
+
+
+def test_shapes_with_cpus_are_not_listed_when_an_operator_excludes_the_cpus() -> None:
+    """The group is not listed then. Where its state is not known they stay as they are."""
+    shapes = with_cpus(cpu_group(0), cpu_group(1))
+
+    assert "shape-worker-100" not in listed_with_cpus(shapes, [cpu_group(0)])
+    assert {"shape-worker-100", "shape-cpu-numa-1-0"} <= listed_with_cpus(shapes, None).keys()
+
+
+def test_counter_of_cpus_is_what_others_leave() -> None:
+    """The devices stay: a scheduler gives as many as the counter says."""
+    shapes = with_cpus(cpu_group(0), cpu_group(1))
+
+    _, counter_sets = with_shapes(shapes, [], left={"cpu-numa-1": 5})
+
+    values = {name: counter.value for each in counter_sets for name, counter in each.counters.items()}
+    assert {name: value for name, value in values.items() if name.startswith("cpu-")} == {
+        "cpu-numa-0": "8",
+        "cpu-numa-1": "5",
+    }
+
+
+def test_single_cpu_that_is_gone_stays_as_long_as_a_claim_has_cpus_of_its_group() -> None:
+    """The scheduler goes on counting it. No new claim gets it."""
+    was, now = with_cpus(cpu_group(0), cpu_group(1)), with_cpus(cpu_group(0), cpu_group(1, 7))
+
+    kept = now.keeping(was.devices, {"cpu-numa-1"})
+    gone = now.keeping(was.devices, {"cpu-numa-0", "gpu-000"})
+
+    (last,) = [each for each in kept.devices if each not in now.devices]
+    assert (plain(last.name), last.taints) == ("shape-cpu-numa-1-7", (CHANGED,))
+    assert cpus_of_shape(last) == {"cpu-numa-1": 1}
+    assert gone == now
+
+
+def test_groups_that_are_counted_are_in_no_pool() -> None:
+    """Others stay."""
+    shapes = with_cpus(cpu_group(0), cpu_group(1))
+    devices = [slice_device(each) for each in (cpu_group(0), cpu_group(0, grouping="socket"))]
+
+    assert [each.name for each in without_groups(devices, shapes.groups)] == ["cpu-socket-0"]
+
+
+def test_published_shapes_with_cpus_keep_their_state() -> None:
+    """The state of the CPUs may not be known when they are read back."""
+    groups = [cpu_group(0), structs.replace(cpu_group(1), **SICK)]
+    devices = [slice_device(each) for each in server(nodes=2, switches=1, gpus=1, nics=1)]
+    pool = with_shapes(with_cpus(*groups), devices, groups=[slice_device(each) for each in groups])
+
+    read_back = published_shapes(pool_slices(NODE, *pool).values())
+
+    assert read_back.groups.keys() == {"cpu-numa-0", "cpu-numa-1"}
+    assert with_shapes(read_back, devices) == pool

@@ -141,3 +141,39 @@ def test_request_name_that_is_none_is_refused(request_name: str) -> None:
 def test_claim_is_wanted_while_a_pod_may_use_it(stored: ApiObject | None, is_wanted: bool) -> None:
     """A deleted one gets no further pod."""
     assert is_wanted_here(stored, UID, "n1") is is_wanted
+
+
+PARTS = {
+    "shape-worker": ("cpu-numa-0", "gpu-0", "nic-0"),
+    "shape-cpu-0": ("cpu-numa-0",),
+    "shape-cpu-1": ("cpu-numa-0",),
+}
+CPUS = {"shape-worker": {"cpu-numa-0": 16}, "shape-cpu-0": {"cpu-numa-0": 1}, "shape-cpu-1": {"cpu-numa-0": 1}}
+
+
+def read_shapes(*results: dict[str, Any]) -> ClaimAllocation:
+    """Read an allocation of shapes on a node that has these."""
+    allocation = allocation_of(claim(*results), namespace="d", name="c", uid=UID, node="n1", parts=PARTS, cpus=CPUS)
+    assert isinstance(allocation, ClaimAllocation), allocation
+    return allocation
+
+
+def test_cpus_of_shapes_and_single_cpus_are_one_number_of_their_group() -> None:
+    """The ledger chooses all of a claim at once; other claims have shares of the group as well."""
+    allocation = read_shapes(result("shape-worker"), result("shape-cpu-0"), result("shape-cpu-1", request="s"))
+
+    assert allocation.group_cpus == {"cpu-numa-0": 18}
+    assert allocation.held == {"cpu": ("cpu-numa-0",), "gpu": ("gpu-0",), "nic": ("nic-0",)}
+    assert (allocation.by_share, allocation.shares) == ({"cpu": ("cpu-numa-0",)}, {})
+    assert [(each.request, each.allocated, each.share_id) for each in allocation.part("cpu").devices] == [
+        ("r", "shape-worker", ""),
+        ("r", "shape-cpu-0", ""),
+        ("s", "shape-cpu-1", ""),
+    ]
+
+
+def test_admin_access_to_a_shape_takes_no_cpus() -> None:
+    """It holds nothing."""
+    allocation = read_shapes(result("shape-worker", adminAccess=True))
+
+    assert (allocation.group_cpus, allocation.held) == ({}, {})

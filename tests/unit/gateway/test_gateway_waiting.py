@@ -193,6 +193,18 @@ def test_waiting_claim_of_a_shape_waits_for_its_parts() -> None:
     assert waiting_claim(_claim("shape-half-0"), NODE) is None
 
 
+def test_waiting_claim_of_a_shape_with_cpus_is_not_kept_by_other_claims_of_their_node() -> None:
+    """Others have other CPUs of the group. A pod that has its GPU is in the way."""
+    parts, cpus = {"shape-worker-0": ("cpu-numa-0", "gpu-0")}, {"shape-worker-0": {"cpu-numa-0": 4}}
+    claim = waiting_claim(_claim("shape-worker-0"), NODE, parts, cpus)
+
+    assert claim is not None
+    assert claim.by_share == {"cpu": ("cpu-numa-0",)}
+    other = structs.replace(claim.owner, uid="other")
+    holders = {"cpu": {"cpu-numa-0": other}, "gpu": {"gpu-0": PLUGIN}}
+    assert in_the_way(claim, holders) == {"gpu-0": PLUGIN}
+
+
 @pytest.mark.parametrize(
     ("tolerations", "tolerated"),
     [

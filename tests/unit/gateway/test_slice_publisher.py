@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from support.shape_machines import cpu_group
 from support.shape_names import plain
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.objects import Cluster, ClusterChange, ClusterChangeKind, Rejected
@@ -21,7 +22,7 @@ from topobus.gateway.node_state import NodeState
 from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
-from topobus.values.idset import NodeSet
+from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Allocation, Holders, Holding
 from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, OwnerKind
@@ -113,8 +114,13 @@ async def publish(
     readiness: Readiness | None = None,
 ) -> SlicePublisher:
     """Run a gateway that learns one inventory after the other, or who holds what, and offers all classes but some."""
-    state = NodeState(cast(Any, SimpleNamespace(is_connected=True)), NODE, lambda name: f"topobus.dev/{name}")
-    state.take_own_shapes(own_shapes)
+    state = NodeState(
+        cast(Any, SimpleNamespace(is_connected=True)),
+        NODE,
+        lambda name: f"topobus.dev/{name}",
+        in_claims=lambda device: device.device_class not in but,
+    )
+    state.take_own_shapes(own_shapes, CpuSet())
     publisher = SlicePublisher(
         cast(Cluster, server),
         state,
@@ -364,3 +370,113 @@ async def test_readiness_tells_of_shapes_that_are_set_and_not_published(*, shape
     await publish(Server(), machine("gpu"), machine("nic"), shapes=shapes, own_shapes=(DUO,), readiness=readiness)
 
     assert readiness.report() == {"slices": remark}
+
+
+WORKER = OwnShape(name="worker", parts={"gpu": 1, "nic": 1, "cpu": 4}, within="numa")
+GROUPS = Inventory(node=NODE, device_class="cpu", generation=1, devices=(cpu_group(0), cpu_group(1)))
+WORKERS = [f"shape-worker-{number}" for number in range(4)]
+SINGLES = [f"shape-cpu-numa-{node}-{number}" for node in (0, 1) for number in range(8)]
+
+
+def cpus_held(kind: OwnerKind, cpus: str, *, is_of_group: bool = False) -> Holders:
+    """One owner that holds CPUs of the first node."""
+    owner, held_cpus = Owner(kind=kind, namespace="default", name="a", uid="u-a"), CpuSet.parse(cpus)
+    holding = Holding(cpus=held_cpus, groups={"cpu-numa-0": held_cpus} if is_of_group else {})
+    allocation = Allocation(owner=owner, holdings=(holding,), decision_id="d")
+    return Holders(node=NODE, sequence=1, allocations={owner.key: allocation})
+
+
+def counts(server: Server) -> dict[str, str]:
+    """The counters of CPUs."""
+    sets = [each for api_object in server.slices.values() for each in api_object.spec.get("sharedCounters", ())]
+    return {
+        name: counter["value"] for each in sets for name, counter in each["counters"].items() if name.startswith("cpu-")
+    }
+
+
+async def test_cpus_of_shapes_are_counted_in_the_pool_of_the_devices_and_in_no_other() -> None:
+    """A scheduler sees counters of one pool alone. The CPUs' own pool says that it has none."""
+    server = Server()
+
+    await publish(server, machine("gpu"), machine("nic"), GROUPS, shapes=True, own_shapes=(WORKER,))
+
+    pools = {pool: {plain(name) for name in names} for pool, names in server.shown().items()}
+    assert pools["n1/cpu"] == set()
+    assert {name for name in pools["n1"] if name.startswith(("shape-worker", "shape-cpu"))} == {*WORKERS, *SINGLES}
+    (taken,) = server.devices()["shape-worker-2"]["consumesCounters"]
+    assert taken["counters"]["cpu-numa-1"] == {"value": "4"}
+    assert counts(server) == {"cpu-numa-0": "8", "cpu-numa-1": "8"}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "keeps", "own_shapes"),
+    [
+        pytest.param(False, True, (WORKER,), id="switched-off"),
+        pytest.param(True, False, (WORKER,), id="no-counters"),
+        pytest.param(True, True, (DUO,), id="no-shape-with-cpus"),
+    ],
+)
+async def test_groups_are_published_with_their_capacity_where_no_shape_counts_them(
+    *, shapes: bool, keeps: bool, own_shapes: tuple[OwnShape, ...]
+) -> None:
+    """A claim has a share of one, as without shapes."""
+    server = Server(counts=keeps)
+
+    await publish(server, machine("gpu"), machine("nic"), GROUPS, shapes=shapes, own_shapes=own_shapes)
+
+    assert server.shown()["n1/cpu"] == ["cpu-numa-0", "cpu-numa-1"]
+    assert not any(name.startswith(("shape-worker", "shape-cpu")) for name in server.shown()["n1"])
+
+
+async def test_shape_with_cpus_is_left_out_where_claims_may_have_no_cpus() -> None:
+    """The other shapes do not need them."""
+    server = Server()
+
+    await publish(server, machine("gpu"), machine("nic"), GROUPS, but=("cpu",), shapes=True, own_shapes=(WORKER,))
+
+    assert server.shown().keys() == {"n1"}
+    names = {plain(name) for name in server.shown()["n1"]}
+    assert {*HALVES, *PAIRS} <= names
+    assert not any(name.startswith(("shape-worker", "shape-cpu")) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "left"),
+    [
+        (cpus_held(OwnerKind.POD, "0-2"), "5"),
+        (cpus_held(OwnerKind.CLAIM, "0-2"), "5"),
+        (cpus_held(OwnerKind.CLAIM, "0-2", is_of_group=True), "8"),
+    ],
+    ids=["pod", "claim-by-name", "claim-by-number"],
+)
+async def test_counter_of_cpus_tells_what_a_scheduler_does_not_know(ledger: Holders, left: str) -> None:
+    """Claims by number are counted by their shapes and single CPUs. All else is taken off."""
+    server = Server()
+
+    await publish(server, machine("gpu"), machine("nic"), GROUPS, ledger, shapes=True, own_shapes=(WORKER,))
+
+    assert counts(server) == {"cpu-numa-0": left, "cpu-numa-1": "8"}
+
+
+async def test_cpus_stay_counted_while_their_service_is_not_known_yet() -> None:
+    """The next gateway hears of the other classes alone: what is held by claims must go on counting."""
+    server = Server()
+    await publish(server, machine("gpu"), machine("nic"), GROUPS, shapes=True, own_shapes=(WORKER,))
+    before = server.devices()
+
+    await publish(server, machine("gpu"), machine("nic"), shapes=True, own_shapes=(WORKER,))
+
+    assert server.devices() == before
+
+
+async def test_single_cpu_that_went_offline_stays_while_a_claim_has_cpus_of_its_node() -> None:
+    """The counter is never less than what claims have: nothing more would be given of the whole pool."""
+    server = Server()
+    fewer = msgspec.structs.replace(GROUPS, devices=(cpu_group(0, 6), cpu_group(1)))
+    held_by_claim = cpus_held(OwnerKind.CLAIM, "0-7", is_of_group=True)
+    await publish(server, machine("gpu"), machine("nic"), GROUPS, shapes=True, own_shapes=(WORKER,))
+
+    await publish(server, held_by_claim, machine("gpu"), machine("nic"), fewer, shapes=True, own_shapes=(WORKER,))
+
+    changed = {f"shape-cpu-numa-0-{number}": ["topobus.dev/changed:NoSchedule"] for number in (6, 7)}
+    assert (server.taints(), counts(server)["cpu-numa-0"]) == (changed, "8")

@@ -43,10 +43,26 @@ def trio(name: str = "trio", **parts: int) -> OwnShape:
         pytest.param([trio(gpu=3, nic=-1)], "trio: parts: got -1 of class nic, wanted 1 or more", id="negative"),
         pytest.param([trio(gpu=1)], "trio: parts: got 1 in all, wanted 2 to 64", id="one-part"),
         pytest.param([trio(gpu=64, nic=1)], "trio: parts: got 65 in all, wanted 2 to 64", id="more-than-counters"),
+        pytest.param([trio(cpu=4, gpu=1)], "", id="one-device-with-cpus"),
+        pytest.param([trio(cpu=512, gpu=64)], "", id="cpus-are-no-counters"),
         pytest.param(
-            [trio(cpu=4, gpu=1)],
-            "trio: parts: got class cpu, which is never a part: CPUs are in a pool of their own",
-            id="cpus",
+            [trio(cpu=4)],
+            "trio: parts: got CPUs alone, wanted a device beside them: class cpu has CPUs alone",
+            id="cpus-alone",
+        ),
+        pytest.param([trio(cpu=0, gpu=1)], "trio: parts: got 0 of class cpu, wanted 1 or more", id="no-cpus"),
+        pytest.param(
+            [trio(cpu=8192, gpu=1)], "trio: parts: got 8192 of class cpu, wanted at most 8191", id="many-cpus"
+        ),
+        pytest.param(
+            [trio(cpu=4, gpu=65)],
+            "trio: parts: got 65 in all beside CPUs, wanted 1 to 64",
+            id="more-than-counters-beside-cpus",
+        ),
+        pytest.param(
+            [trio("cpu-2")],
+            "name: got 'cpu-2', with which the names of single CPUs begin; wanted another, such as 'trio'",
+            id="name-of-single-cpus",
         ),
         pytest.param([trio(f"s{number}") for number in range(17)], "got 17 shapes, wanted at most 16", id="many"),
     ],

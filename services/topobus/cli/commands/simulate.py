@@ -18,11 +18,11 @@ from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import DRAWING_WIDTH, Output
 from topobus.cli.rules.own_shapes import OwnShapes, read_own_shapes
 from topobus.cli.simulation.claims import ClaimAnswer, ClaimSimulation, claim_lines
+from topobus.cli.simulation.cpus_offered import CpusOffered, ReservedCpus, read_cpus, read_reserved_cpus
 from topobus.cli.simulation.node import Simulation, open_machine
 from topobus.formats.kubernetes.objects import metadata_of, name_of
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import ApiObject, PlaceReply
-from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine
 from topobus.values.outcome import Placement
 from topobus.values.quantity import Quantity
@@ -73,7 +73,7 @@ def simulate(
             "that profile."
         ),
     ] = (),
-    reserved_cpus: Annotated[str, Parameter(help="CPUs that are never given out, as a cpulist.")] = "",
+    reserved_cpus: ReservedCpus = "",
     cpu_options: Annotated[
         tuple[_CpuOption, ...], Parameter(name="--cpu-option", help="An option of kubelet's CPU manager, or several.")
     ] = (),
@@ -84,6 +84,7 @@ def simulate(
         Parameter(help="Memory of a NUMA node that is never given out, as NODE=AMOUNT (0=1Gi), or several."),
     ] = (),
     own_shapes: OwnShapes = "",
+    cpus: CpusOffered = "",
     decisions: Annotated[
         Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")
     ] = None,
@@ -95,10 +96,7 @@ def simulate(
     """Plan pods, with their claims, on a recorded machine as its services would: placements and
     refusals with reasons, and the machine drawn afterwards.
     """
-    try:
-        reserved = CpuSet.parse(reserved_cpus)
-    except ValueError as err:
-        raise UsageError(f"--reserved-cpus is {err}", next_step="write a cpulist such as 0-1,112-113") from err
+    reserved = read_reserved_cpus(reserved_cpus)
     if "align-by-socket" in cpu_options and policy is Policy.SINGLE_NUMA_NODE:
         raise UsageError(
             "--cpu-option align-by-socket cannot go with policy single-numa-node", next_step="leave one of them out"
@@ -116,7 +114,7 @@ def simulate(
     added = read_own_shapes(own_shapes)
     output = options.output()
     objects = read_wanted("simulate", pods, output.note)
-    with open_machine(machine) as node:
+    with open_machine(machine, read_cpus(cpus)) as node:
         for warning in node.warnings:
             output.note(warning)
         if save is not None:

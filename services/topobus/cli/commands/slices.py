@@ -18,16 +18,19 @@ from topobus.cli.options import MachineSource, one_of_classes
 from topobus.cli.render.output import Output
 from topobus.cli.rules.own_shapes import OwnShapes, read_own_shapes
 from topobus.cli.rules.slice_templates import template_device
+from topobus.cli.simulation.cpus_offered import CpusOffered, ReservedCpus, read_cpus, read_reserved_cpus
 from topobus.cli.simulation.node import open_machine
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes import in_slices
+from topobus.engine.shapes.cpu_places import for_claims
 from topobus.engine.shapes.in_slices import SliceShapes, slice_shapes
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.pool_slices import name_prefix, own_part, pool_slices, publishable
 from topobus.formats.kubernetes.resource import API_VERSION, SliceDevice, SliceSpec
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.values.device import Inventory
-from topobus.values.dra_names import pool_of_class
+from topobus.values.dra_names import node_of_pool, pool_of_class
+from topobus.values.idset import CpuSet
 from topobus.values.names import is_dns_subdomain
 
 __all__ = ["slices"]
@@ -48,6 +51,8 @@ def slices(
         bool, Parameter(name="--shapes", help="With the shapes of a gateway whose `cluster.shapes` is on.")
     ] = False,
     own_shapes: OwnShapes = "",
+    cpus: CpusOffered = "",
+    reserved_cpus: ReservedCpus = "",
     node: Annotated[str | None, Parameter(help="The node's name; default: the machine's.")] = None,
     template: Annotated[
         bool,
@@ -61,10 +66,10 @@ def slices(
     out = Output(is_json=output == "json")
     if node is not None and not is_dns_subdomain(node):
         raise UsageError(f"--node is {node!r}", next_step="give a name that a Node may have: a-z, 0-9, - and .")
-    added = read_own_shapes(own_shapes)
+    added, reserved = read_own_shapes(own_shapes), read_reserved_cpus(reserved_cpus)
     if added and not with_shapes:
         raise UsageError("--own-shapes is given without --shapes", next_step="give --shapes as well")
-    with open_machine(machine) as opened:
+    with open_machine(machine, read_cpus(cpus)) as opened:
         inventories = opened.snapshot.inventories
         for warning in opened.warnings:
             out.note(f"warning: {warning}")
@@ -75,8 +80,13 @@ def slices(
     chosen = [inventory for inventory in inventories if not device_class or inventory.device_class in device_class]
     shapes = SliceShapes()
     if with_shapes:
-        cpus = [each for each in inventories if each.device_class == CPU_CLASS and each not in chosen]
-        of_node = shapes_of([*chosen, *cpus], added)
+        # CPUs that are not offered still tell the sockets.
+        only_near = [
+            for_claims(each, CpuSet(), reserved)
+            for each in inventories
+            if each.device_class == CPU_CLASS and each not in chosen
+        ]
+        of_node = shapes_of([*(for_claims(each, None, reserved) for each in chosen), *only_near], added)
         for why in of_node.remarks:
             out.note(f"no shape: {why}")
         shapes = slice_shapes(of_node)
@@ -84,7 +94,8 @@ def slices(
         sorted(chosen, key=lambda inventory: (pool_of_class(name, inventory.device_class), inventory.device_class)),
         lambda inventory: pool_of_class(name, inventory.device_class),
     ):
-        published, left_out = _published_slices(pool, tuple(of_pool), shapes if pool == name else SliceShapes())
+        cpus_of_node = [each for each in chosen if each.device_class == CPU_CLASS] if pool == name else []
+        published, left_out = _published_slices(pool, tuple(of_pool), shapes, cpus_of_node)
         specs += [(name_prefix(index, spec).removesuffix("-"), spec) for index, spec in published.items()]
         for device, why in left_out.items():
             out.note(f"warning: {device} is left out: {why}")
@@ -97,12 +108,12 @@ def slices(
 
 
 def _published_slices(
-    pool: str, inventories: Sequence[Inventory], shapes: SliceShapes
+    pool: str, inventories: Sequence[Inventory], shapes: SliceShapes, cpus: Sequence[Inventory]
 ) -> tuple[dict[int, SliceSpec], dict[str, str]]:
     """Cut a pool into slices as the gateway does on a node that has just started.
 
-    Shapes: inventories — by class; result — the slices by index, and name to why of each device
-            that is left out.
+    Shapes: inventories — by class; cpus — that of the CPUs, for the pool with the shapes; result — the
+            slices by index, and name to why of each device that is left out.
     A taint has no time: that is when the node's own services see the fault.
     """
     left_out: dict[str, str] = {}
@@ -114,7 +125,13 @@ def _published_slices(
     ordered = [device for own in kept for device in slice_order(own.devices)]
     devices, refused = publishable(map(_timeless, map(slice_device, ordered)))
     counter_sets = shared_counters(counted for own in kept for counted in own.counter_sets)
-    devices, counter_sets = in_slices.with_shapes(shapes, devices, counter_sets)
+    if pool == node_of_pool(pool):
+        groups = [
+            _timeless(slice_device(cpu)) for of_cpus in cpus for cpu in of_cpus.devices if cpu.name in shapes.groups
+        ]
+        devices, counter_sets = in_slices.with_shapes(shapes, devices, counter_sets, groups=groups)
+    else:
+        devices = in_slices.without_groups(devices, shapes.groups)
     return pool_slices(pool, devices, counter_sets), left_out | refused
 
 

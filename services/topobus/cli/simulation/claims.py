@@ -17,6 +17,7 @@ from topobus.cli.engine_process import ask_dry_run
 from topobus.cli.objects.manifests import request_of
 from topobus.cli.render.answers import with_parts
 from topobus.cli.simulation.node import Simulation
+from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.formats.kubernetes.classic.classic import is_classic
 from topobus.formats.kubernetes.objects import metadata_of, object_parts
 from topobus.formats.kubernetes.resource import AllocationResult
@@ -37,7 +38,7 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True):
     node: str = ""
     allocations: dict[str, AllocationResult] = {}
     parts: dict[str, tuple[str, ...]] = {}
-    """Each shape among the allocated devices to its parts."""
+    """Each shape among the allocated devices to its parts: of CPUs the group that they will be of."""
     reasons: tuple[Reason, ...] = ()
     stored: tuple[ApiObject, ...] = ()
     """The claims as they would be stored, allocated."""
@@ -184,7 +185,9 @@ def _held_by(
             continue
         for name in parts.get(granted_device.device, (granted_device.device,)):
             part_class = class_of_device(DRIVER, name) or ""
+            if part_class == CPU_CLASS and cpu_of_name(name) is None:
+                continue  # which CPUs of a group a claim has is decided when it is prepared
             held[part_class] = (*held.get(part_class, ()), name)
-        if granted_device.share_id is not None:
+        if granted_device.share_id is not None and device_class in held:
             shared[device_class] = (*shared.get(device_class, ()), granted_device.device)
     return held, shared

@@ -23,9 +23,10 @@ from msgspec import Struct, structs
 
 from topobus.cli.exits import InputError
 from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
-from topobus.devicekit.driver import DeviceDriver
+from topobus.devicekit.driver import DeviceDriver, HostServices
 from topobus.devicekit.host.host import hinting_driver
 from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.settings import CpuGroupSettings
 from topobus.engine.alignment.planning.claims_only import shortages
 from topobus.engine.alignment.planning.node_view import node_view
 from topobus.engine.alignment.planning.placement import place
@@ -75,27 +76,28 @@ class _Node:
 
 
 @contextmanager
-def open_machine(what: str) -> Iterator[_Node]:
+def open_machine(what: str, cpus: CpuGroupSettings = CpuGroupSettings()) -> Iterator[_Node]:  # noqa: B008 - frozen
     """Read a machine by profile name, folder, archive (tar) or JSON file (a snapshot, or a Machine
     alone, whose only devices are then its CPUs).
 
+    Shapes: cpus — how its CPUs are offered. A snapshot has them as they were when it was saved.
     Errors: raises InputError for what is none of these and for a file that cannot be read,
     ContractError for JSON that is no machine, HardwareError for a tree that cannot be read as a
     machine.
     """
     path = Path(what)
     if path.is_dir():
-        yield _read_tree(path, path)
+        yield _read_tree(path, path, cpus)
     elif path.is_file() and tarfile.is_tarfile(path):
         with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
-            yield _read_tree(_unpack(path, Path(folder)), path)
+            yield _read_tree(_unpack(path, Path(folder)), path, cpus)
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
-            yield _read_file(path, Path(folder))
+            yield _read_file(path, Path(folder), cpus)
     elif what in PROFILES:
         # In memory: a profile's tree has thousands of files.
         tree = MemoryTree(content_of(what))
-        yield _find_devices(tree, read_machine(tree, what.split(".")[0].lower()))
+        yield _find_devices(tree, read_machine(tree, what.split(".")[0].lower()), cpus)
     else:
         raise InputError(
             f"{what} is no folder, no file and no profile",
@@ -263,7 +265,7 @@ class Simulation:
         return asked
 
 
-def _read_tree(root: Path, named: Path) -> _Node:
+def _read_tree(root: Path, named: Path, cpus: CpuGroupSettings) -> _Node:
     if not (root / "sys").is_dir():
         raise InputError(
             f"{named} has no folder sys in it",
@@ -271,10 +273,10 @@ def _read_tree(root: Path, named: Path) -> _Node:
         )
     tree = Tree(HardwareSettings(root=str(root)))
     name = (named.absolute().name or "localhost").split(".")[0].lower()
-    return _find_devices(tree, read_machine(tree, name))
+    return _find_devices(tree, read_machine(tree, name), cpus)
 
 
-def _find_devices(tree: Tree, machine: Machine) -> _Node:
+def _find_devices(tree: Tree, machine: Machine, cpus: CpuGroupSettings) -> _Node:
     """Let every driver look once for its devices and their health."""
     inventories: list[Inventory] = []
     hinting: dict[str, DeviceDriver] = {}
@@ -285,6 +287,8 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
             f"{device_class}: plugin {skipped_plugin.name} is left out: {skipped_plugin.why}"
             for skipped_plugin in registry.skipped
         ]
+        for driver in registry.drivers:
+            driver.configure(HostServices(cpus=cpus))
         views = {driver.name: _read_driver(driver, tree, machine, warnings) for driver in registry.drivers}
         merged = advance_inventory(
             MergedInventory(),
@@ -332,7 +336,7 @@ def _read_driver(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: l
         return DriverView(devices=())
 
 
-def _read_file(path: Path, empty: Path) -> _Node:
+def _read_file(path: Path, empty: Path, cpus: CpuGroupSettings) -> _Node:
     """Read a snapshot.
 
     For a Machine alone the drivers see no files, so they find the CPUs and nothing else.
@@ -343,8 +347,11 @@ def _read_file(path: Path, empty: Path) -> _Node:
     except ValueError:
         keys = None
     if isinstance(keys, dict) and "machine" in keys:
-        return _Node(snapshot=decode(data, Snapshot, where=str(path)))
-    return _find_devices(Tree(HardwareSettings(root=str(empty))), decode(data, Machine, where=str(path)))
+        warning = f"{path} has its CPUs as they were offered when it was saved"
+        return _Node(
+            snapshot=decode(data, Snapshot, where=str(path)), warnings=(warning,) if cpus != CpuGroupSettings() else ()
+        )
+    return _find_devices(Tree(HardwareSettings(root=str(empty))), decode(data, Machine, where=str(path)), cpus)
 
 
 def _unpack(path: Path, into: Path) -> Path:

@@ -17,7 +17,7 @@ from topobus.engine.allocation.node_table import NodeTable
 from topobus.engine.allocation.pools import DeviceViews, Slice
 from topobus.engine.allocation.values import ALL_GATES, DeviceId, Gate, Node, Usage, node_of
 from topobus.engine.claims.stored import Stored
-from topobus.engine.shapes.shape_parts import in_parts
+from topobus.engine.shapes.shape_parts import in_use
 from topobus.values.device import Device
 from topobus.values.dra_names import node_of_pool
 from topobus.values.ledger import Ledger
@@ -199,13 +199,14 @@ class FreeDevices:
         to get those, or shapes of them, or none.
         Shapes: ignoring — uids of claims whose own record of what they hold is ignored here.
         """
-        own_owners, parts = self._in_ledger(node), self.table_of(node).parts
+        own_owners, table = self._in_ledger(node), self.table_of(node)
+        parts = table.parts
         own = {device for device, holder in own_owners.items() if holder in owners}
         keys = [("resourceclaim", owner.namespace, owner.name) for owner in owners]
         if not own and not ignoring and not any(self._held.holds(key) for key in keys):
             usage = self._taken_on(node).usage
             return Usage(usage.holders, usage.consumed, excluded) if excluded else usage
-        pools = self.table_of(node).pools
+        pools = table.pools
         names = {pool.id.pool for pool in pools}
         uids = frozenset(owner.uid for owner in owners) | frozenset(ignoring)
         others = (
@@ -220,8 +221,12 @@ class FreeDevices:
             else ()
         )
         return Usage(
-            in_parts(self._held.holders(names, except_uids=uids), parts)
-            | {device_id: str(holder) for device_id, holder in own_owners.items() if device_id not in own},
+            in_use(
+                self._held.holders(names, except_uids=uids),
+                {device_id: str(holder) for device_id, holder in own_owners.items() if device_id not in own},
+                parts,
+                table.counting,
+            ),
             self._with_pods(node, self._held.consumed(names, except_uids=uids)),
             dict.fromkeys(others, f"{owners[0]} holds other devices here already") | dict(excluded),
         )
@@ -259,9 +264,12 @@ class FreeDevices:
         if taken is None:
             table = self.table_of(node)
             names = {pool.id.pool for pool in table.pools}
-            holders = in_parts(self._held.holders(names, except_uids=()), table.parts) | {
-                device_id: str(holder) for device_id, holder in self._in_ledger(node).items()
-            }
+            holders = in_use(
+                self._held.holders(names, except_uids=()),
+                {device_id: str(holder) for device_id, holder in self._in_ledger(node).items()},
+                table.parts,
+                table.counting,
+            )
             consumed = self._with_pods(node, self._held.consumed(names, except_uids=()))
             state = TakenDevices(_bits(table.places, holders), _amounts(table.places, consumed))
             taken = self._taken[node] = _Taken(Usage(holders, consumed), state)

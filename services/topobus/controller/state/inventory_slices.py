@@ -8,18 +8,19 @@ gateway uses as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.values import DeviceId
-from topobus.engine.shapes.in_slices import SliceShapes, with_shapes
+from topobus.engine.shapes.in_slices import SliceShapes, with_shapes, without_groups
 from topobus.formats.kubernetes.pool_slices import own_part, pool_slices
 from topobus.formats.kubernetes.resource import CounterSet as SharedCounters
 from topobus.formats.kubernetes.resource import SliceDevice
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.values.device import Device, Inventory
-from topobus.values.dra_names import DRIVER, pool_of_class
+from topobus.values.dra_names import DRIVER, node_of_pool, pool_of_class
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger
 from topobus.values.quantity import Quantity
@@ -62,16 +63,29 @@ def devices_of_class(inventory: Inventory, form: Callable[[Device], SliceDevice]
     )
 
 
-def slices_of_pool(pool: str, classes: Sequence[ClassDevices], shapes: SliceShapes = _NO_SHAPES) -> tuple[Slice, ...]:
+def slices_of_pool(
+    pool: str,
+    classes: Sequence[ClassDevices],
+    shapes: SliceShapes = _NO_SHAPES,
+    *,
+    cpus: Sequence[SliceDevice] = (),
+    left: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[Slice, ...]:
     """Cut what the classes of a pool have, and the shapes of their devices, into slices.
 
+    Shapes: shapes — the node's; cpus — its devices of class `cpu`; left — group to how many CPUs claims
+            have or can have, where that is not all.
     Order: the name of a slice ends with its index, so the order of slices is theirs.
     """
-    devices, counter_sets = with_shapes(
-        shapes,
-        [device for of_class in classes for device in of_class.devices],
-        [counter_set for of_class in classes for counter_set in of_class.counter_sets],
-    )
+    devices: Sequence[SliceDevice] = [device for of_class in classes for device in of_class.devices]
+    counter_sets: Sequence[SharedCounters] = [
+        counter_set for of_class in classes for counter_set in of_class.counter_sets
+    ]
+    if pool == node_of_pool(pool):
+        groups = [device for device in cpus if device.name in shapes.groups]
+        devices, counter_sets = with_shapes(shapes, devices, counter_sets, groups=groups, left=left)
+    else:
+        devices = without_groups(devices, shapes.groups)
     specs = pool_slices(
         pool,
         devices,

@@ -21,14 +21,17 @@ from msgspec import structs
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.allocation.pools import DeviceViews, reasons_unreadable
 from topobus.engine.cel.seam import DeviceFacts, facts_of
+from topobus.engine.shapes.cpu_places import for_claims
 from topobus.engine.shapes.in_slices import SliceShapes, slice_shapes
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.resource import SliceDevice
 from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.codec import encode
+from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import DRIVER
 from topobus.values.health import HEALTHY, DeviceHealth, HealthState
+from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine
 from topobus.values.own_shapes import OwnShape
 
@@ -111,17 +114,24 @@ class SharedValues(DeviceViews):
             kind.form = self._keep_form(slice_device(device))
         return kind.form.device
 
-    def shapes(self, inventories: Mapping[bytes, Inventory], own_shapes: Sequence[OwnShape] = ()) -> SliceShapes:
+    def shapes(
+        self,
+        inventories: Mapping[bytes, Inventory],
+        own_shapes: Sequence[OwnShape] = (),
+        reserved: CpuSet | None = None,
+    ) -> SliceShapes:
         """Derive the shapes of a node, once for all nodes with the same devices.
 
         Shapes: inventories — all of the node's, the CPUs' among them, by their `shape_key`;
-                own_shapes — those that its operator adds.
+                own_shapes — those that its operator adds; reserved — CPUs that no claim gets.
         """
         self._bound()
-        key = (encode(own_shapes), *sorted(inventories))
+        reserved = reserved if reserved is not None else CpuSet()
+        key = (encode((own_shapes, reserved)), *sorted(inventories))
         shapes = self._shapes.get(key)
         if shapes is None:
-            shapes = self._shapes[key] = slice_shapes(shapes_of(inventories.values(), own_shapes))
+            of_node = [for_claims(inventory, None, reserved) for inventory in inventories.values()]
+            shapes = self._shapes[key] = slice_shapes(shapes_of(of_node, own_shapes))
             for device in shapes.devices:
                 self._keep_form(device)
         return shapes
@@ -195,11 +205,20 @@ def shape_key(inventory: Inventory) -> bytes:
     Cost: one encoding of the devices, CPUs aside.
     """
     seen = (
-        sorted({f"{device.numa_nodes} {device.socket}" for device in inventory.devices})
+        sorted({_shown_cpus(device) for device in inventory.devices})
         if inventory.device_class == CPU_CLASS
         else list(map(_bare, inventory.devices))
     )
     return hashlib.sha256(encode((inventory.device_class, inventory.resource, seen))).digest()
+
+
+def _shown_cpus(device: Device) -> bytes:
+    """Keep of a CPU what tells the sockets, and all of a group, whose CPUs may be counted."""
+    return encode(
+        structs.replace(device, health=HEALTHY, maintenance=None)
+        if is_cpu_group(device)
+        else (device.numa_nodes, device.socket)
+    )
 
 
 def _bare(device: Device) -> Device:

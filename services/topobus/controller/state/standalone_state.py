@@ -15,6 +15,7 @@ from topobus.controller.state.inventory_slices import ClassDevices, devices_of_c
 from topobus.controller.state.pod_links import PodLinks
 from topobus.controller.state.shared_values import shape_key
 from topobus.controller.state.taint_index import read_rule, silenced
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.values import Node, node_of
 from topobus.engine.claims.extended_resources import ClassName
@@ -23,6 +24,7 @@ from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.engine.claims.templates import owner_pod_uid
 from topobus.engine.health.silence import unheard
 from topobus.engine.health.strays import without_strays
+from topobus.engine.shapes.cpu_places import cpus_left
 from topobus.engine.shapes.in_slices import SliceShapes
 from topobus.formats.kubernetes.built_in_classes import built_in_class
 from topobus.formats.kubernetes.classic.classic import is_classic
@@ -34,6 +36,8 @@ from topobus.formats.messages.nouns import CLUSTER
 from topobus.values.device import Inventory
 from topobus.values.dra_names import class_of_group, group_of_class, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
+from topobus.values.idset import CpuSet
+from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine
 from topobus.values.own_shapes import OwnShape
 from topobus.values.resource_names import SHAPE_LEVELS
@@ -68,6 +72,8 @@ class StandaloneState(ClusterState):
         self._shape_keys: dict[str, dict[str, bytes]] = {}
         """By node and class."""
         self._shapes: dict[str, SliceShapes] = {}
+        self._left: dict[str, dict[str, int]] = {}
+        """By node and group, the CPUs that claims have or can have, as the slices count them."""
         self._built_in: dict[str, DeviceClassSpec] = {}
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
         self._of_kind: dict[str, dict[ObjectKey, Stored]] = {}
@@ -89,10 +95,20 @@ class StandaloneState(ClusterState):
 
     def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
         """Store a node's alignment options, and the slices of the shapes that its operator adds."""
-        before = self._own_shapes_of(node)
+        before = self._shapes_asked_of(node)
         super().put_alignment(node, alignment)
-        if self._own_shapes_of(node) != before:
+        if self._shapes_asked_of(node) != before:
             self._put_pools(node, ())
+
+    def put_ledger(self, ledger: Ledger) -> None:
+        """Store a ledger, and the slices that count the CPUs that it leaves to claims."""
+        super().put_ledger(ledger)
+        self._count_cpus(ledger.node)
+
+    def drop_ledger(self, node: str) -> None:
+        """Remove a ledger."""
+        super().drop_ledger(node)
+        self._count_cpus(node)
 
     def put_inventory(self, inventory: Inventory) -> None:
         """Store an inventory, and the slices of its devices."""
@@ -137,29 +153,45 @@ class StandaloneState(ClusterState):
         self._put_pools(node, changed)
 
     def _put_pools(self, node: str, changed: Collection[str]) -> None:
-        """Put the pools that these classes are in, and the one with the shapes if those changed: the
-        CPUs, which are in a pool of their own, tell the sockets.
+        """Put the pools that these classes are in, and those with the shapes and the CPUs if shapes changed:
+        the CPUs, which are in a pool of their own, tell the sockets, and may be counted by shapes.
         """
         of_node = {key: self.inventories[node, name] for name, key in self._shape_keys.get(node, {}).items()}
-        shapes = self.shared.shapes(of_node, self._own_shapes_of(node))
+        shapes = self.shared.shapes(of_node, *self._shapes_asked_of(node))
         pools = {pool_of_class(node, device_class) for device_class in changed}
-        if shapes != self._shapes.get(node, SliceShapes()):
+        before = self._shapes.get(node, SliceShapes())
+        if shapes != before or (shapes.groups and CPU_CLASS in changed):
             pools.add(node)
+        if shapes.groups.keys() != before.groups.keys():
+            pools.add(pool_of_class(node, CPU_CLASS))
         self._shapes[node] = shapes
         for pool in sorted(pools):
             self._put_pool(node, pool)
         if not of_node:
             self._shapes.pop(node)
             self._shape_keys.pop(node, None)
+            self._left.pop(node, None)
 
-    def _own_shapes_of(self, node: str) -> tuple[OwnShape, ...]:
+    def _shapes_asked_of(self, node: str) -> tuple[tuple[OwnShape, ...], CpuSet]:
+        """Return what the operator adds, and the CPUs that no claim gets."""
         alignment = self.alignments.get(node)
-        return alignment.own_shapes if alignment is not None else ()
+        return (alignment.own_shapes, alignment.reserved_cpus) if alignment is not None else ((), CpuSet())
+
+    def _count_cpus(self, node: str) -> None:
+        """Put the slices with shapes again, if others than claims have more or fewer of the CPUs that are
+        counted.
+        """
+        shapes = self._shapes.get(node)
+        if shapes is not None and cpus_left(shapes.groups, self.ledgers.get(node)) != self._left[node]:
+            self._put_pool(node, node)
 
     def _put_pool(self, node: str, pool: str) -> None:
         classes = sorted(name for name in self.classes_on(node) if pool_of_class(node, name) == pool)
         of_classes = [self._in_pool[node, name] for name in classes]
-        slices = slices_of_pool(pool, of_classes, self._shapes[node] if pool == node else SliceShapes())
+        shapes = self._shapes[node]
+        cpus = self._in_pool[node, CPU_CLASS].devices if shapes.groups else ()
+        left = self._left[node] = cpus_left(shapes.groups, self.ledgers.get(node))
+        slices = slices_of_pool(pool, of_classes, shapes, cpus=cpus, left=left)
         self._put_slices((0, pool), slices if classes else ())
 
     def _shown(self, inventory: Inventory) -> ClassDevices:

@@ -165,8 +165,8 @@ class ClaimDevices:
         Errors: raises ClaimFailed. Raises StillRuns while a container has them whose claim kubelet
         has forgotten, and PeerUnavailable while the other claim is being undone.
         """
-        whole = {device.device for device in claim_allocation.devices if not device.is_shared and not device.share_id}
-        shared = {device.device for device in claim_allocation.devices if not device.is_shared and device.share_id}
+        whole = {device.device for device in claim_allocation.devices if not device.is_shared and not device.is_share}
+        shared = {device.device for device in claim_allocation.devices if not device.is_shared and device.is_share}
         for entry in self._checkpoint.entries():
             if entry.uid == claim.uid or entry.device_class != device_class or not entry.is_prepared:
                 continue
@@ -175,7 +175,7 @@ class ClaimDevices:
                 allocated_device.device
                 for allocated_device in devices
                 if allocated_device.device in whole
-                or (allocated_device.device in shared and not allocated_device.share_id)
+                or (allocated_device.device in shared and not allocated_device.is_share)
             }
             if clash:
                 holds = f"claim {entry.claim} holds {', '.join(sorted(clash))}"

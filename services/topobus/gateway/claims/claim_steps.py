@@ -101,13 +101,15 @@ class ClaimSteps:
         """
         with span("read claim", claim=str(claim)):
             api_object = await self._read_claim(claim.namespace, claim.name)
+        shapes = self._state.shapes()
         allocation = allocation_of(
             api_object,
             namespace=claim.namespace,
             name=claim.name,
             uid=claim.uid,
             node=self._state.node,
-            parts=self._state.shapes().parts,
+            parts=shapes.parts,
+            cpus=shapes.cpus,
         )
         if isinstance(allocation, Refusal):
             raise refused(allocation)

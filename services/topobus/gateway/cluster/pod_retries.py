@@ -168,7 +168,8 @@ class PodRetries:
         A claim that was allocated before its pod was bound does not change any more, and its shapes
         only with the devices of the machine.
         """
-        if (parts := self._state.shapes().parts) != self._parts:
+        shapes = self._state.shapes()
+        if (parts := shapes.parts) != self._parts:
             self._parts = parts
             self._claims.clear()
         for pod in tuple(self._pods.values()):
@@ -181,7 +182,7 @@ class PodRetries:
                 except TopobusError as err:
                     self._log_failure("claims", str(err))
                     return
-                self._claims[key] = waiting_claim(api_object, self._state.node, self._parts)
+                self._claims[key] = waiting_claim(api_object, self._state.node, self._parts, shapes.cpus)
                 is_allocated = api_object is not None and api_object.status.get("allocation")
                 self._unallocated.put(key, None if is_allocated else Again())
         self._failed_calls.pop("claims", None)

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from topobus.engine.shapes.in_slices import SliceShapes, published_shapes, slice_shapes, with_shapes
+from topobus.engine.alignment.planning.node_view import CPU_CLASS
+from topobus.engine.shapes.in_slices import (
+    SliceShapes,
+    published_shapes,
+    slice_shapes,
+    with_shapes,
+    without_groups,
+)
 from topobus.engine.shapes.shapes import SHAPE_CLASS, Shapes
 from topobus.formats.kubernetes.pool_slices import own_part, publishable
 from topobus.formats.kubernetes.resource import CounterSet, SliceDevice, SliceSpec, Taint
@@ -41,6 +48,7 @@ from topobus.gateway.cluster.rules.slices import (
     pool_devices,
     pool_of_slice,
     read_slice,
+    shows_class,
     shows_silence,
     silence_taint,
     slice_plan,
@@ -268,7 +276,12 @@ class SlicePublisher:
                 else kept_devices(device_class, specs)
             )
             devices, counter_sets = (*devices, *shown), (*counter_sets, *counted)
-        devices, counter_sets = with_shapes(self._shapes(pool, offered, specs), devices, counter_sets)
+        if pool == self._state.node:
+            shapes = self._shapes(offered, specs) if self._publishes_shapes() else SliceShapes()
+            groups, left = self._groups(shapes, present), self._state.cpus_left()
+            devices, counter_sets = with_shapes(shapes, devices, counter_sets, groups=groups, left=left)
+        elif self._publishes_shapes():
+            devices = without_groups(devices, self._state.shapes().groups)
         state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
         if self._settled.get(pool) == state:
             # Most changes concern the other pool, or holders that make no difference here.
@@ -286,14 +299,24 @@ class SlicePublisher:
             self._settled[pool] = state
         return plan, len(devices)
 
-    def _shapes(self, pool: str, offered: Sequence[str], specs: Sequence[SliceSpec]) -> SliceShapes:
-        """Return the shapes of a pool: none where they are switched off, or where the server keeps no
+    def _publishes_shapes(self) -> bool:
+        """Return whether shapes are published: not where they are switched off, or where the server keeps no
         counters.
         """
-        if pool != self._state.node or not self._settings.shapes or not keeps_counters(self._dropped):
-            return SliceShapes()
+        return self._settings.shapes and keeps_counters(self._dropped)
+
+    def _groups(self, shapes: SliceShapes, present: Sequence[ApiObject]) -> Sequence[SliceDevice] | None:
+        """Return the groups of CPUs that shapes count. None: they are not known now."""
+        inventory = self._state.inventories().get(CPU_CLASS)
+        if inventory is None or not shapes.groups:
+            return None if shapes.groups else ()
+        return [device for device in self._devices(CPU_CLASS, inventory, present)[0] if device.name in shapes.groups]
+
+    def _shapes(self, offered: Sequence[str], specs: Sequence[SliceSpec]) -> SliceShapes:
+        """Return the shapes of the node."""
         published = published_shapes(specs)
-        if not self._state.inventories().keys() >= set(offered):
+        counted = {CPU_CLASS} if published.groups and self._offers(CPU_CLASS) else set[str]()
+        if not self._state.inventories().keys() >= {*offered, *counted}:
             # With a class that is not heard yet there would be others.
             return published
         shapes = self._state.shapes()
@@ -307,6 +330,11 @@ class SlicePublisher:
             for device_class in offered
             for name, owner in self._state.holders(device_class).items()
             if owner.kind is OwnerKind.CLAIM
+        }
+        held |= {
+            group
+            for group, sharers in self._state.sharers(CPU_CLASS).items()
+            if any(owner.kind is OwnerKind.CLAIM for owner, _ in sharers)
         }
         return self._node_shapes[1].keeping(published.devices, held)
 
@@ -348,7 +376,7 @@ class SlicePublisher:
         of_class = [
             api_object
             for api_object in present
-            if (spec := self._read(api_object)) is not None and kept_devices(device_class, [spec])[0]
+            if (spec := self._read(api_object)) is not None and shows_class(device_class, spec)
         ]
         # Just after the start no silence is known yet, so taints of silence must stay.
         is_silent = bool(since) or shows_silence(of_class)

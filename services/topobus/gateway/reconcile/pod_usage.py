@@ -173,7 +173,7 @@ def _prepared_here(entries: Sequence[ClaimEntry]) -> PreparedHere:
         owner=entries[0].claim.owner,
         held=names_by_class(held),
         looked_at=frozenset((device.device_class, device.device) for device in devices if device.is_shared),
-        by_share=names_by_class(device for device in held if device.share_id),
+        by_share=names_by_class(device for device in held if device.is_share),
         shares=shares_by_class(held),
         group_cpus={group: cpus for entry in entries for group, cpus in entry.cpus.items()},
     )

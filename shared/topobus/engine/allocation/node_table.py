@@ -22,7 +22,7 @@ from topobus.engine.allocation.cpu_policy import is_policy_cpu
 from topobus.engine.allocation.pools import Candidate, Pool, PoolState
 from topobus.engine.allocation.values import DeviceId, Node
 from topobus.engine.cel.seam import Reads, seen
-from topobus.engine.shapes.shape_parts import Parts, parts_in
+from topobus.engine.shapes.shape_parts import Parts, counting_in, parts_in
 from topobus.formats.messages.codec import encode
 
 __all__ = ["NodeTable", "Numbers"]
@@ -64,6 +64,11 @@ class NodeTable:
     def parts(self) -> Parts:
         """The shapes, each with its parts."""
         return parts_in(self.pools)
+
+    @cached_property
+    def counting(self) -> frozenset[DeviceId]:
+        """The shapes that have CPUs."""
+        return counting_in(self.pools)
 
     @cached_property
     def is_own(self) -> bool:

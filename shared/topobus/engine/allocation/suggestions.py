@@ -22,7 +22,7 @@ from topobus.engine.allocation.values import (
     Outcome,
     Usage,
 )
-from topobus.engine.shapes.shape_parts import parts_in, without_shapes
+from topobus.engine.shapes.shape_parts import in_parts, parts_in, without_shapes
 from topobus.formats.kubernetes.resource import (
     ClaimRequest,
     ClaimSpec,
@@ -119,11 +119,9 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
     used = {
         DeviceId.of(granted) for result in free.results for granted in without_shapes(result, parts).devices.results
     }
-    counts = {
-        holder: sum(given.usage.holders.get(device) == holder for device in used)
-        for holder in needed
-        if any(given.usage.holders.get(device) == holder for device in used)
-    }
+    # One with CPUs is in use in place of its parts.
+    holders = {**given.usage.holders, **in_parts(given.usage.holders, parts)}
+    counts = {holder: count for holder in needed if (count := sum(holders.get(device) == holder for device in used))}
     if counts:
         owners = ", ".join(f"{holder} ({count} device{'s' if count != 1 else ''})" for holder, count in counts.items())
         yield _advice(given, f"when {owners} releases them", {"change": "free", "holders": tuple(counts)})

@@ -124,7 +124,11 @@ def bring_closer(
     granted = [members[device] for device in _granted(outcome.results) if device in members]
     wanted = Counter(member.device_class for member in granted)
     taken = given.usage.holders.keys() | given.usage.excluded.keys()
-    free = [member for member in members.values() if member.device_class in wanted and taken.isdisjoint(member.parts)]
+    free = [
+        member
+        for member in members.values()
+        if member.device_class in wanted and taken.isdisjoint((member.id, *member.parts))
+    ]
     demand = ContainerDemand(name="", place=0, kind=ContainerKind.APP)
     steps, searches = outcome.steps, 0
     for domains in tiers(NodeAvailability(view).locality(), demand, _LEVELS)[:-1]:

@@ -39,13 +39,15 @@ _Kind = tuple[str, str | None]
 
 
 class Region(Struct, frozen=True, kw_only=True):
-    """One part of the machine at a level, with at least two devices."""
+    """One part of the machine at a level: at least two devices, or one with CPUs."""
 
     level: str
     id: str
     """Stable over reboots and unique in the level: a number, or a name of hardware."""
     parts: tuple[Device, ...]
     """By class and name."""
+    cpus: int = 0
+    """How many CPUs it has beside them."""
 
 
 class _Place(Struct, frozen=True):
@@ -74,7 +76,8 @@ def regions(
     Models are told apart where more than half of the regions have some of the same model, so that a
     NIC for management is no part.
 
-    The shapes that an operator adds have what they list, GPUs or not, as often as each place has it.
+    The shapes that an operator adds have what they list, GPUs or not, as often as each place has the
+    devices. Their CPUs are counted elsewhere.
 
     Shapes: devices — whole ones that one holder gets each; sockets — node id to bits of socket ids;
             result — regions, smallest level first and the operator's last, in the machine's order,
@@ -268,13 +271,14 @@ def _own_regions(shape: OwnShape, places: Sequence[_Place], partners: Mapping[st
     by_name = {place.device.name: place for place in places}
     own: list[Region] = []
     for group in _groups(places, shape.within).values():
-        for near in _sets_of_parts(shape.parts, [by_name[device.name] for device in group], partners):
+        for near in _sets_of_parts(shape.devices, [by_name[device.name] for device in group], partners):
             first, parts = near[0].device, [place.device for place in near]
             own.append(
                 Region(
                     level=shape.name,
                     id=first.name.removeprefix(f"{first.device_class}-"),
                     parts=tuple(sorted(parts, key=lambda part: (part.device_class, part.name))),
+                    cpus=shape.cpus,
                 )
             )
     return own
@@ -341,17 +345,17 @@ def _count(places: Iterable[_Place], device_class: str) -> int:
 
 def _lack(shape: OwnShape, places: Sequence[_Place]) -> str:
     """Explain why a machine has no region of an operator's shape."""
-    for device_class in sorted(shape.parts):
+    for device_class in sorted(shape.devices):
         if not _count(places, device_class):
             return f"no device of class {device_class} here can be a part"
     counts = {
         name: Counter(device.device_class for device in group) for name, group in _groups(places, shape.within).items()
     }
-    wanted = _listed(shape.parts)
+    wanted = _listed(shape.devices)
     if not counts:
         return f"wanted {wanted} within one {shape.within}, and this machine is not divided so"
-    most = max(counts, key=lambda name: sum(min(counts[name][each], count) for each, count in shape.parts.items()))
-    has = _listed({device_class: counts[most][device_class] for device_class in shape.parts})
+    most = max(counts, key=lambda name: sum(min(counts[name][each], count) for each, count in shape.devices.items()))
+    has = _listed({device_class: counts[most][device_class] for device_class in shape.devices})
     place = "this one" if shape.within == "machine" else f"{shape.within} {most}"
     return f"wanted {wanted} within one {shape.within}; {place} comes nearest with {has}"
 

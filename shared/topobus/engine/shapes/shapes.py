@@ -2,7 +2,8 @@
 
 Every whole device that is in a shape has a counter with its own name. It takes all of it, each
 partition of it takes one, and each shape takes all of its parts' counters. So a part, its
-partitions and its shapes exclude each other by counting alone, which kube-scheduler does.
+partitions and its shapes exclude each other by counting alone, which kube-scheduler does. CPUs of
+shapes are counted as well (`cpu_places`).
 Source: resource.k8s.io/v1, 1.36, sharedCounters: at most 2 counter sets for a device and 32
 counters in a set.
 """
@@ -13,15 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.engine.alignment.planning.node_view import CPU_CLASS
+from topobus.engine.shapes.cpu_places import counted_groups, cpus_near, offered_cpus, places_of, why_uncounted
 from topobus.engine.shapes.levels import PAIR, Region, regions
 from topobus.formats.kubernetes.limit_rules import MAX_CONSUMED_SETS, MAX_COUNTERS
 from topobus.values.counters import CounterSet, CounterUse
+from topobus.values.cpu_groups import GROUP_CAPACITY
 from topobus.values.device import AttributeValue, Device, DeviceRole, Inventory
 from topobus.values.dra_names import class_of_device
-from topobus.values.idset import NodeSet
+from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.names import is_dns_label
 from topobus.values.own_shapes import OwnShape
 from topobus.values.partitions import MAX_PARTS
@@ -40,18 +43,31 @@ class Shapes(Struct, frozen=True, kw_only=True):
     """The shapes of a node."""
 
     devices: tuple[Device, ...] = ()
-    """Smallest level first. Their `consumes` names their parts: each counter has its part's name."""
+    """Smallest level first, places of CPUs last. Their `consumes` names their parts: each counter has its
+    part's name."""
     counter_sets: tuple[CounterSet, ...] = ()
     uses: dict[str, CounterUse] = {}
     """What each other device takes beside what it takes of its own class: parts and partitions of
     parts."""
     remarks: tuple[str, ...] = ()
     """What the machine has no shape for, and why, a sentence each."""
+    groups: dict[str, CpuSet] = {}
+    """The groups of CPUs that are counted, with those of their CPUs that claims may have: a claim has
+    them by shapes and places alone."""
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
-        """Map each shape to its parts, sorted."""
+        """Map each shape to its parts, sorted: of CPUs the groups that they are of."""
         return {shape.name: tuple(sorted(use.counter for use in shape.consumes)) for shape in self.devices}
+
+    @property
+    def cpus(self) -> dict[str, dict[str, int]]:
+        """Map each shape that has CPUs to how many it has of which groups."""
+        counts = {
+            shape.name: {use.counter: use.amount for use in shape.consumes if use.counter in self.groups}
+            for shape in (self.devices if self.groups else ())
+        }
+        return {name: of_shape for name, of_shape in counts.items() if of_shape}
 
 
 def is_shape(driver: str, device: str) -> bool:
@@ -82,6 +98,7 @@ def shapes_of(inventories: Iterable[Inventory], own_shapes: Sequence[OwnShape] =
     """
     of_node = sorted(inventories, key=lambda inventory: inventory.device_class)
     sockets = _socket_bits(of_node)
+    groups = counted_groups(of_node, own_shapes)
     devices = [
         device
         for inventory in of_node
@@ -105,19 +122,25 @@ def shapes_of(inventories: Iterable[Inventory], own_shapes: Sequence[OwnShape] =
         # An operator's shape is never one with another: a selector knows it by the attribute level alone.
         own_level = "" if region.level in SHAPE_LEVELS else region.level
         by_parts.setdefault((own_level, tuple(part.name for part in region.parts)), []).append(region)
-    set_of, numbers = _sets(of_levels, sockets)
+    set_of, numbers = _sets(of_levels, sockets, groups)
     texts = [f"{name} is in no shape: {why}" for name, why in faults.items()]
     texts += [f"level {level}: {why}" for level, why in remarks.items()]
     classes = sorted(_CLASSES | {device.device_class for device in whole})
     shapes: list[Device] = []
     for same in by_parts.values():
-        shape = _shape(same, set_of, classes)
-        fault = _fault(shape)
+        if same[-1].cpus and not groups:
+            texts.append(f"level {same[-1].level}: {why_uncounted(of_node)}")
+            continue
+        cpus = cpus_near(same[-1].parts, same[-1].cpus, groups, sockets) if same[-1].cpus else {}
+        shape = _shape(same, set_of, classes, cpus if not isinstance(cpus, str) else {})
+        fault = cpus if isinstance(cpus, str) else _fault(shape)
         if fault:
             texts.append(f"level {same[-1].level}: {shape.name} is left out: {fault}")
         else:
             shapes.append(shape)
-    used = {use.counter for shape in shapes for use in shape.consumes}
+    shapes += [_named_place(place, set_of, group.name) for group in groups for place in places_of(group)]
+    totals = {group.name: offered_cpus(group) for group in groups}
+    used = {use.counter for shape in shapes for use in shape.consumes} - totals.keys()
     uses: dict[str, CounterUse] = {}
     for device in devices:
         unit = units[device.name]
@@ -125,11 +148,17 @@ def shapes_of(inventories: Iterable[Inventory], own_shapes: Sequence[OwnShape] =
             amount = MAX_PARTS if unit == device.name else 1
             uses[device.name] = CounterUse(counter_set=set_of[unit], counter=unit, amount=amount)
     counter_sets = tuple(
-        CounterSet(name=name, counters=dict.fromkeys(sorted(counters), MAX_PARTS))
+        CounterSet(name=name, counters={counter: totals.get(counter, MAX_PARTS) for counter in sorted(counters)})
         for name in numbers
-        if (counters := {unit for unit in used if set_of[unit] == name})
+        if (counters := {counter for counter in (*used, *totals) if set_of[counter] == name})
     )
-    return Shapes(devices=tuple(shapes), counter_sets=counter_sets, uses=uses, remarks=tuple(texts))
+    return Shapes(
+        devices=tuple(shapes),
+        counter_sets=counter_sets,
+        uses=uses,
+        remarks=tuple(dict.fromkeys(texts)),
+        groups={group.name: group.near_cpus for group in groups},
+    )
 
 
 def _units(devices: Iterable[Device]) -> dict[str, str]:
@@ -171,17 +200,30 @@ def _socket_bits(inventories: Iterable[Inventory]) -> dict[int, int]:
     return bits
 
 
-def _sets(of_levels: Iterable[Region], sockets: Mapping[int, int]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _sets(
+    of_levels: Iterable[Region], sockets: Mapping[int, int], groups: Iterable[Device]
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Give each part a counter set: on two sockets each has its own, so that an autoscaler that looks at
     sets sees a machine of which one socket is free as half used.
+
+    CPUs are counted in the set of their socket, else in one that has room, so that they never divide the
+    parts of a shape that has none.
     """
     socket_of = {part.name: _socket(part, sockets) for region in of_levels for part in region.parts}
     ordered = sorted(socket_of, key=lambda name: (socket_of[name], name))
     first = min(filter(None, socket_of.values()), default=0)
     by_socket = groupby(ordered, lambda name: socket_of[name] or first)
-    members = [names for _, of_socket in by_socket for names in _chunks(list(of_socket))]
+    members = [list(names) for _, of_socket in by_socket for names in _chunks(list(of_socket))]
     if len(members) > MAX_CONSUMED_SETS:
-        members = _chunks(ordered)
+        members = [list(names) for names in _chunks(ordered)]
+    for group in groups:
+        bit = _socket(group, sockets)
+        room = [names for names in members if len(names) < MAX_COUNTERS]
+        near = [names for names in room if any(socket_of.get(name) == bit for name in names)]
+        if not room:
+            room = [[]]
+            members += room
+        (near or room)[0].append(group.name)
     numbers = tuple(f"{SHAPE_CLASS}-{index}" for index in range(len(members)))
     return {name: number for number, names in zip(numbers, members, strict=True) for name in names}, numbers
 
@@ -201,7 +243,9 @@ def _socket(part: Device, sockets: Mapping[int, int]) -> int:
     return bits & -bits
 
 
-def _shape(same: Sequence[Region], set_of: Mapping[str, str], classes: Iterable[str]) -> Device:
+def _shape(
+    same: Sequence[Region], set_of: Mapping[str, str], classes: Iterable[str], cpus: Mapping[str, int]
+) -> Device:
     """Make the device of regions with the same parts. It is named after the largest of them."""
     largest = same[-1]
     parts = largest.parts
@@ -218,16 +262,15 @@ def _shape(same: Sequence[Region], set_of: Mapping[str, str], classes: Iterable[
     memory = sum(part.capacity.get("memory", 0) for part in parts)
     if memory:
         capacity["memory"] = memory
+    if cpus:
+        capacity[GROUP_CAPACITY] = sum(cpus.values())
     nodes = NodeSet()
     for part in parts:
         nodes |= part.numa_nodes or NodeSet()
     roots = sorted({part.pcie_root for part in parts if part.pcie_root})
-    # A name always means exactly these parts. A claim whose shape has others, since a device service is not heard
-    # yet or the machine was changed, is refused and not prepared with what is left.
-    digest = sha256(" ".join(part.name for part in parts).encode()).hexdigest()[:_DIGITS]
     where = largest.level if largest.level == "machine" else f"{largest.level}-{largest.id}"
     return Device(
-        name=f"{SHAPE_CLASS}-{where}-{digest}",
+        name=_name(where, [part.name for part in parts], cpus),
         device_class=SHAPE_CLASS,
         numa_nodes=nodes or None,
         pcie_root=roots[0] if len(roots) == 1 else "",
@@ -235,9 +278,28 @@ def _shape(same: Sequence[Region], set_of: Mapping[str, str], classes: Iterable[
         attributes=attributes,
         capacity=capacity,
         consumes=tuple(
-            CounterUse(counter_set=set_of[part.name], counter=part.name, amount=MAX_PARTS) for part in parts
+            CounterUse(counter_set=set_of[name], counter=name, amount=amount)
+            for name, amount in {**{part.name: MAX_PARTS for part in parts}, **cpus}.items()
         ),
     )
+
+
+def _named_place(place: Device, set_of: Mapping[str, str], group: str) -> Device:
+    """Make the device of a single CPU, or of a core: a shape whose only part it is."""
+    cpus = {group: place.capacity[GROUP_CAPACITY]}
+    return structs.replace(
+        place,
+        name=_name(f"{CPU_CLASS}-{place.name}", (), cpus),
+        consumes=(CounterUse(counter_set=set_of[group], counter=group, amount=cpus[group]),),
+    )
+
+
+def _name(where: str, parts: Iterable[str], cpus: Mapping[str, int]) -> str:
+    # A name always means exactly these parts. A claim whose shape has others, since a device service is not heard
+    # yet or the machine was changed, is refused and not prepared with what is left.
+    texts = (*parts, *(f"{group}={count}" for group, count in sorted(cpus.items())))
+    digest = sha256(" ".join(texts).encode()).hexdigest()[:_DIGITS]
+    return f"{SHAPE_CLASS}-{where}-{digest}"
 
 
 def _fault(shape: Device) -> str:

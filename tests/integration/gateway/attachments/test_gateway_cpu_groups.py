@@ -17,23 +17,29 @@ from support.node_plane import NODE
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.driver import HostServices, PrepareContext
 from topobus.devicekit.settings import CpuGroupSettings
-from topobus.formats.messages.catalogue import ADOPT
+from topobus.engine.shapes.shapes import shapes_of
+from topobus.formats.messages.catalogue import ADOPT, ALIGNMENT
 from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareReply, PrepareRequest
 from topobus.gateway.config import CpuSettings
 from topobus.simulation.container_runtime import SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, Pod
-from topobus.values.device import Device
+from topobus.values.device import Device, Inventory
 from topobus.values.dra_names import DRIVER, pool_of_class
+from topobus.values.edits import ContainerEdits
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.machine import Cpu, Machine, NumaNode
 from topobus.values.outcome import Refusal
+from topobus.values.own_shapes import OwnShape
 from topobus.values.request import Owner, OwnerKind
+from topobus.values.view import NodeAlignment
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
 ALL = CpuSet.parse("0-7")
+GPU = Device(name="gpu-0", device_class="gpu", numa_nodes=NodeSet(1))
+WORKER = OwnShape(name="worker", parts={"gpu": 1, "cpu": 2}, within="numa")
 
 
 def machine() -> Machine:
@@ -79,7 +85,7 @@ def claim(name: str, parameters: dict[str, Any] | None = None, **cpus: int) -> A
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
     """A node whose CPUs are offered by NUMA node."""
-    async with make_rig(nats_server.url, classes=("cpu",)) as made:
+    async with make_rig(nats_server.url, classes=("cpu", "gpu")) as made:
         nodes = made.root / "sys/devices/system/node"
         for node in (0, 1):
             (nodes / f"node{node}").mkdir(parents=True)
@@ -88,6 +94,8 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         driver, tree = LinuxCpuDriver(), Tree(HardwareSettings(root=str(made.root)))
 
         async def prepare(request: PrepareRequest) -> PrepareReply:
+            if request.devices == (GPU.name,):
+                return PrepareReply(result=Prepared(edits={GPU.name: ContainerEdits(env={"GPU": "0"})}))
             devices = [device for by in ("numa", "machine") for device in groups(by) if device.name in request.devices]
             answer = driver.prepare(
                 tree, devices, PrepareContext(owner=request.owner, cpus=request.cpus, config=request.config)
@@ -174,6 +182,43 @@ async def test_claims_of_a_group_get_cpus_of_their_own(rig: Rig, runtime: Simula
     assert errors == ("", "")
     assert (first.cpus, first.mems, second.cpus, second.mems) == (CpuSet(4, 5), "1", CpuSet(6), "1")
     assert shared == CpuSet.parse("0-3,7")
+
+
+async def test_shape_has_cpus_of_its_own_beside_its_devices(rig: Rig, runtime: SimulatedRuntime) -> None:
+    """Its container is pinned to CPUs of its GPU's node, a claim for a single CPU to another one, and all
+    others have the rest. The shape may say of its CPUs that its containers run on the pool as well.
+    """
+    cpus = Inventory(node=NODE, device_class="cpu", generation=1, devices=groups())
+    gpus = Inventory(node=NODE, device_class="gpu", generation=1, devices=(GPU,))
+    parts = shapes_of([cpus, gpus], [WORKER]).parts
+    shape = next(name for name in parts if name.startswith("shape-worker"))
+    single = next(name for name, groups_of in parts.items() if groups_of == ("cpu-numa-1",))
+    await rig.plane.bus.put(ALIGNMENT, NodeAlignment(node=NODE, own_shapes=(WORKER,)), node=NODE)
+    await rig.plane.show("gpu", GPU)
+    for name, device in (("one", shape), ("two", single), ("mixed", shape)):
+        stored = claim(name, {"withShared": True, "apiVersion": "cpu.topobus.dev/v1"} if name == "mixed" else {})
+        result = {"request": "r", "driver": DRIVER, "pool": NODE, "device": device}
+        stored.status["allocation"]["devices"]["results"] = [result]
+        await rig.plane.store(stored)
+    cdi = {name: f"topobus.dev/cpu=claim-u-{name}-cpu-numa-1" for name in ("one", "two", "mixed")}
+    async with runtime.serving(), rig.kubelet, rig.gateway():
+        await runtime.synchronized.wait()
+        neighbour = await runtime.create("neighbour", pod="other")
+        errors = [await prepare(rig, "one"), await prepare(rig, "two"), await prepare(rig, "mixed")]
+        first = await runtime.create("main", cdi=(cdi["one"],))
+        second = await runtime.create("main", cdi=(cdi["two"],))
+        pinned = (first.cpus, first.mems, second.cpus, neighbour.cpus)
+        await runtime.end(first)
+        await rig.plane.drop("one")
+        await rig.kubelet.unprepare_claims([reference("one")])
+        await runtime.until(lambda: neighbour.cpus == ALL - CpuSet(6))
+        mixed_error = await prepare(rig, "mixed")
+        mixed = await runtime.create("main", cdi=(cdi["mixed"],))
+
+    assert errors[:2] == ["", ""]
+    assert "claim default/one holds gpu-0" in errors[2]
+    assert pinned == (CpuSet(4, 5), "1", CpuSet(6), CpuSet.parse("0-3,7"))
+    assert (mixed_error, mixed.cpus) == ("", ALL - CpuSet(6))
 
 
 async def test_choice_stays_when_the_claim_is_asked_for_again(rig: Rig, runtime: SimulatedRuntime) -> None:

@@ -24,15 +24,22 @@ pytestmark = pytest.mark.integration
 CLASSES = ("cpu", "fpga", "gpu", "nic")
 
 
+WORKERS = '[{"name": "worker", "parts": {"gpu": 1, "nic": 1, "cpu": 6}, "within": "machine"}]'
+
+
 @pytest.mark.parametrize(
-    ("profile", "shapes"),
-    [("dgx", False), *((profile, True) for profile in ("dgx", "epyc-8numa", "gb200", "laptop"))],
+    ("profile", "shapes", "own_shapes"),
+    [
+        ("dgx", False, ""),
+        *((profile, True, "") for profile in ("dgx", "epyc-8numa", "gb200", "laptop")),
+        *((profile, True, WORKERS) for profile in ("dgx", "epyc-8numa", "laptop")),
+    ],
 )
 async def test_slices_are_those_that_the_gateway_publishes_when_the_machine_is_the_same(
-    profile: str, *, shapes: bool, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
+    profile: str, *, shapes: bool, own_shapes: str, nats_server: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The specs of all slices are equal, for every class, but for the time of a taint: some of these
-    machines have a port without a cable.
+    machines have a port without a cable. Where the operator's shapes have CPUs, cores are given whole.
     """
     async with ApiServerSimulator() as server, AsyncExitStack() as stack:
         server.put({"kind": "Node", "metadata": {"name": NODE}})
@@ -44,6 +51,11 @@ async def test_slices_are_those_that_the_gateway_publishes_when_the_machine_is_t
             "TOPOBUS_GATEWAY__CLUSTER__SHAPES": str(shapes).lower(),
             "TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG": str(server.write_kubeconfig(folder / "kubeconfig")),
         }
+        if own_shapes:
+            settings["TOPOBUS_TOPOLOGY__OWN_SHAPES"] = own_shapes
+            settings["TOPOBUS_CPU__CPUS__GROUPS"] = "numa"
+            settings["TOPOBUS_CPU__CPUS__WHOLE_CORES"] = "true"
+            settings["TOPOBUS_TOPOLOGY__ALIGNMENT__RESERVED_CPUS"] = "0-1"
         beside = {
             name: await stack.enter_async_context(service(name, nats_server.url, settings))
             for name in ("discovery", *CLASSES, "topology")
@@ -58,6 +70,9 @@ async def test_slices_are_those_that_the_gateway_publishes_when_the_machine_is_t
                 del taint["timeAdded"]
 
     words = ["slices", "--machine", profile, "--node", NODE, *(["--shapes"] if shapes else []), "--output", "json"]
+    if own_shapes:
+        cpus = '{"groups": "numa", "whole_cores": true}'
+        words += ["--own-shapes", own_shapes, "--cpus", cpus, "--reserved-cpus", "0-1"]
     code = await asyncio.to_thread(run, words)
 
     said = capsys.readouterr()

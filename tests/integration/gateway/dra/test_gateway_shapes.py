@@ -15,6 +15,7 @@ from support.laws import steps
 from support.lives import LIMIT_S, GatewayLives, is_transport
 from support.looks import next_look
 from support.node_plane import NODE, claim
+from support.shape_machines import cpu_group
 from support.shape_names import plain
 from topobus.cli.simulation.node import open_machine
 from topobus.engine.shapes.shapes import shapes_of
@@ -41,6 +42,12 @@ with open_machine("dgx") as _NODE:
         if inventory.device_class in ("gpu", "nic")
     }
 SHAPE, (GPU, NIC) = next(iter(shapes_of(INVENTORIES.values()).parts.items()))
+WORKER = OwnShape(name="worker", parts={"gpu": 1, "nic": 1, "cpu": 2}, within="numa")
+GROUPS = (cpu_group(0, 4), cpu_group(1, 4))
+CPUS = Inventory(node=NODE, device_class="cpu", generation=1, devices=GROUPS)
+_SHAPES = shapes_of([*INVENTORIES.values(), CPUS], [WORKER])
+WITH_CPUS = next(name for name in _SHAPES.cpus if name.startswith("shape-worker"))
+SINGLE = [name for name, parts in _SHAPES.parts.items() if parts == ("cpu-numa-0",)]
 PAIR = ClaimReference(name="pair", uid="u-pair", drivers=(DRIVER,))
 RIVAL = ClaimReference(name="rival", uid="u-rival", drivers=(DRIVER,))
 HELD = {"gpu": (GPU,), "nic": (NIC,)}
@@ -49,10 +56,13 @@ MOST_STEPS = 100
 
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """The GPUs and NICs of a recorded machine, and a claim for a GPU with its nearest NIC."""
-    async with make_rig(nats_server.url) as made:
-        for device_class, inventory in INVENTORIES.items():
+    """The GPUs and NICs of a recorded machine, four CPUs beside each half of them, and a claim for a GPU with
+    its nearest NIC.
+    """
+    async with make_rig(nats_server.url, classes=("cpu", "gpu", "nic")) as made:
+        for device_class, inventory in {**INVENTORIES, "cpu": CPUS}.items():
             await made.plane.show(device_class, *inventory.devices)
+        await made.plane.bus.put(ALIGNMENT, NodeAlignment(node=NODE, own_shapes=(WORKER,)), node=NODE)
         await made.plane.store(claim("pair", PAIR.uid, SHAPE))
         yield made
 
@@ -90,9 +100,14 @@ def nodes(rig: Rig) -> list[str]:
     )
 
 
-def names() -> list[str]:
-    """The CDI names of both parts."""
-    return [f"topobus.dev/gpu=claim-u-pair-{GPU}", f"topobus.dev/nic=claim-u-pair-{NIC}"]
+def held_cpus(rig: Rig) -> list[str]:
+    """The CPUs that the ledger has, by holder."""
+    return [str(holding.cpus) for each in rig.plane.ledger.allocations.values() for holding in each.holdings]
+
+
+def names(*others: str) -> list[str]:
+    """The CDI names of both parts, behind those of others."""
+    return [*others, f"topobus.dev/gpu=claim-u-pair-{GPU}", f"topobus.dev/nic=claim-u-pair-{NIC}"]
 
 
 @pytest.mark.memory_bus
@@ -144,6 +159,40 @@ async def test_container_gets_all_parts_of_a_shape_that_the_operator_adds(rig: R
 
 
 @pytest.mark.memory_bus
+async def test_claims_of_shapes_and_single_cpus_have_different_cpus(rig: Rig) -> None:
+    """Of the four CPUs of a node a shape has two, and a claim for two single CPUs the others. Kubelet gets
+    the names of the allocation, and `topobus pods` lists the group.
+    """
+    await rig.plane.store(claim("pair", PAIR.uid, WITH_CPUS))
+    await rig.plane.store(claim("rival", RIVAL.uid, *SINGLE[:2]))
+    pod = Pod(name="p", uid="u-p", containers=(Container(name="main"),), claims=(PAIR,))
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        admission, rival = await rig.kubelet.admit(pod), await prepare(rig, RIVAL)
+        chosen, again = held_cpus(rig), await prepare(rig, RIVAL)
+        answer = await rig.pods()
+        await rig.plane.drop("pair")
+        await rig.kubelet.remove(pod)
+        left = held_cpus(rig)
+
+    assert isinstance(admission, Admission), admission
+    assert [each.device for each in admission.claims[0].devices] == [WITH_CPUS]
+    assert [each.device for each in rival.devices] == SINGLE[:2]
+    assert (chosen, left, again) == (["0-1", "2-3"], ["2-3"], rival)
+    assert {(each.device_class, *(device.name for device in each.devices)) for each in answer.containers} == {
+        ("cpu", "cpu-numa-0"),
+        ("gpu", GPU),
+        ("nic", NIC),
+    }
+    assert answer.disagreements == ()
+    requests = [request for request in rig.plane.asks.requests("prepare") if request.devices == ("cpu-numa-0",)]
+    assert {request.owner.uid: str(request.cpus["cpu-numa-0"]) for request in requests} == {
+        PAIR.uid: "0-1",
+        RIVAL.uid: "2-3",
+    }
+
+
+@pytest.mark.memory_bus
 async def test_shape_is_refused_when_the_machine_does_not_have_it(rig: Rig) -> None:
     """The text names it and says what to do; nothing is held."""
     await rig.plane.store(claim("pair", PAIR.uid, "shape-half-7"))
@@ -155,13 +204,21 @@ async def test_shape_is_refused_when_the_machine_does_not_have_it(rig: Rig) -> N
 
 
 @pytest.mark.law
-async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(rig: Rig, lives: GatewayLives) -> None:
-    """SIGKILL at each step of the preparation: asked again, both parts are prepared once, and a claim
-    for one of them is refused. Undone, nothing of it is left.
+@pytest.mark.parametrize(
+    ("shape", "cpus", "others"),
+    [(SHAPE, "", ()), (WITH_CPUS, "0-1", ("topobus.dev/cpu=claim-u-pair-cpu-numa-0",))],
+    ids=["devices", "with-cpus"],
+)
+async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(
+    rig: Rig, lives: GatewayLives, shape: str, cpus: str, others: tuple[str, ...]
+) -> None:
+    """SIGKILL at each step of the preparation: asked again, all parts are prepared once, its CPUs were
+    chosen once, and a claim for one of the parts is refused. Undone, nothing of it is left.
     """
     await rig.plane.store(claim("rival", RIVAL.uid, GPU))
+    paths = [f"/dev/{name}" for name in (*(["cpu-numa-0"] if others else []), GPU, NIC)]
     for step in steps(MOST_STEPS):
-        await rig.plane.store(claim("pair", PAIR.uid, SHAPE))
+        await rig.plane.store(claim("pair", PAIR.uid, shape))
         await rig.kubelet.wait_for_driver(DRIVER)
         lives.doom(f"NodePrepareResources/{DRIVER}", step)
         await rig.kubelet.prepare_claims([PAIR])
@@ -170,14 +227,14 @@ async def test_shape_is_prepared_whole_when_the_gateway_is_killed_at_any_step(ri
         at = f"killed at {lives.where()}"
         await lives.start()
         prepared = await prepare(rig)
-        assert [(each.device, list(each.cdi_devices)) for each in prepared.devices] == [(SHAPE, names())], at
-        assert (held(rig), nodes(rig)) == ([HELD], [f"/dev/{GPU}", f"/dev/{NIC}"]), at
+        assert [(each.device, list(each.cdi_devices)) for each in prepared.devices] == [(shape, names(*others))], at
+        assert (held(rig), held_cpus(rig), nodes(rig)) == ([HELD], [cpus], paths), at
         assert GPU in (await prepare(rig, RIVAL)).error, at
         await rig.plane.drop("pair")
         await unprepare(rig)
         assert (held(rig), Checkpoint.load(Path(rig.settings.checkpoint_path)).entries()) == ([], ()), at
 
-    assert lives.taken().count("before ask prepare") == 2, lives.taken()
+    assert lives.taken().count("before ask prepare") == len(paths), lives.taken()
     assert 20 <= step - 1 < MOST_STEPS - 2, f"{step - 1} steps"
 
 

@@ -78,6 +78,7 @@ from topobus.engine.scheduling.node_trials import (
 )
 from topobus.engine.scheduling.pod_alignment import aligned_pod_request, own_request, with_claims
 from topobus.engine.scheduling.score import rank, score_node
+from topobus.engine.shapes.in_slices import cpus_of_shape, parts_of
 from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.formats.kubernetes.alignment_request import AlignmentRequest
 from topobus.formats.kubernetes.built_in_classes import built_in_class_object
@@ -310,12 +311,13 @@ class DryRun:
         request = (
             with_claims(own_request(pod), pod, _owners(plan.claims)) if pod is not None and plan is not None else None
         )
-        parts_of_node = self.state.stock.table_of(fit.node).parts
+        table = self.state.stock.table_of(fit.node)
         parts = {
-            granted.device: tuple(part.device for part in parts_of_node[device])
+            granted.device: (*parts_of(shape), *cpus_of_shape(shape))
             for result in results
             for granted in result.devices.results
-            if (device := DeviceId.of(granted)) in parts_of_node
+            if (device := DeviceId.of(granted)) in table.parts
+            for shape in (table.candidates[table.places[device]].device,)
         }
         return DryAnswer(
             name=name,

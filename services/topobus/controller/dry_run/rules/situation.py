@@ -71,7 +71,7 @@ class DryAnswer(Struct, frozen=True, kw_only=True):
     allocations: dict[str, AllocationResult] = {}
     """Claim to its allocation."""
     parts: dict[str, tuple[str, ...]] = {}
-    """Each shape among the allocated devices to its parts."""
+    """Each shape among the allocated devices to its parts: of CPUs the group that they will be of."""
     reasons: tuple[Reason, ...] = ()
     """Why not, node by node, then the nearest miss and what would fit."""
     stored: tuple[ApiObject, ...] = ()

@@ -363,7 +363,8 @@ class ApiServerState(ClusterState):
                 self._doubles.discard(device)
 
     def _devices_of(self, claim: Stored | None) -> frozenset[DeviceId]:
-        return frozenset(part for device in _devices_of(claim) for part in self.taints.parts.get(device, (device,)))
+        # A single CPU has no parts, and is in use itself.
+        return frozenset(part for device in _devices_of(claim) for part in self.taints.parts.get(device) or (device,))
 
     def _note_loss(self, key: Key, before: Stored, after: Stored | None) -> None:
         """Record that an allocation of ours was removed: the note that stays is no intent from now

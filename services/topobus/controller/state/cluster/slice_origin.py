@@ -10,12 +10,12 @@ Source: k8s.io/dynamic-resource-allocation/structured (only the newest generatio
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
-from topobus.engine.shapes.in_slices import parts_of
+from topobus.engine.shapes.in_slices import cpus_of_shape, parts_of
 from topobus.engine.shapes.shapes import is_shape
 from topobus.formats.kubernetes.resource import SliceDevice, SliceSpec
 from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool_of_class
@@ -27,12 +27,12 @@ _SHOWN_DEVICES = 3
 
 def classes_in(spec: SliceSpec) -> list[str]:
     """Name the classes of a slice's devices and counter sets, sorted: of shapes, of which no service
-    publishes an inventory, those of the parts. None of another driver's.
+    publishes an inventory, those of the parts, CPUs among them. None of another driver's.
     """
     names = [name for device in spec.devices for name in _units(device)]
     for counter_set in spec.shared_counters:
         names += counter_set.counters if is_shape(spec.driver, counter_set.name) else [counter_set.name]
-    return sorted({device_class for name in names if (device_class := class_of_device(spec.driver, name)) is not None})
+    return _classes(spec.driver, names)
 
 
 def why_foreign(
@@ -62,9 +62,12 @@ def why_foreign(
     )
     if owner is None or (node_uid is not None and owner.get("uid") != node_uid):
         return f"it is not owned by node {node}, as slices of the node's gateway are"
-    for device_class in classes_in(spec):
+    # CPUs of shapes are counted in the pool of the shapes.
+    names = [*(device.name for device in spec.devices), *(counter_set.name for counter_set in spec.shared_counters)]
+    for device_class in _classes(spec.driver, names):
         if pool_of_class(node, device_class) != pool:
             return f"pool {pool} of {spec.driver} has no devices of class {device_class}"
+    for device_class in classes_in(spec):
         if device_class not in device_names:
             return f"node {node} has published no inventory of class {device_class}"
     unknown = [device.name for device in spec.devices if not _is_known(device, device_names)]
@@ -90,6 +93,10 @@ def _is_known(device: SliceDevice, device_names: Mapping[str, Collection[str]]) 
     return all(name in device_names.get(class_of_device(DRIVER, name) or "", ()) for name in _units(device))
 
 
+def _classes(driver: str, names: Iterable[str]) -> list[str]:
+    return sorted({device_class for name in names if (device_class := class_of_device(driver, name)) is not None})
+
+
 def _units(device: SliceDevice) -> tuple[str, ...]:
     """Name what inventories have of a device: itself, or the parts of a shape."""
-    return (parts_of(device) if is_shape(DRIVER, device.name) else ()) or (device.name,)
+    return ((*parts_of(device), *cpus_of_shape(device)) if is_shape(DRIVER, device.name) else ()) or (device.name,)

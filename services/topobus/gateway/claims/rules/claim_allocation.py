@@ -65,11 +65,18 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     """How much of the device the share is, by capacity."""
     shape: str = ""
     """The device of the allocation that this one is a part of. Empty: it was allocated by itself."""
+    cpus: int = 0
+    """Of a group of CPUs that is a part of a shape, how many the shape has."""
 
     @property
     def device_class(self) -> str:
         """Return the class, which the device's name contains."""
         return class_of_device(DRIVER, self.device) or ""
+
+    @property
+    def is_share(self) -> bool:
+        """Return whether the claim has only a share of the device."""
+        return bool(self.share_id or self.cpus)
 
     @property
     def allocated(self) -> str:
@@ -159,10 +166,11 @@ def allocation_of(
     uid: ClaimUid,
     node: str,
     parts: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    cpus: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> ClaimAllocation | Refusal:
     """Read what must be prepared of a claim on this node: of a shape its parts.
 
-    Shapes: parts — shape of this node to its devices.
+    Shapes: parts — shape of this node to its devices; cpus — shape to how many CPUs it has of which of them.
     Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated,
     claim-malformed, claim-elsewhere, shape-unknown.
     """
@@ -188,11 +196,11 @@ def allocation_of(
     allocated_here = [grant for grant in grants if grant.device_class]
     if not allocated_here:
         return refuse("claim-elsewhere", f"{where} has no device of driver {DRIVER}")
-    own = _own_grants(allocated_here, where, node, parts)
+    own = _own_grants(allocated_here, where, node, parts, cpus)
     if isinstance(own, Refusal):
         return own
     held = [grant for grant in own if not grant.device.is_shared]
-    whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.share_id}
+    whole = {(grant.device_class, grant.device.device) for grant in held if not grant.device.is_share}
     shares = [grant.device for grant in held if (grant.device_class, grant.device.device) not in whole]
     untolerated = {grant.device.device for grant in own if not grant.tolerates_sickness}
     return ClaimAllocation(
@@ -211,7 +219,11 @@ def allocation_of(
 
 
 def _own_grants(
-    allocated: Iterable[_Grant], where: str, node: str, parts: Mapping[str, tuple[str, ...]]
+    allocated: Iterable[_Grant],
+    where: str,
+    node: str,
+    parts: Mapping[str, tuple[str, ...]],
+    cpus: Mapping[str, Mapping[str, int]],
 ) -> list[_Grant] | Refusal:
     """Check that our devices are of this node, and replace a shape by its parts."""
     own: list[_Grant] = []
@@ -226,7 +238,8 @@ def _own_grants(
                 "the devices are others than when the claim was allocated"
             )
             return refuse("shape-unknown", text, device=device.device)
-        own += _parts(grant, parts) if grant.device_class == SHAPE_CLASS else [grant]
+        is_shape = grant.device_class == SHAPE_CLASS
+        own += _parts(grant, parts[device.device], cpus.get(device.device, {})) if is_shape else [grant]
     return own
 
 
@@ -317,12 +330,12 @@ def _grant(index: int, result: GrantedDevice) -> _Grant:
     )
 
 
-def _parts(grant: _Grant, parts: Mapping[str, tuple[str, ...]]) -> list[_Grant]:
+def _parts(grant: _Grant, parts: Iterable[str], cpus: Mapping[str, int]) -> list[_Grant]:
     """Return a shape's devices, each as the whole was granted."""
     replace = msgspec.structs.replace
     shape = grant.device.device
-    devices = [replace(grant.device, device=name, shape=shape) for name in parts[shape]]
-    return [replace(grant, device_class=device.device_class, device=device) for device in devices]
+    devices = [replace(grant.device, device=name, shape=shape, cpus=cpus.get(name, 0)) for name in parts]
+    return [replace(grant, device_class=device.device_class, device=device, cpus=device.cpus) for device in devices]
 
 
 def _amounts(result: GrantedDevice, place: str) -> dict[str, int]:

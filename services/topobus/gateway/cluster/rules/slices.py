@@ -58,6 +58,7 @@ __all__ = [
     "pool_devices",
     "pool_of_slice",
     "read_slice",
+    "shows_class",
     "shows_silence",
     "silence_taint",
     "slice_plan",
@@ -170,7 +171,11 @@ def pool_devices(
     # The scheduler counts what claims hold. What other owners hold uses the same counters, which
     # the scheduler does not know.
     blocked = Partitions(inventory.devices, inventory.counter_sets).blocked(occupied) if inventory.counter_sets else {}
-    excluded = {device.name for device in inventory.devices if device.is_excluded and device.name not in holders}
+    excluded = {
+        device.name
+        for device in inventory.devices
+        if device.is_excluded and device.name not in holders and device.name not in sharers
+    }
     for device in map(slice_device, slice_order(inventory.devices)) if shown is None else shown:
         if device.name in excluded:
             continue
@@ -191,6 +196,12 @@ def pool_devices(
             taints = (*taints, Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule"))
         devices.append(device if taints is device.taints else msgspec.structs.replace(device, taints=taints))
     return tuple(devices)
+
+
+def shows_class(device_class: str, spec: SliceSpec) -> bool:
+    """Return whether a slice has devices of a class, single CPUs among shapes included."""
+    shown = (device.attributes.get("class") for device in spec.devices)
+    return any(attribute is not None and attribute.string == device_class for attribute in shown)
 
 
 def silence_taint(since: str, effect: str, present: Iterable[ApiObject]) -> Taint | None:

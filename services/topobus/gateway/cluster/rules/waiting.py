@@ -117,17 +117,20 @@ def pod_of(pod: ApiObject) -> NodePod | None:
 
 
 def waiting_claim(
-    claim: ApiObject | None, node: str, parts: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    claim: ApiObject | None,
+    node: str,
+    parts: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    cpus: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> WaitingClaim | None:
     """Read which devices of this node a claim is about to have.
 
-    Shapes: parts — shape of this node to its devices.
+    Shapes: parts — shape of this node to its devices; cpus — shape to how many CPUs it has of which of them.
     None when there are none of ours, or the claim cannot be read (its preparation will report why).
     """
     if claim is None:
         return None
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
-    read = allocation_of(claim, namespace=namespace, name=name, uid=ClaimUid(uid), node=node, parts=parts)
+    read = allocation_of(claim, namespace=namespace, name=name, uid=ClaimUid(uid), node=node, parts=parts, cpus=cpus)
     if isinstance(read, Refusal):
         return None
     return WaitingClaim(
