@@ -6,10 +6,13 @@ Each has the kernel's own word of it, by which a test knows that the fault is th
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from topobus.values.pci import PciAddress
 from vm.kernel import PCI, driver, number, sh
 from vm.monitor import Monitor
 from vm.node import Node
@@ -63,9 +66,29 @@ def set_virtio() -> None:
     )
 
 
+def has_no_address(address: str, register: int) -> bool:
+    """Say whether a function has lost a base address, as after a reset."""
+    return sh(f"setpci -s {address} BASE_ADDRESS_{register}").strip() == "00000000"
+
+
+def inject_fatal(address: str) -> str:
+    """Have the kernel believe that a function below a root port has reported a fatal error, and wait
+    until it has logged how the recovery ended: `successful`, `failed`.
+
+    Source: struct aer_error_inj in drivers/pci/pcie/aer_inject.c.
+    """
+    count = "dmesg | grep -c 'AER: device recovery'"
+    before = sh(f"modprobe aer_inject; {count} || true").strip()
+    at = PciAddress.parse(address)
+    data_link_protocol = 0x10
+    header_log = (0, 0, 0, 0)
+    error = struct.pack("<3Bx7I", at.bus, at.device, at.function, data_link_protocol, 0, *header_log, at.domain)
+    Path("/dev/aer_inject").write_bytes(error)
+    return sh(f"until [ $({count}) -gt {before} ]; do sleep 0.2; done; dmesg | grep 'AER: device recovery'").split()[-1]
+
+
 def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
     """List all by name."""
-    root = (PCI / VIRTIO_AT).resolve().parent
     up = "until ip link show {0}; do sleep 0.2; done; ip link set {0} up"
 
     def bind(name: str, address: str, interface: str) -> Callable[[], object]:
@@ -75,6 +98,14 @@ def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
         monitor.plug("igb,bus=down31,id=nic3,mac=52:54:00:00:03:00,netdev=net3")
         sh(up.format("ens31"))
 
+    def exchange_card() -> None:
+        monitor.unplug("nic3")
+        plug_card()
+
+    def fail_unbound() -> None:
+        (PCI / CARD_AT / "driver/unbind").write_text(CARD_AT)
+        inject_fatal(CARD_AT)
+
     def plug_parent() -> None:
         monitor.plug("igb,bus=root1,id=nic1,mac=52:54:00:00:01:00,netdev=net1")
         sh(up.format("ens1"))
@@ -82,7 +113,8 @@ def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
     def exchange_virtio() -> None:
         monitor.unplug("nic9")
         monitor.plug(
-            "virtio-net-pci,id=nic9,bus=root0,netdev=net9,mac=52:54:00:00:09:00,aer=on,disable-legacy=on,romfile="
+            "virtio-net-pci,id=nic9,bus=root0,netdev=net9,mac=52:54:00:00:09:00,aer=on,"
+            "ctrl_vq=off,ctrl_rx=off,ctrl_vlan=off,ctrl_mac_addr=off,guest_announce=off,disable-legacy=on,romfile="
         )
         set_virtio()
 
@@ -168,9 +200,16 @@ def faults(monitor: Monitor, node: Node) -> Mapping[str, Fault]:
         "fatal-error": Fault(
             address=VIRTIO_AT,
             cause=lambda: monitor.fail("nic9", "DLP"),
-            # The kernel resets the slot, and has no function that works afterwards.
+            # The kernel resets the slot, and the driver of a virtio card cannot set it up again.
             take_back=exchange_virtio,
-            count=lambda: number(root / "aer_rootport_total_err_fatal"),
+            is_there=lambda: has_no_address(VIRTIO_AT, 1),
+        ),
+        # The same without a driver, below a switch.
+        "fatal-error-unbound": Fault(
+            address=CARD_AT,
+            cause=fail_unbound,
+            take_back=exchange_card,
+            is_there=lambda: has_no_address(CARD_AT, 0),
         ),
         "slow": Fault(
             address=VIRTIO_AT,

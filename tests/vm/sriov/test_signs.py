@@ -11,8 +11,8 @@ import pytest
 
 from topobus.formats.messages.catalogue import HEALTH
 from topobus.values.request import Owner, OwnerKind
-from vm.hands import VIRTIO_AT, Fault
-from vm.kernel import PCI, interfaces, sh
+from vm.hands import CARD_AT, VIRTIO_AT, Fault, inject_fatal
+from vm.kernel import PCI, interfaces, number, sh
 from vm.node import NAME, PATIENCE_S, Node
 
 _CARD, _FUNCTION, _VIRTIO = "nic-0000-63-00-0", "nic-0000-21-10-2", "nic-0000-01-00-0"
@@ -38,24 +38,44 @@ async def test_event_names_the_claim_and_the_pod_that_have_the_sick_card(nic: No
     nic.kill("topology")
 
 
-async def test_fatal_error_that_the_kernel_counts_at_the_root_port_alone_is_its_devices_health(
+async def test_function_that_the_kernel_gives_up_after_a_fatal_error_is_held_until_it_is_exchanged(
     nic: Node, hands: Mapping[str, Fault]
 ) -> None:
     """The kernel does not read the function's status then (6.12: `type=Inaccessible`): its own
-    count stays, the root port's rises, and the device recovers when nothing follows.
+    count stays, and the root port's rises. It resets the slot, and virtio's driver cannot recover.
     """
     of_port = (PCI / VIRTIO_AT).resolve().parent / "aer_rootport_total_err_fatal"
-    before = hands["fatal-error"].count()
+    before = number(of_port)
     await nic.device(_VIRTIO)
     hands["fatal-error"].cause()
     sick = await nic.device(_VIRTIO, "unhealthy", "aer-fatal")
+    held = await nic.device(_VIRTIO, "unhealthy", "recovery-failed")
 
     assert [(each.reason, each.evidence) for each in sick.health.conditions] == [
         ("aer-fatal", {"path": str(of_port).removeprefix("/"), "value": str(before + 1)})
     ]
+    assert [each.reason for each in held.health.conditions] == ["recovery-failed"]
     assert sh(f"tail -n 1 {PCI}/{VIRTIO_AT}/aer_dev_fatal") == "TOTAL_ERR_FATAL 0\n"
-    await nic.device(_VIRTIO)
+    assert "AER: device recovery failed" in sh("dmesg | tail -n 5")
     hands["fatal-error"].take_back()
+    await nic.device(_VIRTIO)
+
+
+async def test_function_below_a_switch_is_held_when_the_kernel_gives_it_up(
+    nic: Node, hands: Mapping[str, Fault]
+) -> None:
+    """With its driver, which writes configuration space again, it recovers; without one it does
+    not.
+    """
+    await nic.device(_CARD)
+    assert inject_fatal(CARD_AT) == "successful"
+    await nic.device(_CARD)
+    hands["fatal-error-unbound"].cause()
+    held = await nic.device(_CARD, "unhealthy", "recovery-failed")
+
+    assert sorted(each.reason for each in held.health.conditions) == ["no-kernel-driver", "recovery-failed"]
+    hands["fatal-error-unbound"].take_back()
+    await nic.device(_CARD)
 
 
 @pytest.mark.short
