@@ -7,14 +7,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ import pytest
 import yaml
 
 from support.claim_manifests import claim
+from support.topobus_up import LIMIT_S, UpSystem, topobus_up
 from topobus.bus.bus import Bus
 from topobus.cli.targets import choose_target
 from topobus.formats.kubernetes.built_in_classes import BUILT_IN
@@ -31,107 +28,50 @@ from topobus.values.request import Owner, OwnerKind
 
 pytestmark = pytest.mark.integration
 
-_TOPOBUS = (sys.executable, "-m", "topobus.cli.main")
-_LIMIT_S = 60.0
 _NODE = "demo-node"
 
 
-@dataclass(kw_only=True)
-class System:
-    """A `topobus up` that is ready."""
-
-    process: subprocess.Popen[str]
-    nats_url: str = ""
-    contexts: str = field(default_factory=lambda: os.environ["XDG_CONFIG_HOME"])
-    """Where its context is, by which commands find its login."""
-    pids: dict[str, int] = field(default_factory=dict)
-
-    def next_line(self) -> dict[str, Any]:
-        """Wait for the next status line."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "topobus up ended"
-        event: dict[str, Any] = json.loads(line)
-        if event.get("pid"):
-            self.pids[event["service"]] = event["pid"]
-        return event
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The caller's environment, pointed at this system."""
-        return {**os.environ, "XDG_CONFIG_HOME": self.contexts, "TOPOBUS_ALL__NATS__URL": self.nats_url}
-
-    def run(self, *arguments: object, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run one command against the system and check its exit code."""
-        # Wide enough that no table breaks a word.
-        environment = {**self.environment, "COLUMNS": "160"}
-        done = subprocess.run(
-            [*_TOPOBUS, *map(str, arguments)],
-            env=environment,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def json(self, *arguments: object, code: int = 0, stdin: str = "") -> Any:
-        """Run one command with --json and read its answer."""
-        return json.loads(self.run(*arguments, "--json", code=code, stdin=stdin).stdout)
-
-    def until(self, is_enough: Callable[[Any], bool], *arguments: object) -> Any:
-        """Ask again until the answer satisfies the test.
-
-        The deadline is far beyond what it takes.
-        """
-        deadline = time.monotonic() + _LIMIT_S
-        while not is_enough(answer := self.json(*arguments)):
-            assert time.monotonic() < deadline, answer
-        return answer
-
-    def with_bus(self, work: Callable[[Bus], Any]) -> Any:
-        """Do something on the bus as a node's gateway would."""
-
-        async def session() -> Any:
-            target = choose_target(nats=None, context=None, config=None, environ=self.environment)
-            async with Bus.session(target.settings.nats, name="topobus-cli") as bus:
-                return await work(bus)
-
-        return asyncio.run(session())
-
-
 @pytest.fixture(scope="module")
-def system() -> Iterator[System]:
-    """Run the system on the recorded dgx.
-
-    Not below pytest's folders: unix socket paths are short.
-    """
-    state = Path(tempfile.mkdtemp(prefix="tb-"))
-    process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
-    running = System(process=process)
-    try:
-        while (line := running.next_line()).get("system") != "ready":
-            pass
-        running.nats_url = line["nats"]
+def system() -> Iterator[UpSystem]:
+    """Run the system on the recorded dgx."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tb-", ignore_cleanup_errors=True) as state,
+        topobus_up(Path(state), columns="160") as running,
+    ):
         yield running
-    finally:
-        process.terminate()
-        process.communicate(timeout=_LIMIT_S)
-        shutil.rmtree(state, ignore_errors=True)
 
 
 @pytest.fixture
-def clean(system: System) -> Iterator[System]:
+def clean(system: UpSystem) -> Iterator[UpSystem]:
     """The system with nothing stored, before and after."""
     yield system
     for kind in ("pods", "claims", "templates", "classes"):
         listed = json.loads(system.run("get", kind, "--json").stdout)
         if stored := _stored(listed):
             system.run("delete", kind, *stored)
-        system.until(lambda listed: not _stored(listed), "get", kind)
+        _until(system, lambda listed: not _stored(listed), "get", kind)
+
+
+def _until(system: UpSystem, is_enough: Callable[[Any], bool], *arguments: object) -> Any:
+    """Ask again until the answer satisfies the test.
+
+    The deadline is far beyond what it takes.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while not is_enough(answer := system.json(*arguments)):
+        assert time.monotonic() < deadline, answer
+    return answer
+
+
+def _with_bus(system: UpSystem, work: Callable[[Bus], Any]) -> Any:
+    """Do something on the bus as a node's gateway would."""
+
+    async def session() -> Any:
+        target = choose_target(nats=None, context=None, config=None, environ=system.environment)
+        async with Bus.session(target.settings.nats, name="topobus-cli") as bus:
+            return await work(bus)
+
+    return asyncio.run(session())
 
 
 def _stored(listed: dict[str, Any]) -> list[str]:
@@ -158,7 +98,7 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.to
 """
 
 
-def test_pod_is_applied_shown_described_and_deleted(clean: System) -> None:
+def test_pod_is_applied_shown_described_and_deleted(clean: UpSystem) -> None:
     """A new user's first walk: apply a pod with a template, see where it went, and get everything
     back.
     """
@@ -183,11 +123,11 @@ def test_pod_is_applied_shown_described_and_deleted(clean: System) -> None:
     assert "container main: cpu: 2, topobus.dev/gpu: 1" in clean.run("describe", "pod/trainer").stdout
 
     clean.run("delete", "-f", "-", stdin=POD)
-    clean.until(lambda listed: not listed["items"], "get", "claims,pods")
-    assert clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value.allocations == {}
+    _until(clean, lambda listed: not listed["items"], "get", "claims,pods")
+    assert _with_bus(clean, lambda bus: bus.get(LEDGER, node=_NODE)).value.allocations == {}
 
 
-def test_get_writes_manifests_that_apply_takes_again(clean: System) -> None:
+def test_get_writes_manifests_that_apply_takes_again(clean: UpSystem) -> None:
     """`get -o yaml` is Kubernetes' own shape: applied again it changes nothing."""
     clean.run("apply", "-f", "-", stdin=claim("fast", 1))
 
@@ -199,7 +139,7 @@ def test_get_writes_manifests_that_apply_takes_again(clean: System) -> None:
     assert clean.run("get", "claims", "-o", "name").stdout == "resourceclaim/fast\n"
 
 
-def test_apply_writes_nothing_when_one_document_is_wrong(clean: System) -> None:
+def test_apply_writes_nothing_when_one_document_is_wrong(clean: UpSystem) -> None:
     """Bad content names document, line and path, and the good documents before it are not stored
     either.
     """
@@ -213,7 +153,7 @@ def test_apply_writes_nothing_when_one_document_is_wrong(clean: System) -> None:
     assert clean.json("get", "claims")["items"] == []
 
 
-def test_apply_writes_nothing_when_a_stored_spec_would_change(clean: System) -> None:
+def test_apply_writes_nothing_when_a_stored_spec_would_change(clean: UpSystem) -> None:
     """A claim's spec is immutable: the manifest is refused as a whole, with what to do."""
     clean.run("apply", "-f", "-", stdin=claim("fast", 1))
 
@@ -224,7 +164,7 @@ def test_apply_writes_nothing_when_a_stored_spec_would_change(clean: System) -> 
     assert [item["metadata"]["name"] for item in clean.json("get", "claims")["items"]] == ["fast"]
 
 
-def test_apply_writes_nothing_when_an_object_is_too_large_to_store(clean: System) -> None:
+def test_apply_writes_nothing_when_an_object_is_too_large_to_store(clean: UpSystem) -> None:
     """What the store would refuse is found before the first write."""
     large = claim("large", 1).replace("{name: large}", "{name: large, annotations: {note: " + "x" * 1_000_000 + "}}")
 
@@ -234,7 +174,7 @@ def test_apply_writes_nothing_when_an_object_is_too_large_to_store(clean: System
     assert clean.json("get", "claims")["items"] == []
 
 
-def test_describe_tells_nearest_miss_and_what_would_fit_when_a_claim_waits(clean: System) -> None:
+def test_describe_tells_nearest_miss_and_what_would_fit_when_a_claim_waits(clean: UpSystem) -> None:
     """Text and JSON have the grouped reasons, the nearest miss and what would fit.
 
     The wait itself is no error.
@@ -269,7 +209,7 @@ def test_describe_tells_nearest_miss_and_what_would_fit_when_a_claim_waits(clean
         (["allocate"], 2, "-f FILE"),
     ],
 )
-def test_bad_words_end_with_a_next_step(system: System, arguments: list[str], code: int, said: str) -> None:
+def test_bad_words_end_with_a_next_step(system: UpSystem, arguments: list[str], code: int, said: str) -> None:
     """Whatever is mistyped is named on stderr with a way on, and nothing is printed to stdout."""
     done = system.run(*arguments, code=code)
 
@@ -278,7 +218,7 @@ def test_bad_words_end_with_a_next_step(system: System, arguments: list[str], co
     assert done.stdout == ""
 
 
-def test_a_pods_name_has_one_owner(clean: System, tmp_path: Path) -> None:
+def test_a_pods_name_has_one_owner(clean: UpSystem, tmp_path: Path) -> None:
     """`place` refuses a pod that is stored, `apply` one that was placed.
 
     Each is let go by its own command, and then the other may have the name.
@@ -297,7 +237,7 @@ def test_a_pods_name_has_one_owner(clean: System, tmp_path: Path) -> None:
     also_refused = clean.run("apply", "-f", str(manifest), code=65).stderr
     clean.run("release", "pod", "n")
     clean.run("apply", "-f", str(manifest))
-    owners = clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value.allocations
+    owners = _with_bus(clean, lambda bus: bus.get(LEDGER, node=_NODE)).value.allocations
     clean.run("delete", "pod", "n")
 
     assert "pod default/n is stored, and the controller schedules it" in refused
@@ -305,7 +245,7 @@ def test_a_pods_name_has_one_owner(clean: System, tmp_path: Path) -> None:
     assert len([key for key in owners if key.startswith("pod/default/n/")]) == 1
 
 
-def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> None:
+def test_dry_run_asks_the_running_system_and_writes_nothing(clean: UpSystem) -> None:
     """What would fit is a yes with devices, what would not is a no with reasons.
 
     Nothing is stored or held by either.
@@ -321,7 +261,7 @@ def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> No
     assert [item["metadata"]["name"] for item in clean.json("get", "claims")["items"]] == ["taker"]
 
 
-def test_apply_says_whether_it_would_fit_when_it_is_a_dry_run(clean: System) -> None:
+def test_apply_says_whether_it_would_fit_when_it_is_a_dry_run(clean: UpSystem) -> None:
     """The same answer as `allocate` gives, beside what would be stored.
 
     What is stored already is not asked about again.
@@ -337,7 +277,7 @@ def test_apply_says_whether_it_would_fit_when_it_is_a_dry_run(clean: System) -> 
     assert "ResourceClaim default/big would wait: DoesNotFit" in no
 
 
-def test_explain_points_to_the_claim_when_its_name_is_given(clean: System) -> None:
+def test_explain_points_to_the_claim_when_its_name_is_given(clean: UpSystem) -> None:
     """Whoever types a claim's name wants to know why it waits."""
     clean.run("apply", "-f", "-", stdin=claim("greedy", 9))
 
@@ -346,7 +286,7 @@ def test_explain_points_to_the_claim_when_its_name_is_given(clean: System) -> No
     assert "topobus describe claim greedy -n default" in " ".join(refused.split())
 
 
-def test_apply_takes_a_vendors_file_when_it_has_kinds_of_others_and_old_versions(clean: System) -> None:
+def test_apply_takes_a_vendors_file_when_it_has_kinds_of_others_and_old_versions(clean: UpSystem) -> None:
     """What is ours is stored as v1.
 
     A Deployment and a Service beside it are named in one note, and a
@@ -372,7 +312,7 @@ def _tells_of_a_silent_node(answer: dict[str, Any]) -> bool:
     return any(listed[0]["code"] == "node-silent" for listed in reasons)
 
 
-def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(clean: System) -> None:
+def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(clean: UpSystem) -> None:
     """A node that does not answer frees nothing: not for a new claim, not after the controller was
     killed.
 
@@ -383,7 +323,7 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(cl
     try:
         clean.run("delete", "claim", "lost", "--force")
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("next", 1))
-        described = clean.until(_is_quarantined, "describe", "claim", "next")
+        described = _until(clean, _is_quarantined, "describe", "claim", "next")
         assert (
             "quarantined: claim default/lost was deleted by force, and node demo-node has not released it"
             in json.dumps(described)
@@ -391,18 +331,18 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(cl
 
         os.kill(clean.pids["controller"], signal.SIGKILL)
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("later", 1))
-        clean.until(_is_quarantined, "describe", "claim", "later")
+        _until(clean, _is_quarantined, "describe", "claim", "later")
         # The decision follows when the node's time to answer is over, which is after the
         # condition that `describe` shows.
-        clean.until(_tells_of_a_silent_node, "decisions", "--limit", 200)
+        _until(clean, _tells_of_a_silent_node, "decisions", "--limit", 200)
     finally:
         os.kill(clean.pids["topology"], signal.SIGCONT)
 
     for name in ("next", "later"):
-        clean.until(lambda shown: bool(shown.get("status", {}).get("allocation")), "get", "claim", name)
+        _until(clean, lambda shown: bool(shown.get("status", {}).get("allocation")), "get", "claim", name)
 
 
-def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(clean: System) -> None:
+def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(clean: UpSystem) -> None:
     """The node's topology itself refuses while a container may use the devices.
 
     The gateway's word that it is undone frees them.
@@ -414,19 +354,19 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(cle
         "gpu": tuple(sorted(result["device"] for result in stored["status"]["allocation"]["devices"]["results"]))
     }
     adopted = AdoptRequest(op_id="adopt-used", owner=owner, devices=devices, is_prepared=True)
-    clean.with_bus(lambda bus: bus.ask(ADOPT, adopted, node=_NODE))
+    _with_bus(clean, lambda bus: bus.ask(ADOPT, adopted, node=_NODE))
 
     clean.run("delete", "claim", "used", "--force")
     clean.run("apply", "-f", "-", "--no-wait", stdin=claim("next", 1))
-    clean.until(_is_quarantined, "describe", "claim", "next")
-    ledger = clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value
+    _until(clean, _is_quarantined, "describe", "claim", "next")
+    ledger = _with_bus(clean, lambda bus: bus.get(LEDGER, node=_NODE)).value
     assert owner.key in ledger.allocations
 
-    clean.with_bus(
-        lambda bus: bus.ask(RELEASE, ReleaseRequest(op_id="undo-used", owner=owner, is_undone=True), node=_NODE)
+    _with_bus(
+        clean, lambda bus: bus.ask(RELEASE, ReleaseRequest(op_id="undo-used", owner=owner, is_undone=True), node=_NODE)
     )
 
-    clean.until(lambda shown: bool(shown.get("status", {}).get("allocation")), "get", "claim", "next")
+    _until(clean, lambda shown: bool(shown.get("status", {}).get("allocation")), "get", "claim", "next")
 
 
 def _is_quarantined(described: Any) -> bool:

@@ -5,92 +5,32 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.topobus_up import LIMIT_S, TOPOBUS, UpSystem, topobus_up
 from topobus.nic.config import NicSettings
 from topobus.process.config import load_settings
 
 pytestmark = pytest.mark.integration
 
 _EXAMPLES = Path(__file__).parents[3] / "examples"
-_TOPOBUS = (sys.executable, "-m", "topobus.cli.main")
-_LIMIT_S = 60.0
-
-
-@dataclass(kw_only=True)
-class Running:
-    """A `topobus up` that is ready."""
-
-    process: subprocess.Popen[str]
-    state: Path
-    nats_url: str
-    contexts: str = field(default_factory=lambda: os.environ["XDG_CONFIG_HOME"])
-    """Where its context is, by which commands find its login."""
-    pids: dict[str, int] = field(default_factory=dict)
-
-    def next_line(self) -> dict[str, Any]:
-        """Wait for the next status line."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "topobus up ended"
-        event = json.loads(line)
-        assert isinstance(event, dict)
-        if "pid" in event:
-            self.pids[event["service"]] = event["pid"]
-        return event
-
-    def topobus(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run one command against the system and check its exit code."""
-        done = subprocess.run(
-            [*_TOPOBUS, *map(str, arguments)],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def json(self, *arguments: object, code: int = 0) -> Any:
-        """Run one command with --json and read its answer."""
-        return json.loads(self.topobus(*arguments, "--json", code=code).stdout)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The caller's environment, pointed at this system."""
-        return {**os.environ, "XDG_CONFIG_HOME": self.contexts, "TOPOBUS_ALL__NATS__URL": self.nats_url}
 
 
 @pytest.fixture(scope="module")
-def system() -> Iterator[Running]:
-    """Run the system on the recorded dgx.
-
-    Not below pytest's folders: unix socket paths are short.
-    """
-    state = Path(tempfile.mkdtemp(prefix="tb-"))
-    process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
-    running = Running(process=process, state=state, nats_url="")
-    try:
-        while "system" not in (line := running.next_line()) or line["system"] != "ready":
-            pass
-        running.nats_url = line["nats"]
+def system() -> Iterator[UpSystem]:
+    """Run the system on the recorded dgx."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tb-", ignore_cleanup_errors=True) as state,
+        topobus_up(Path(state)) as running,
+    ):
         yield running
-    finally:
-        process.terminate()
-        process.communicate(timeout=_LIMIT_S)
-        shutil.rmtree(state, ignore_errors=True)
 
 
 def pod(name: str, **limits: object) -> str:
@@ -104,12 +44,12 @@ def pod(name: str, **limits: object) -> str:
     )
 
 
-def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: Running) -> None:
+def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: UpSystem) -> None:
     """JSON has the recorded machine's fields, and the drawing shows both sockets and a GPU within
     100 columns.
     """
     report = system.json("machine")
-    drawing = system.topobus("machine").stdout
+    drawing = system.run("machine").stdout
 
     assert [node["id"] for node in report["numa"]] == [0, 1]
     assert "socket 1 · NUMA node 1" in drawing
@@ -118,7 +58,7 @@ def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: 
     assert "\x1b" not in drawing
 
 
-def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> None:
+def test_inventory_lists_every_class_when_asked_for_none(system: UpSystem) -> None:
     """The summary has all classes; one class has its devices.
 
     JSON has the inventories themselves.
@@ -128,8 +68,8 @@ def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> Non
     }
 
     assert counts == {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
-    assert "gpu-0000-18-00-0" in system.topobus("inventory", "gpu").stdout
-    assert "0-55,112-167" in system.topobus("inventory", "cpu").stdout
+    assert "gpu-0000-18-00-0" in system.run("inventory", "gpu").stdout
+    assert "0-55,112-167" in system.run("inventory", "cpu").stdout
 
 
 @pytest.mark.parametrize(
@@ -146,35 +86,35 @@ def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> Non
     ids=lambda value: " ".join(map(str, value[:2])) if isinstance(value, list) else "",
 )
 def test_command_names_what_exists_when_it_is_asked_for_what_does_not(
-    system: Running, arguments: list[object], code: int, said: str
+    system: UpSystem, arguments: list[object], code: int, said: str
 ) -> None:
     """An unknown class, node, decision, pod or claim is named on stderr with a way on, and nothing
     is printed to stdout.
     """
-    done = system.topobus(*arguments, code=code)
+    done = system.run(*arguments, code=code)
 
     assert said in done.stderr
     assert done.stdout == ""
 
 
-def test_inventory_repeats_the_selector_when_it_matches_nothing(system: Running) -> None:
+def test_inventory_repeats_the_selector_when_it_matches_nothing(system: UpSystem) -> None:
     """Whoever mistyped a label sees what was looked for."""
-    done = system.topobus("inventory", "gpu", "-l", "foo=bar")
+    done = system.run("inventory", "gpu", "-l", "foo=bar")
 
     assert "no device matches foo=bar" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("verb", "said"), [("forgive", "nothing to forgive"), ("return", "nothing to return")])
 def test_device_verb_says_that_there_is_nothing_to_do_when_nothing_stands(
-    system: Running, verb: str, said: str
+    system: UpSystem, verb: str, said: str
 ) -> None:
     """A device without sticky faults, or that nobody keeps back, is left as it is, in words that
     belong to the verb.
     """
-    assert said in system.topobus("device", verb, "gpu-0000-18-00-0").stdout
+    assert said in system.run("device", verb, "gpu-0000-18-00-0").stdout
 
 
-def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_path: Path) -> None:
+def test_place_and_release_move_the_ledger_when_a_pod_fits(system: UpSystem, tmp_path: Path) -> None:
     """A dry run holds nothing; a placement does; the same pod again is refused.
 
     Release gives all back.
@@ -182,11 +122,11 @@ def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_
     manifest = _EXAMPLES / "pods/trainer.yaml"
 
     assert system.json("place", manifest, "--dry-run")["chosen"]["result"]["outcome"] == "placement"
-    assert "default/trainer" not in system.topobus("machine").stdout
+    assert "default/trainer" not in system.run("machine").stdout
 
     placed = system.json("place", manifest)["chosen"]
     assert placed["result"]["containers"][0]["cpus"] == "0-7,112-119"
-    assert "T gpu-0000-18-00-0" in system.topobus("machine").stdout
+    assert "T gpu-0000-18-00-0" in system.run("machine").stdout
     refused = system.json("place", manifest, "--node", "demo-node", code=1)
     assert [reason["code"] for reason in refused["result"]["reasons"]] == ["already-placed"]
 
@@ -194,42 +134,42 @@ def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_
     assert {key: len(names) for key, names in released[0]["devices"].items()} == {"cpu": 16, "gpu": 2, "nic": 2}
 
 
-def test_refusal_names_the_pod_and_its_decision_when_a_pod_does_not_fit(system: Running, tmp_path: Path) -> None:
+def test_refusal_names_the_pod_and_its_decision_when_a_pod_does_not_fit(system: UpSystem, tmp_path: Path) -> None:
     """The frame says whom which node refused, and how to take the decision apart."""
     manifest = tmp_path / "greedy.yaml"
     manifest.write_text(pod("greedy", topobus__gpu=9))
 
-    refused = system.topobus("place", manifest, code=1).stdout
+    refused = system.run("place", manifest, code=1).stdout
 
     assert "pod default/greedy refused by demo-node" in refused
     (decision,) = re.findall(r"topobus explain (\S+)", refused)
-    assert f"decision   {decision}" in system.topobus("explain", decision).stdout
+    assert f"decision   {decision}" in system.run("explain", decision).stdout
 
 
-def test_place_answers_the_same_when_an_operation_is_asked_again(system: Running) -> None:
+def test_place_answers_the_same_when_an_operation_is_asked_again(system: UpSystem) -> None:
     """`--operation` of an earlier try gives that try's answer instead of a second placement."""
     manifest = _EXAMPLES / "pods/trainer.yaml"
 
     first = system.json("place", manifest, "--node", "demo-node", "--operation", "again-1")
     second = system.json("place", manifest, "--node", "demo-node", "--operation", "again-1")
-    system.topobus("release", "pod", "trainer")
+    system.run("release", "pod", "trainer")
 
     assert first == second
 
 
-def test_place_says_why_not_when_a_pod_asks_too_much(system: Running, tmp_path: Path) -> None:
+def test_place_says_why_not_when_a_pod_asks_too_much(system: UpSystem, tmp_path: Path) -> None:
     """An impossible request is a refusal with reasons and exit code 1, not an error."""
     manifest = tmp_path / "greedy.yaml"
     manifest.write_text(pod("greedy", topobus__gpu=9))
 
     refused = system.json("place", manifest, code=1)
-    shown = system.topobus("place", manifest, code=1).stdout
+    shown = system.run("place", manifest, code=1).stdout
 
     assert refused["answers"][0]["result"]["outcome"] == "refusal"
     assert "why not" in shown
 
 
-def test_place_takes_a_folder_when_it_has_pods(system: Running, tmp_path: Path) -> None:
+def test_place_takes_a_folder_when_it_has_pods(system: UpSystem, tmp_path: Path) -> None:
     """Each pod is placed; one that asks for its claims alone is not, and says what decides.
 
     A workload without pods is none.
@@ -245,8 +185,8 @@ def test_place_takes_a_folder_when_it_has_pods(system: Running, tmp_path: Path) 
         "  template: {spec: {containers: [{name: a, image: x}]}}\n"
     )
 
-    done = system.topobus("place", "-f", tmp_path, "--dry-run", code=1)
-    nothing = system.topobus("place", tmp_path / "c.yaml")
+    done = system.run("place", "-f", tmp_path, "--dry-run", code=1)
+    nothing = system.run("place", tmp_path / "c.yaml")
 
     assert "pod default/first would go to demo-node" in done.stdout
     assert "Pod default/claimed is not placed: it requests nothing but its claims." in " ".join(done.stdout.split())
@@ -254,15 +194,15 @@ def test_place_takes_a_folder_when_it_has_pods(system: Running, tmp_path: Path) 
     assert nothing.stdout == "0 pods: nothing is placed\n"
 
 
-def test_place_says_that_a_class_is_unknown_when_no_service_serves_it(system: Running, tmp_path: Path) -> None:
+def test_place_says_that_a_class_is_unknown_when_no_service_serves_it(system: UpSystem, tmp_path: Path) -> None:
     """A typo in a resource's name is a refusal that names the class."""
     manifest = tmp_path / "typo.yaml"
     manifest.write_text(pod("typo", topobus__gpux=1))
 
-    assert "gpux" in system.topobus("place", manifest, code=1).stdout
+    assert "gpux" in system.run("place", manifest, code=1).stdout
 
 
-def test_explain_replays_a_decision_when_given_its_id_or_its_file(system: Running, tmp_path: Path) -> None:
+def test_explain_replays_a_decision_when_given_its_id_or_its_file(system: UpSystem, tmp_path: Path) -> None:
     """The replay gives the same answer.
 
     A file that was tampered with gives another one and exit code 1.
@@ -271,31 +211,31 @@ def test_explain_replays_a_decision_when_given_its_id_or_its_file(system: Runnin
 
     explained = system.json("explain", chosen["decision_id"])
     assert explained["replay"] == {"is_replayable": True, "is_same": True, "outcome": chosen["result"]}
-    assert "the same answer" in system.topobus("explain", chosen["decision_id"]).stdout
-    assert chosen["decision_id"] in system.topobus("decisions").stdout
+    assert "the same answer" in system.run("explain", chosen["decision_id"]).stdout
+    assert chosen["decision_id"] in system.run("decisions").stdout
 
     event = explained["decision"]
     kept = tmp_path / "decision.json"
     kept.write_text(json.dumps(event))
-    system.topobus("explain", "--file", kept)
+    system.run("explain", "--file", kept)
     event["request"]["containers"][0]["cpus"] = 4
     kept.write_text(json.dumps(event))
-    assert "another answer" in system.topobus("explain", "--file", kept, code=1).stdout
+    assert "another answer" in system.run("explain", "--file", kept, code=1).stdout
 
 
-def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -> None:
+def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: UpSystem) -> None:
     """`apply` makes class and claim, the controller allocates it, `delete` releases it."""
-    system.topobus("apply", "-f", _EXAMPLES / "claims/classes.yaml")
-    system.topobus("apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
+    system.run("apply", "-f", _EXAMPLES / "claims/classes.yaml")
+    system.run("apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
 
     claim = wait_until(
         lambda: system.json("get", "claim", "gpu-nic-pair"), lambda shown: bool(shown["status"].get("allocation"))
     )
     assert [result["request"] for result in claim["status"]["allocation"]["devices"]["results"]] == ["gpu", "nic"]
-    assert "allocated" in system.topobus("get", "claims").stdout
-    assert "unchanged" in system.topobus("apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
+    assert "allocated" in system.run("get", "claims").stdout
+    assert "unchanged" in system.run("apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
 
-    system.topobus("delete", "claim", "gpu-nic-pair")
+    system.run("delete", "claim", "gpu-nic-pair")
     wait_until(lambda: system.json("get", "claims"), lambda listed: not listed["items"])
 
 
@@ -323,7 +263,7 @@ spec:
     ids=["class", "claim"],
 )
 def test_apply_answers_no_when_an_expression_does_not_compile(
-    system: Running, tmp_path: Path, manifest: str, name: str
+    system: UpSystem, tmp_path: Path, manifest: str, name: str
 ) -> None:
     """The controller's word on a wrong expression comes at once, with the place in it; --no-wait
     only stores.
@@ -333,11 +273,11 @@ def test_apply_answers_no_when_an_expression_does_not_compile(
     file = tmp_path / "wrong.yaml"
     file.write_text(manifest)
     try:
-        first = system.topobus("apply", "-f", file, code=1)
+        first = system.run("apply", "-f", file, code=1)
         again = system.json("apply", "-f", file, code=1)["applied"]
-        unwaited = system.topobus("apply", "-f", file, "--no-wait")
+        unwaited = system.run("apply", "-f", file, "--no-wait")
     finally:
-        system.topobus("delete", "-f", file)
+        system.run("delete", "-f", file)
 
     assert f"{name} cannot be used" in first.stderr
     assert "column" in " ".join(first.stderr.split())
@@ -348,19 +288,19 @@ def test_apply_answers_no_when_an_expression_does_not_compile(
     assert "unchanged" in unwaited.stdout
 
 
-def test_apply_says_why_a_claim_waits_when_it_does_not_fit_now(system: Running, tmp_path: Path) -> None:
+def test_apply_says_why_a_claim_waits_when_it_does_not_fit_now(system: UpSystem, tmp_path: Path) -> None:
     """What may fit later is stored and waits: the reason is shown, and the answer is yes."""
     file = tmp_path / "large.yaml"
     file.write_text(_WRONG_CLAIM.replace("selectors: [{cel: {expression: 'device.driver.size('}}]", "count: 9"))
     try:
-        done = system.topobus("apply", "-f", file)
+        done = system.run("apply", "-f", file)
     finally:
-        system.topobus("delete", "-f", file)
+        system.run("delete", "-f", file)
 
     assert "DoesNotFit: " in done.stdout
 
 
-def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, tmp_path: Path) -> None:
+def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: UpSystem, tmp_path: Path) -> None:
     """Variables and exclusive CPUs of one container; the base's own wins and is told.
 
     A recorded machine's nodes are missing here.
@@ -369,11 +309,11 @@ def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, 
     manifest.write_text(pod("spec", cpu="2", memory="1Gi", **{"topobus.dev/gpu": "1"}))
     base = tmp_path / "config.json"
     base.write_text(json.dumps({"ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}))
-    system.topobus("place", manifest)
+    system.run("place", manifest)
     try:
-        answer = system.topobus("oci", "--pod", "default/spec", "--spec", base, "--json", code=1)
+        answer = system.run("oci", "--pod", "default/spec", "--spec", base, "--json", code=1)
     finally:
-        system.topobus("release", "pod", "default/spec")
+        system.run("release", "pod", "default/spec")
 
     merged = json.loads(answer.stdout)
     variables = dict(variable.split("=", 1) for variable in merged["spec"]["process"]["env"])
@@ -387,22 +327,22 @@ def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, 
     )
 
 
-def test_oci_says_what_to_name_when_nothing_is_held(system: Running) -> None:
+def test_oci_says_what_to_name_when_nothing_is_held(system: UpSystem) -> None:
     """Neither or both of pod and claim is a usage error.
 
     What holds nothing is a no with a next step.
     """
-    system.topobus("oci", code=2)
-    system.topobus("oci", "--pod", "default/a", "--claim", "default/b", code=2)
-    absent = system.topobus("oci", "--pod", "default/absent", code=1)
+    system.run("oci", code=2)
+    system.run("oci", "--pod", "default/a", "--claim", "default/b", code=2)
+    absent = system.run("oci", "--pod", "default/absent", code=1)
 
     assert "topobus place" in absent.stderr
 
 
-def test_health_watch_tells_the_present_state_when_it_begins(system: Running) -> None:
+def test_health_watch_tells_the_present_state_when_it_begins(system: UpSystem) -> None:
     """The first eight lines are the eight GPUs, and SIGTERM ends the watch with 0."""
     watch = subprocess.Popen(
-        [*_TOPOBUS, "health", "watch", "--class", "gpu", "--json"],
+        [*TOPOBUS, "health", "watch", "--class", "gpu", "--json"],
         env=system.environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -412,13 +352,13 @@ def test_health_watch_tells_the_present_state_when_it_begins(system: Running) ->
     watch.send_signal(signal.SIGTERM)
     watch.stdout.close()
 
-    assert watch.wait(_LIMIT_S) == 0
+    assert watch.wait(LIMIT_S) == 0
     assert len({line["event"]["device"] for line in lines}) == 8
     assert all(line["is_present_state"] for line in lines)
-    assert "8 devices are well" in system.topobus("health", "--class", "gpu").stdout
+    assert "8 devices are well" in system.run("health", "--class", "gpu").stdout
 
 
-def test_nic_service_keeps_everything_in_the_system_s_own_folder(system: Running) -> None:
+def test_nic_service_keeps_everything_in_the_system_s_own_folder(system: UpSystem) -> None:
     """Beside a service that this machine really runs, or after another `up`: records of one must
     never be undone by the other.
     """
@@ -430,7 +370,7 @@ def test_nic_service_keeps_everything_in_the_system_s_own_folder(system: Running
     assert [folder for folder in folders if not Path(folder).is_relative_to(system.state)] == []
 
 
-def test_doctor_asks_the_gateway_what_kubelet_knows(system: Running) -> None:
+def test_doctor_asks_the_gateway_what_kubelet_knows(system: UpSystem) -> None:
     """Whatever kubelet lives on this machine, no socket here is looked at: no check fails, and the
     kubelet that the node lacks is a warning.
     """
@@ -443,7 +383,7 @@ def test_doctor_asks_the_gateway_what_kubelet_knows(system: Running) -> None:
     assert any(finding["what"] == "demo-node: gateway" and finding["found"] == "answers" for finding in findings)
 
 
-def test_doctor_names_how_a_node_differs_from_a_recorded_machine(system: Running) -> None:
+def test_doctor_names_how_a_node_differs_from_a_recorded_machine(system: UpSystem) -> None:
     """The demo's machine is a DGX, and no GB200."""
     same = system.json("doctor", "--machine", "dgx")["findings"]
     other = system.json("doctor", "--machine", "gb200")["findings"]
@@ -454,7 +394,7 @@ def test_doctor_names_how_a_node_differs_from_a_recorded_machine(system: Running
     assert "cpu-0: resource.kubernetes.io/pcieRoot is pci0000:00, pci0000:15" in differs["found"]
 
 
-def test_each_process_is_its_own_user_when_up_runs(system: Running, tmp_path: Path) -> None:
+def test_each_process_is_its_own_user_when_up_runs(system: UpSystem, tmp_path: Path) -> None:
     """Services have passwords of their own, commands find theirs without flags, and a wrong login
     is told with a next step.
     """
@@ -470,11 +410,11 @@ def test_each_process_is_its_own_user_when_up_runs(system: Running, tmp_path: Pa
         ]
     wrong = {"TOPOBUS_CLI__NATS__USER": "cli", "TOPOBUS_CLI__NATS__PASSWORD_FILE": str(tmp_path / "password")}
     refused = subprocess.run(
-        [*_TOPOBUS, "inventory"],
+        [*TOPOBUS, "inventory"],
         env={**system.environment, **wrong},
         capture_output=True,
         text=True,
-        timeout=_LIMIT_S,
+        timeout=LIMIT_S,
         check=False,
     )
     (users,) = (finding for finding in system.json("doctor")["findings"] if finding["what"] == "nats users")
@@ -488,7 +428,7 @@ def test_each_process_is_its_own_user_when_up_runs(system: Running, tmp_path: Pa
     assert "TOPOBUS_CLI__NATS__PASSWORD_FILE" in refused.stderr
 
 
-def test_up_restarts_a_service_when_it_is_killed(system: Running) -> None:
+def test_up_restarts_a_service_when_it_is_killed(system: UpSystem) -> None:
     """A service that dies comes back under another pid, and the status says so."""
     pid = system.pids["nic"]
 
