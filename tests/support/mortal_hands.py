@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -40,6 +40,7 @@ from topobus.process.service import Runtime
 from topobus.testing.drivers.folder_driver import FolderDriver
 
 READY = "READY"
+_Settings = TypeVar("_Settings", bound=DeviceServiceSettings)
 _FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "subprocess.Popen"}
 
 
@@ -118,31 +119,43 @@ def tell_when_ready() -> None:
     setattr(Bus, "answer", loud)  # noqa: B010  (mypy knows the real one's type)
 
 
-async def _run(settings: DeviceServiceSettings, url: str) -> None:
-    async with Bus.session(NatsSettings(url=url), name="nic") as bus:
-        runtime = Runtime(
-            name="nic",
-            node=settings.node,
-            bus=bus,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
-        await serve_devices(settings, runtime, "nic", registry=DriverRegistry(drivers=(FolderDriver(),)))
+def live(
+    name: str,
+    kind: type[_Settings],
+    roots: Callable[[_Settings], tuple[str, ...]],
+    serve: Callable[[_Settings, Runtime], Awaitable[None]],
+) -> None:
+    """Run a device service, with settings, server, order and log by this process's arguments, until
+    killed.
 
-
-def main(arguments: list[str]) -> None:
-    """Run until killed."""
-    settings_file, url, order, log = arguments
-    settings = msgspec.json.decode(Path(settings_file).read_bytes(), type=DeviceServiceSettings)
-    roots = (settings.hardware.root, settings.journal.dir)
-    death = Death(Path(order), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), roots)
+    Shapes: roots — the folders whose files count.
+    """
+    settings_file, url, order, log = sys.argv[1:]
+    settings = msgspec.json.decode(Path(settings_file).read_bytes(), type=kind)
+    death = Death(Path(order), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), roots(settings))
     watch_verbs(death)
     tell_when_ready()
     sys.addaudithook(death.look)
     death.begin("start")
-    asyncio.run(_run(settings, url))
+
+    async def run() -> None:
+        async with Bus.session(NatsSettings(url=url), name=name) as bus:
+            runtime = Runtime(
+                name=name,
+                node=settings.node,
+                bus=bus,
+                clock=SystemClock(),
+                readiness=Readiness(),
+                registry=CollectorRegistry(),
+            )
+            await serve(settings, runtime)
+
+    asyncio.run(run())
+
+
+async def _serve(settings: DeviceServiceSettings, runtime: Runtime) -> None:
+    await serve_devices(settings, runtime, "nic", registry=DriverRegistry(drivers=(FolderDriver(),)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    live("nic", DeviceServiceSettings, lambda settings: (settings.hardware.root, settings.journal.dir), _serve)
