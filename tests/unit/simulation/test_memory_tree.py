@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cli.simulation.node import _find_devices, _read_tree, open_machine
+from topobus.cli.simulation.node import _find_devices, open_machine
 from topobus.simulation.machines import PROFILES, MemoryTree, build, content_of
 from topobus.simulation.machines.content import Content
 from topobus.sysfs.machine import read_machine
@@ -20,9 +20,8 @@ def test_same_devices_are_found_in_memory_and_on_disk(
 ) -> None:
     """Discovery and every driver give the same machine and inventories, and nothing is written."""
     build(profile, tmp_path / profile)
-    on_disk = _read_tree(tmp_path / profile, Path(profile))
     monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a folder is made"))
-    with open_machine(profile) as node:
+    with open_machine(str(tmp_path / profile)) as on_disk, open_machine(profile) as node:
         assert node.snapshot == on_disk.snapshot
         assert node.warnings == on_disk.warnings
 
