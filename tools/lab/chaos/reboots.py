@@ -113,6 +113,9 @@ async def run_reboots(options: RebootOptions, folder: Path) -> RebootResult:
             result.violations = await violations_of(run.tenants, run.run())
         finally:
             await run.power_off()
+        if result.violations:
+            # Beside the logs: what NATS has on its disk may be the reason.
+            await asyncio.to_thread(shutil.copytree, server.store, folder / "store")
         result.ended = run.tenants.ended
     result.seconds = time.monotonic() - began
     return result
