@@ -24,6 +24,13 @@ def test_later_entry_counts_when_several_say_something_and_sharing_is_anothers()
     assert read_cpu_parameters(config) == CpuParameters(with_shared=False)
 
 
+def test_parameters_of_the_class_are_read_as_well() -> None:
+    """Of a shape they concern its CPUs alone."""
+    entry = {"apiVersion": "cpu.topobus.dev/v1", "kind": "CpuParameters", "withShared": True}
+
+    assert read_cpu_parameters([entry]) == CpuParameters(with_shared=True)
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -39,7 +46,9 @@ def test_later_entry_counts_when_several_say_something_and_sharing_is_anothers()
             id="no kind",
         ),
         pytest.param(
-            {"kind": "CpuParameters"}, "CpuParameters.apiVersion is None, wanted topobus.dev/v1", id="no version"
+            {"kind": "CpuParameters"},
+            "CpuParameters.apiVersion is None, wanted topobus.dev/v1 or cpu.topobus.dev/v1",
+            id="no version",
         ),
         pytest.param(
             {**_OURS, "kind": "CpuParameters", "withShared": 1},

@@ -21,6 +21,8 @@ __all__ = ["CpuParameters", "read_cpu_parameters"]
 
 _KIND = "CpuParameters"
 _VERSION = "topobus.dev/v1"
+# The group of the class: beside devices of other classes, as in a shape, these parameters are for its CPUs alone.
+_OF_CLASS = "cpu.topobus.dev/v1"
 _FIELDS = ("withShared",)
 
 
@@ -48,8 +50,8 @@ def read_cpu_parameters(config: Sequence[Mapping[str, Any]]) -> CpuParameters | 
             continue
         if kind != _KIND:
             return _refuse("kind", kind, f"{_KIND} or {SHARING_KIND}{did_you_mean(str(kind), (_KIND, SHARING_KIND))}")
-        if entry.get("apiVersion") != _VERSION:
-            return _refuse("apiVersion", entry.get("apiVersion"), _VERSION)
+        if entry.get("apiVersion") not in (_VERSION, _OF_CLASS):
+            return _refuse("apiVersion", entry.get("apiVersion"), f"{_VERSION} or {_OF_CLASS}")
         for name, value in entry.items():
             if name in ("apiVersion", "kind"):
                 continue
