@@ -10,7 +10,7 @@ ledger or a ledger that no instance of this service wrote (`engine.ledger.ledger
 were given on what memory holds, so it is written back under a new epoch, at the next decision or by
 `repair_loop`. Epoch and sequence never decrease. At start memory is empty: the revisions that the
 bucket has kept are checked from old to new, and the last plausible one is restored. Without one the
-service does not start.
+service does not start, nor when the server holds revisions that it does not find by their key.
 """
 
 from __future__ import annotations
@@ -197,13 +197,15 @@ class LedgerStore:
         holds is written back.
 
         Errors: raises ContractError when memory is empty and none of the revisions that the bucket
-        has kept is a ledger, or when another release wrote what cannot be read.
+        has kept is a ledger, when another release wrote what cannot be read, or when the server has
+        lost the index of its messages.
         """
         ledger: Ledger | None = None
         trouble: ContractError | None = None
         try:
             entry = await self._bus.get(LEDGER, node=self._node)
             if entry is None:
+                await self._check_absence()
                 await (self._write_back(0, _next_epoch(self.ledger), why="lost") if self._revision else self._begin())
                 return
             revision, ledger = entry.revision, entry.value
@@ -298,6 +300,23 @@ class LedgerStore:
                 "revision": revision,
             },
         )
+
+    async def _check_absence(self) -> None:
+        """Check that no ledger is there where none was found.
+
+        A node whose devices are in use must never begin with an empty ledger.
+        Errors: raises ContractError.
+        """
+        hidden = await self._bus.hidden_messages(LEDGER, node=self._node)
+        if hidden:
+            key = f"{LEDGER.bucket} {self._node}"
+            raise ContractError(
+                f"{key}: nats-server holds {hidden} of its revisions and finds none by the key",
+                next_step="stop nats-server and start it again; if it still finds none, start a newer one on the same "
+                f"store, or put a backup back (nats kv put {key} < FILE)",
+                bucket=LEDGER.bucket,
+                key=self._node,
+            )
 
     async def _begin(self) -> None:
         """Write the first ledger of this node."""

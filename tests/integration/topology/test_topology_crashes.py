@@ -14,6 +14,7 @@ import pytest
 from support.alignment_nodes import container, dgx_facts, pod
 from support.looks import next_look, until
 from topobus.bus.bus import Bus
+from topobus.bus.streams.state import Written
 from topobus.engine.ledger import transitions
 from topobus.engine.ledger.ledger_invariant import check_holders
 from topobus.formats.messages.catalogue import DECISION, INVENTORY, LEDGER, MACHINE
@@ -22,14 +23,15 @@ from topobus.formats.messages.nouns import Event
 from topobus.process.readiness import Readiness
 from topobus.testing.clock import ManualClock
 from topobus.testing.fates import Died, Dies, FatedBus, Fates
+from topobus.testing.nats.memory_streams import MemoryStream
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.reservations import Reservations
-from topobus.values.errors import PeerUnavailable
-from topobus.values.ledger import AllocationPhase, Holding
+from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.ledger import AllocationPhase, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind
 from topobus.values.view import NodeAlignment
 
@@ -236,3 +238,44 @@ async def test_topology_leaks_and_loses_nothing_when_it_dies_at_any_step(bus: Bu
     # would mean that steps were missed.
     assert deaths >= 8
     assert all(whole == wholes[0] for whole in wholes)
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_ledger_is_neither_begun_nor_written_back_when_the_server_has_lost_its_index(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, *, is_listed: bool, is_open: bool
+) -> None:
+    """nats-server 2.9.10 held all revisions after a SIGKILL and found none by its key: it would have
+    taken an empty ledger, on a node whose devices are in use.
+    """
+    book = LedgerStore(bus, node=NODE, readiness=Readiness(), metrics=TopologyMetrics(None))
+    await bus.compare_and_set(LEDGER, Ledger(node="other-node"), 0, node="other-node")
+    revision = await bus.compare_and_set(LEDGER, Ledger(node=NODE, sequence=7), 0, node=NODE)
+    if is_open:
+        await book.open()
+    found, counts = MemoryStream.last_of, MemoryStream.subject_counts
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryStream, "last_of", lambda self, subject: None if NODE in subject else found(self, subject))
+        if not is_listed:
+            broken.setattr(
+                MemoryStream,
+                "subject_counts",
+                lambda self, pattern: {name: n for name, n in counts(self, pattern).items() if NODE not in name},
+            )
+        with pytest.raises(ContractError, match=rf"{NODE}: nats-server holds 1 of its revisions and finds none by the key"):
+            await (book._reload() if is_open else book.open())
+
+    entry = await bus.get(LEDGER, node=NODE)
+    assert entry is not None
+    assert Written(revision=entry.revision) == revision
+
+
+async def test_ledger_is_begun_where_an_operator_deleted_it(bus: Bus) -> None:
+    """The marker of a deleted key is a message of that key."""
+    await bus.compare_and_set(LEDGER, Ledger(node=NODE, sequence=7), 0, node=NODE)
+    await bus.delete(LEDGER, node=NODE)
+    book = LedgerStore(bus, node=NODE, readiness=Readiness(), metrics=TopologyMetrics(None))
+
+    await book.open()
+
+    assert book.ledger == Ledger(node=NODE)

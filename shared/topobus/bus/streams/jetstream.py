@@ -48,6 +48,7 @@ class StreamInfo(Struct, frozen=True, kw_only=True):
     created: str
     first_sequence: int
     last_sequence: int
+    message_count: int
     size_bytes: int
     consumer_count: int
 
@@ -144,6 +145,7 @@ class JetStream:
             created=raw["created"],
             first_sequence=state["first_seq"],
             last_sequence=state["last_seq"],
+            message_count=state["messages"],
             size_bytes=state["bytes"],
             consumer_count=state["consumer_count"],
         )

@@ -136,6 +136,26 @@ class States:
             raise ContractError(f"{err.message}{self._written_by(origin)}", next_step=err.next_step, **facts) from err
         return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
 
+    async def hidden_messages(self, state: State[Any], **parts: str) -> int:
+        """Count what the server holds of a key that `get` does not find, and what it holds in the bucket
+        and lists under no key.
+
+        0: the key does not exist. More: it may exist, and the server has lost its index, as nats-server
+        2.9.10 once had when it was started after a SIGKILL.
+        Errors: PeerUnavailable.
+        """
+        state = state.home(**parts)
+        stream, key = bucket_stream(state), state.key(**parts)
+        try:
+            # In this order: what is written meanwhile is listed and not held.
+            info = await self._jetstream.stream_info(stream)
+            listed = await self._jetstream.subject_counts(stream)
+        except JetStreamError as err:
+            raise PeerUnavailable(f"cannot read {state.bucket}: {err}") from err
+        if info is None or await self._newest(state, key) is not None:
+            return 0
+        return listed.get(bucket_subject(state, key), 0) or max(info.message_count - sum(listed.values()), 0)
+
     async def get_or_last(self, state: State[M], **parts: str) -> Entry[M] | Unreadable[M] | None:
         """Read one key as `get` does, but return bytes that are no such value as an answer.
 
