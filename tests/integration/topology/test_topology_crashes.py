@@ -262,7 +262,7 @@ async def test_ledger_is_neither_begun_nor_written_back_when_the_server_has_lost
                 "subject_counts",
                 lambda self, pattern: {name: n for name, n in counts(self, pattern).items() if NODE not in name},
             )
-        with pytest.raises(ContractError, match=rf"{NODE}: nats-server holds 1 of its revisions and finds none by the key"):
+        with pytest.raises(ContractError, match=f"{NODE}: nats-server holds 1 of its revisions and finds none"):
             await (book._reload() if is_open else book.open())
 
     entry = await bus.get(LEDGER, node=NODE)
