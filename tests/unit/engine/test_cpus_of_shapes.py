@@ -95,6 +95,17 @@ def test_single_cpu_is_selected_as_one_that_is_offered_by_itself() -> None:
     assert first.attributes == {"numaNode": 0, "threadsPerCore": 2, "kind": "performance"}
 
 
+def test_single_cpu_has_no_numa_node_on_a_machine_without_any() -> None:
+    """A claim that wants its CPUs on a device's node does not get one of which nothing is known."""
+    (first, *_) = [
+        each
+        for each in derived([structs.replace(cpu_group(0), numa_nodes=None)]).devices
+        if each.name.startswith("shape-cpu-")
+    ]
+
+    assert (first.numa_nodes, first.attributes) == (None, {"threadsPerCore": 2, "kind": "performance"})
+
+
 @pytest.mark.parametrize(
     ("cpus", "shape", "wanted"),
     [
