@@ -253,9 +253,11 @@ async def test_ledger_is_neither_begun_nor_written_back_when_the_server_has_lost
     revision = await bus.compare_and_set(LEDGER, Ledger(node=NODE, sequence=7), 0, node=NODE)
     if is_open:
         await book.open()
-    found, counts = MemoryStream.last_of, MemoryStream.subject_counts
+    last_of, counts = MemoryStream.last_of, MemoryStream.subject_counts
     with monkeypatch.context() as broken:
-        broken.setattr(MemoryStream, "last_of", lambda self, subject: None if NODE in subject else found(self, subject))
+        broken.setattr(
+            MemoryStream, "last_of", lambda self, subject: None if NODE in subject else last_of(self, subject)
+        )
         if not is_listed:
             broken.setattr(
                 MemoryStream,
