@@ -14,6 +14,7 @@ import pytest
 from support.alignment_nodes import container, dgx_facts, pod
 from support.looks import next_look, until
 from topobus.bus.bus import Bus
+from topobus.bus.streams.jetstream import JetStream, StoredMessage
 from topobus.bus.streams.state import Written
 from topobus.engine.ledger import transitions
 from topobus.engine.ledger.ledger_invariant import check_holders
@@ -23,7 +24,6 @@ from topobus.formats.messages.nouns import Event
 from topobus.process.readiness import Readiness
 from topobus.testing.clock import ManualClock
 from topobus.testing.fates import Died, Dies, FatedBus, Fates
-from topobus.testing.nats.memory_streams import MemoryStream
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.ledger_store import LedgerStore
@@ -253,17 +253,19 @@ async def test_ledger_is_neither_begun_nor_written_back_when_the_server_has_lost
     revision = await bus.compare_and_set(LEDGER, Ledger(node=NODE, sequence=7), 0, node=NODE)
     if is_open:
         await book.open()
-    last_of, counts = MemoryStream.last_of, MemoryStream.subject_counts
+    last_message, subject_counts = JetStream.last_message, JetStream.subject_counts
+
+    async def find_nothing(jetstream: JetStream, stream: str, subject: str) -> StoredMessage | None:
+        return None if NODE in subject else await last_message(jetstream, stream, subject)
+
+    async def list_others(jetstream: JetStream, stream: str, pattern: str = ">") -> dict[str, int]:
+        counts = await subject_counts(jetstream, stream, pattern)
+        return {subject: count for subject, count in counts.items() if NODE not in subject}
+
     with monkeypatch.context() as broken:
-        broken.setattr(
-            MemoryStream, "last_of", lambda self, subject: None if NODE in subject else last_of(self, subject)
-        )
+        broken.setattr(JetStream, "last_message", find_nothing)
         if not is_listed:
-            broken.setattr(
-                MemoryStream,
-                "subject_counts",
-                lambda self, pattern: {name: n for name, n in counts(self, pattern).items() if NODE not in name},
-            )
+            broken.setattr(JetStream, "subject_counts", list_others)
         with pytest.raises(ContractError, match=f"{NODE}: nats-server holds 1 of its revisions and finds none"):
             await (book._reload() if is_open else book.open())
 
