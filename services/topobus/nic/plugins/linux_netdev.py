@@ -131,11 +131,8 @@ class LinuxNetdevDriver(AttachesInterfaces):
         An unreadable interface does not affect the others.
         """
         tree = tree.for_scan()
-        lent = {net_device.interface.name for net_device in self._lent()}
         self._settling.begin_look()
-        seen = {
-            device.name: self._observe_one(tree, device, is_lent=interface_of(device) in lent) for device in devices
-        }
+        seen = {device.name: self._observe_one(tree, device) for device in devices}
         self._settling.end_look()
         return seen
 
@@ -239,11 +236,12 @@ class LinuxNetdevDriver(AttachesInterfaces):
             attributes=attributes,
         )
 
-    def _observe_one(self, tree: Tree, device: Device, *, is_lent: bool) -> list[Observation]:
+    def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
         path = interface_path(interface_of(device))
         try:
             if not _is_there(tree, device):
                 self._best_speeds.forget(device.name)
+                is_lent = any(lent.interface.name == interface_of(device) for lent in self._lent())
                 return [] if is_lent else [_gone(device, path)]
             interfaces = (read_interface(tree, path, interface_of(device), only_link=True),)
         except HardwareError as err:
