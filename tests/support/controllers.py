@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
+from support.runtimes import runtime_of
 from topobus.bus.bus import Bus, Change, Conflict
 from topobus.controller.config import ControllerSettings
 from topobus.controller.standalone.service import serve
 from topobus.formats.kubernetes import admit, ask_deletion, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import Clock, SystemClock
+from topobus.process.clock import Clock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
@@ -31,14 +30,7 @@ NOW = "2026-01-01T00:00:00Z"
 
 def runtime_on(bus: Bus, *, clock: Clock | None = None, readiness: Readiness | None = None) -> Runtime:
     """Give a replica's runtime on a bus."""
-    return Runtime(
-        name="controller",
-        node="central",
-        bus=bus,
-        clock=clock or SystemClock(),
-        readiness=readiness or Readiness(),
-        registry=CollectorRegistry(),
-    )
+    return runtime_of("controller", "central", bus, clock=clock, readiness=readiness)
 
 
 @asynccontextmanager

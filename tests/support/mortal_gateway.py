@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from support.mortal_hands import READY
+from support.runtimes import runtime_of
 from topobus.bus.bus import Bus
 from topobus.gateway.claims import dra_plugin
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
@@ -36,10 +36,8 @@ from topobus.gateway.config import GatewaySettings
 from topobus.gateway.containers.nri_plugin import NriPlugin
 from topobus.gateway.device_plugins import device_plugin
 from topobus.gateway.service import serve
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 
 PUBLISH = "publish"
 STATUS = "status"
@@ -194,15 +192,7 @@ class _LoudReadiness(Readiness):
 
 async def _run(settings: GatewaySettings, url: str) -> None:
     async with Bus.session(NatsSettings(url=url), name="gateway") as bus:
-        runtime = Runtime(
-            name="gateway",
-            node=settings.node,
-            bus=bus,
-            clock=SystemClock(),
-            readiness=_LoudReadiness(),
-            registry=CollectorRegistry(),
-        )
-        await serve(settings, runtime)
+        await serve(settings, runtime_of("gateway", settings.node, bus, readiness=_LoudReadiness()))
 
 
 def main(arguments: list[str]) -> None:

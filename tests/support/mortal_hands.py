@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
+from support.runtimes import runtime_of
 from topobus.bus.bus import Bus
 from topobus.devicekit.host.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
@@ -33,9 +33,7 @@ from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.devicekit.verbs.attach import Attacher
 from topobus.devicekit.verbs.prepare import Preparer
 from topobus.formats.messages.catalogue import HINT
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.testing.drivers.folder_driver import FolderDriver
 
@@ -140,15 +138,7 @@ def live(
 
     async def run() -> None:
         async with Bus.session(NatsSettings(url=url), name=name) as bus:
-            runtime = Runtime(
-                name=name,
-                node=settings.node,
-                bus=bus,
-                clock=SystemClock(),
-                readiness=Readiness(),
-                registry=CollectorRegistry(),
-            )
-            await serve(settings, runtime)
+            await serve(settings, runtime_of(name, settings.node, bus))
 
     asyncio.run(run())
 

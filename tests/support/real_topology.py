@@ -10,9 +10,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar, cast
 
 from msgspec import structs
-from prometheus_client import CollectorRegistry
 
 from support.ask_record import AskRecord
+from support.runtimes import runtime_of
 from topobus.bus.asks.heavy_lane import Workload
 from topobus.bus.bus import Bus, Change, Conflict, Written
 from topobus.engine.alignment.planning.node_view import node_view
@@ -28,9 +28,7 @@ from topobus.formats.messages.messages import (
     ReleaseRequest,
 )
 from topobus.formats.messages.nouns import Ask, State
-from topobus.process.clock import SystemClock
 from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.topology.config import AlignmentSettings, TopologySettings
 from topobus.topology.service import serve
 from topobus.values.device import Inventory
@@ -155,14 +153,7 @@ class WatchedTopology(Bus):
         Errors: raises what the service ends with before that.
         """
         readiness = _ReadyEvent()
-        runtime = Runtime(
-            name="topology",
-            node=self._node,
-            bus=self,
-            clock=SystemClock(),
-            readiness=readiness,
-            registry=CollectorRegistry(),
-        )
+        runtime = runtime_of("topology", self._node, self, readiness=readiness)
         self._is_answering.clear()
         self._task = asyncio.create_task(serve(self._settings, runtime), name=f"topology-{self._node}")
         for event in (self._is_answering, readiness.happened):

@@ -12,19 +12,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from support.real_topology import real_topology
+from support.runtimes import runtime_of
 from topobus.bus.bus import Bus, Change
 from topobus.controller.config import ControllerSettings
 from topobus.controller.standalone.service import serve
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.topology.config import AlignmentSettings
@@ -110,20 +107,13 @@ async def node(
         Reader(bus.watch(catalogue.LEDGER)) as ledgers,
     ):
         controller = asyncio.create_task(
-            serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime("controller", "central", central_bus))
+            serve(ControllerSettings(ask_timeout_s=30.0, retry_s=0.2), runtime_of("controller", "central", central_bus))
         )
         try:
             yield Node(bus, objects, ledgers, inventories)
         finally:
             controller.cancel()
             await asyncio.wait({controller})
-
-
-def runtime(name: str, where: str, bus: Bus) -> Runtime:
-    """Make what a service runs in."""
-    return Runtime(
-        name=name, node=where, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
-    )
 
 
 async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from support.controller_home import NODE, Home, claim, condition
 from support.controllers import controller
 from support.real_topology import WatchedTopology, real_topology
+from support.runtimes import runtime_of
 from topobus.bus.bus import Bus, Start
 from topobus.formats.kubernetes import (
     admit,
@@ -25,10 +25,7 @@ from topobus.formats.kubernetes import (
 )
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.topology.config import TopologySettings
@@ -378,14 +375,7 @@ async def test_claim_is_held_and_let_go_by_the_real_topology(
         Reader(bus.watch(catalogue.LEDGER)) as ledgers,
         controller(nats_server.url),
     ):
-        runtime = Runtime(
-            name="topology",
-            node=NODE,
-            bus=node_bus,
-            clock=SystemClock(),
-            readiness=Readiness(),
-            registry=CollectorRegistry(),
-        )
+        runtime = runtime_of("topology", NODE, node_bus)
         topology = asyncio.create_task(serve_topology(TopologySettings(node=NODE), runtime))
         home = Home(bus, objects, WatchedTopology(bus, NODE), inventories)
         await home.put(claim("real", count=8))

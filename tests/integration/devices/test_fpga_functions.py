@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from support.bitstream_files import FUNCTION, gbs
 from support.fpga_cards import BLANK, FileDflProgrammer, add, dfl_machine, port_file
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim
+from support.runtimes import runtime_of
 from topobus.bus.bus import Bus
 from topobus.devicekit.driver import Discovery
 from topobus.devicekit.host.host import serve_devices
@@ -30,10 +30,7 @@ from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.fpga.config import FpgaSettings, FunctionSettings
 from topobus.fpga.host_services import FpgaServices
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -70,14 +67,7 @@ class Node:
     async def service(self, driver: IntelDflDriver | None = None) -> AsyncIterator[None]:
         """Run the fpga service for the length of a block."""
         async with Bus.session(NatsSettings(url=self.rig.url), name="fpga") as bus:
-            runtime = Runtime(
-                name="fpga",
-                node=NODE,
-                bus=bus,
-                clock=SystemClock(),
-                readiness=Readiness(),
-                registry=CollectorRegistry(),
-            )
+            runtime = runtime_of("fpga", NODE, bus)
             registry = DriverRegistry(drivers=(driver or IntelDflDriver(self.programmer),))
             services = FpgaServices(functions=self.settings.functions, can_program=True)
             task = asyncio.create_task(

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from support.asking import ask_patiently
 from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
 from support.garbage import write_garbage
 from support.looks import next_look, other_threads
+from support.runtimes import runtime_of
 from topobus.bus.bus import Bus
 from topobus.devicekit.maintenance import device_operator
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
@@ -24,10 +24,7 @@ from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MAINTENANCE, PERFORM, PREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.formats.messages.operation_messages import ClassMaintenance, Operated, PerformRequest
-from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.toy_driver import ToyDriver
@@ -201,9 +198,7 @@ async def test_words_are_left_as_they_are_when_another_release_wrote_them_and_th
     nothing.
     """
     revision = await write_garbage(bench.bus, MAINTENANCE, release="99.0.0", node=NODE, device_class="gpu")
-    runtime = Runtime(
-        name="gpu", node=NODE, bus=bench.bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
-    )
+    runtime = runtime_of("gpu", NODE, bench.bus)
     with pytest.raises(ContractError, match=r"release 99\.0\.0 wrote it") as ended:
         await MaintenanceStore(runtime, "gpu").load()
     with pytest.raises(ContractError) as unread:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
+from support.controllers import runtime_on
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
 from topobus.testing.clock import ManualClock
 
@@ -23,9 +20,7 @@ async def test_scheduler_waits_for_no_pod_when_its_pod_has_a_node() -> None:
     """A pod that waits is looked at again after a while; one that runs makes no controller wake."""
     nobody: Any = None  # any write, and any look at nodes, would fail
     clock, state = ManualClock(), StandaloneState()
-    runtime = Runtime(
-        name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry()
-    )
+    runtime = runtime_on(nobody, clock=clock)
     queue = WorkQueue("classic-pods", clock, RETRY_S)
     scheduler = ClassicScheduler(runtime, state, nobody, queue)
     claim = ApiObject(

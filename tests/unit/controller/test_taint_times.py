@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
+from support.controllers import runtime_on
 from topobus.controller.standalone.evict_tainted import Evictor
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.claims.stored import ObjectKey, Stored
 from topobus.formats.messages.messages import ApiObject
-from topobus.process.readiness import Readiness
-from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
 from topobus.testing.clock import ManualClock
 
@@ -40,9 +37,7 @@ async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() ->
     """
     nobody: Any = None  # any write, and any eviction, would fail
     clock, state = ManualClock(), StandaloneState()
-    runtime = Runtime(
-        name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry()
-    )
+    runtime = runtime_on(nobody, clock=clock)
     queue = WorkQueue("evictions", clock, 2.0)
     evictor = Evictor(runtime, state, nobody, queue)
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}

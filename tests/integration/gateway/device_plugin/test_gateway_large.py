@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from support.gateway_rig import Rig, WatchedReadiness, make_rig
 from support.kubelet_plugins import TrivialPlugin
 from support.kubelet_plugins import device as listed
 from support.laws import share
 from support.node_plane import NODE, device
+from support.runtimes import runtime_of
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
 from topobus.devicekit.host import host
 from topobus.devicekit.host.host import serve_devices
@@ -26,8 +26,6 @@ from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.gateway.config import ForeignSettings
-from topobus.process.clock import SystemClock
-from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.kubelet import Admission, Container, Pod
@@ -134,9 +132,7 @@ async def test_cpu_service_goes_on_when_a_machine_has_4096_cpus(rig: Rig) -> Non
     await rig.bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=cpus), node=NODE)
     readiness = WatchedReadiness()
     settings = DeviceServiceSettings(node=NODE, hardware=HardwareSettings(root=str(rig.root / "machine")))
-    runtime = Runtime(
-        name="cpu", node=NODE, bus=rig.bus, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry()
-    )
+    runtime = runtime_of("cpu", NODE, rig.bus, readiness=readiness)
     service = asyncio.create_task(
         serve_devices(settings, runtime, "cpu", registry=DriverRegistry(drivers=(LinuxCpuDriver(),)))
     )
