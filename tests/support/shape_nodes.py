@@ -10,10 +10,11 @@ from msgspec import structs
 from topobus.cli.simulation.node import open_machine
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.settings import CpuGroupSettings
+from topobus.engine.allocation.pools import Slice
 from topobus.engine.claims import lifecycle
 from topobus.engine.claims.objects import Claim
 from topobus.engine.claims.stored import ObjectKey, Stored
-from topobus.formats.kubernetes.resource import AllocationResult
+from topobus.formats.kubernetes.resource import AllocationResult, SliceSpec
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.device import Inventory
 from topobus.values.health import DeviceHealth, HealthState
@@ -21,7 +22,7 @@ from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.machine import Machine
 from topobus.values.request import Owner
 
-__all__ = ["claim_for", "holding", "recorded", "sick", "state_of", "store", "structured"]
+__all__ = ["RecordingState", "claim_for", "holding", "recorded", "sick", "state_of", "store", "structured", "timeless"]
 
 NODE = "n1"
 
@@ -82,3 +83,24 @@ def sick(inventory: Inventory, name: str) -> Inventory:
         structs.replace(device, health=health) if device.name == name else device for device in inventory.devices
     )
     return structs.replace(inventory, generation=inventory.generation + 1, devices=devices)
+
+
+class RecordingState(StandaloneState):
+    """A state that keeps the slices as they are put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[Any, tuple[Slice, ...]] = {}
+
+    def _put_slices(self, origin: Any, slices: tuple[Slice, ...]) -> None:
+        self.seen[origin] = slices
+        super()._put_slices(origin, slices)
+
+
+def timeless(spec: SliceSpec) -> SliceSpec:
+    """Leave out what belongs to the moment: the generation and the times of taints."""
+    devices = tuple(
+        structs.replace(device, taints=tuple(structs.replace(taint, time_added=None) for taint in device.taints))
+        for device in spec.devices
+    )
+    return structs.replace(spec, devices=devices, pool=structs.replace(spec.pool, generation=1))

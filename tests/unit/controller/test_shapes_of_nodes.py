@@ -8,10 +8,20 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from support.shape_names import plain
-from support.shape_nodes import NODE, claim_for, holding, recorded, sick, state_of, store, structured
+from support.shape_nodes import (
+    NODE,
+    RecordingState,
+    claim_for,
+    holding,
+    recorded,
+    sick,
+    state_of,
+    store,
+    structured,
+    timeless,
+)
 from topobus.bus.streams.state import Entry
 from topobus.cli.application import run
 from topobus.cli.exits import ExitCode
@@ -21,7 +31,6 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.engine.allocation.bitset_allocator import make_bitset_plan
 from topobus.engine.allocation.capacity import rivals
 from topobus.engine.allocation.miss_reasons import summarize
-from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.suggestions import would_fit
 from topobus.engine.allocation.tolerations import TaintRule
 from topobus.engine.allocation.values import Allocated, DeviceId, Mode, NoFit, Outcome
@@ -78,34 +87,13 @@ def test_controller_has_the_slices_that_the_command_prints(profile: str, capsys:
     machine, inventories = recorded(profile)
 
     for order in (inventories, inventories[::-1]):
-        state = _Recording()
+        state = RecordingState()
         state.put_machine(machine)
         for inventory in order:
             state.put_inventory(inventory)
 
         derived = [each.spec for origin in sorted(state.seen) for each in state.seen[origin]]
         assert [timeless(spec) for spec in derived] == [timeless(spec) for spec in printed]
-
-
-class _Recording(StandaloneState):
-    """A state that keeps the slices as they are put."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[Any, tuple[Slice, ...]] = {}
-
-    def _put_slices(self, origin: Any, slices: tuple[Slice, ...]) -> None:
-        self.seen[origin] = slices
-        super()._put_slices(origin, slices)
-
-
-def timeless(spec: SliceSpec) -> SliceSpec:
-    """Leave out what belongs to the moment: the generation and the times of taints."""
-    devices = tuple(
-        structs.replace(device, taints=tuple(structs.replace(taint, time_added=None) for taint in device.taints))
-        for device in spec.devices
-    )
-    return structs.replace(spec, devices=devices, pool=structs.replace(spec.pool, generation=1))
 
 
 def test_shapes_end_with_the_devices_when_the_inventories_are_dropped() -> None:

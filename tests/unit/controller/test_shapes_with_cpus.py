@@ -11,14 +11,24 @@ import pytest
 from msgspec import structs
 
 from support.shape_names import plain
-from support.shape_nodes import NODE, claim_for, holding, recorded, sick, state_of, store, structured
+from support.shape_nodes import (
+    NODE,
+    RecordingState,
+    claim_for,
+    holding,
+    recorded,
+    sick,
+    state_of,
+    store,
+    structured,
+    timeless,
+)
 from topobus.cli.application import run
 from topobus.cli.exits import ExitCode
 from topobus.controller.commit.node_ledgers import Held, NodeLedgers
 from topobus.controller.state.cluster.api_server_state import ApiServerState
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.settings import CpuGroupSettings
-from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.suggestions import would_fit
 from topobus.engine.allocation.values import Allocated, DeviceId, Mode, NoFit, Outcome
 from topobus.engine.claims.attempts import Attempt
@@ -94,27 +104,6 @@ def near(node_id: int, name: str, count: int) -> Claim:
     return structured(name, {"devices": {"requests": [{"name": "r", "exactly": exactly}]}})
 
 
-class _Recording(StandaloneState):
-    """A state that keeps the slices as they are put."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[Any, tuple[Slice, ...]] = {}
-
-    def _put_slices(self, origin: Any, slices: tuple[Slice, ...]) -> None:
-        self.seen[origin] = slices
-        super()._put_slices(origin, slices)
-
-
-def timeless(spec: SliceSpec) -> SliceSpec:
-    """Leave out what belongs to the moment: the generation and the times of taints."""
-    devices = tuple(
-        structs.replace(device, taints=tuple(structs.replace(taint, time_added=None) for taint in device.taints))
-        for device in spec.devices
-    )
-    return structs.replace(spec, devices=devices, pool=structs.replace(spec.pool, generation=1))
-
-
 @pytest.mark.parametrize("is_late", [False, True], ids=["alignment-first", "alignment-last"])
 @pytest.mark.parametrize("profile", ["dgx", "epyc-8numa"])
 def test_controller_has_the_slices_that_the_command_prints(
@@ -127,7 +116,7 @@ def test_controller_has_the_slices_that_the_command_prints(
     machine, inventories = recorded(profile, GROUPED)
     alignment = structs.replace(ALIGNMENT, reserved_cpus=CpuSet.parse("0-3"))
 
-    state = _Recording()
+    state = RecordingState()
     state.put_machine(machine)
     if not is_late:
         state.put_alignment(NODE, alignment)
