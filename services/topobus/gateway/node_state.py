@@ -14,7 +14,6 @@ from types import MappingProxyType
 from msgspec import Struct, structs
 
 from topobus.bus.bus import Bus, ChangeKind
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.health.silence import unheard
 from topobus.engine.shapes.cpu_places import cpus_left, for_claims
 from topobus.engine.shapes.shapes import Shapes, shapes_of
@@ -38,6 +37,7 @@ from topobus.gateway.key_locks import KeyLocks
 from topobus.process.logging import get_logger
 from topobus.values.device import Device, Inventory
 from topobus.values.device_sharing import HeldShare
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Holders
 from topobus.values.names import is_dns_label

@@ -10,7 +10,7 @@ import asyncio
 from msgspec import structs
 
 from topobus.bus.bus import Bus
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, with_devices
+from topobus.engine.alignment.planning.node_view import with_devices
 from topobus.engine.alignment.planning.placement import place, prefer
 from topobus.engine.alignment.planning.resource_pools import class_of_resource, named_by_class
 from topobus.engine.ledger import transitions
@@ -47,6 +47,7 @@ from topobus.topology.announcer import Announcer
 from topobus.topology.ledger_store import Decide, LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 from topobus.topology.node_inputs import NodeInputs
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.idset import NodeSet
 from topobus.values.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision

@@ -10,12 +10,13 @@ from contextlib import aclosing, suppress
 
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import Change, ChangeKind
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, aligned_view, with_ledger
+from topobus.engine.alignment.planning.node_view import aligned_view, with_ledger
 from topobus.engine.health.strays import stray_devices, without_strays
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.values.device import Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.errors import PeerUnavailable
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger

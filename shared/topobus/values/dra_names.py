@@ -9,6 +9,7 @@ device's.
 from __future__ import annotations
 
 __all__ = [
+    "CPU_CLASS",
     "DRIVER",
     "class_of_device",
     "class_of_group",
@@ -21,7 +22,8 @@ __all__ = [
 
 DRIVER = "topobus.dev"
 """The DRA driver of every class, and the domain of its devices' attributes and capacities."""
-_CPU_CLASS = "cpu"
+CPU_CLASS = "cpu"
+"""The class whose devices are logical CPUs, in a pool of their own."""
 # A pool's name is several DNS subdomains with slashes between, a node's is one.
 _CPU_POOL = "/cpu"
 # Separates the class of another vendor's device, whose name has hyphens (`gpu-nvidia--dev-0`).
@@ -55,7 +57,7 @@ def pool_of_class(node: str, device_class: str) -> str:
     >>> pool_of_class("node-a", "gpu"), pool_of_class("node-a", "cpu")
     ('node-a', 'node-a/cpu')
     """
-    return f"{node}{_CPU_POOL}" if device_class == _CPU_CLASS else node
+    return f"{node}{_CPU_POOL}" if device_class == CPU_CLASS else node
 
 
 def node_of_pool(pool: str) -> str:

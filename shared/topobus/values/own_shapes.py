@@ -9,15 +9,13 @@ from typing import Literal
 
 from msgspec import Struct
 
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.names import is_dns_label
 from topobus.values.resource_names import SHAPE_LEVELS
 
-__all__ = ["CPU_PART", "MAX_SHAPE_PARTS", "OwnShape", "ShapePlace", "fault_of_own_shapes"]
+__all__ = ["MAX_SHAPE_PARTS", "OwnShape", "ShapePlace", "fault_of_own_shapes"]
 
-CPU_PART = "cpu"
-"""The class whose parts are counted and not named. Names of shapes do not begin with it, because
-those of places of CPUs do."""
 MAX_SHAPE_PARTS = 64
 """Parts of one shape: resource.k8s.io/v1 lets a device take from 2 counter sets of 32 counters."""
 _MOST = 16
@@ -41,12 +39,12 @@ class OwnShape(Struct, frozen=True, kw_only=True):
     @property
     def cpus(self) -> int:
         """How many CPUs each shape has."""
-        return self.parts.get(CPU_PART, 0)
+        return self.parts.get(CPU_CLASS, 0)
 
     @property
     def devices(self) -> dict[str, int]:
         """Class to how many of its devices each shape has, CPUs aside."""
-        return {device_class: count for device_class, count in self.parts.items() if device_class != CPU_PART}
+        return {device_class: count for device_class, count in self.parts.items() if device_class != CPU_CLASS}
 
 
 def fault_of_own_shapes(shapes: Sequence[OwnShape]) -> str:
@@ -77,7 +75,7 @@ def _fault_of_name(name: str) -> str:
         )
     if name in SHAPE_LEVELS:
         return f"name: got {name!r}, which every machine's own tree may have; wanted another, such as 'trio'"
-    if name.partition("-")[0] == CPU_PART:
+    if name.partition("-")[0] == CPU_CLASS:
         return f"name: got {name!r}, with which the names of single CPUs begin; wanted another, such as 'trio'"
     return ""
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from lab.chaos.workload import CPUS, GPUS, NICS
 from topobus.bus.bus import Bus
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.machine import Cpu, Machine, NumaNode
 

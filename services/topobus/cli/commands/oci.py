@@ -23,7 +23,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_
 from topobus.cli.render.output import Output
 from topobus.cli.render.tables import claim_names, results_of
 from topobus.devicekit.containers.oci_host import look_up, read_cdi_files
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.engine.ledger.holdings import names_of
 from topobus.engine.shapes.shapes import is_shape, shapes_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
@@ -40,7 +40,7 @@ from topobus.formats.messages.messages import (
     entries_of,
 )
 from topobus.formats.messages.sandbox_messages import Accepted
-from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, node_of_pool
 from topobus.values.edits import ContainerEdits, Hook
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.idset import CpuSet, NodeSet

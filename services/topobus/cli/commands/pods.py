@@ -19,13 +19,12 @@ from topobus.cli.render.listing import Column, Fit, Listing, Row
 from topobus.cli.render.styles import health_text
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE, PODS
 from topobus.formats.messages.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.errors import PeerUnavailable
 from topobus.values.health import HealthState
 from topobus.values.idset import CpuSet, NodeSet
 
 __all__ = ["pods", "pods_listing"]
-
-_CPU_CLASS = "cpu"
 
 
 async def pods(
@@ -150,7 +149,7 @@ def _rows(node: str, place: int, container: ContainerDevices) -> Iterable[Row]:
             },
         )
 
-    if container.device_class == _CPU_CLASS and container.resource == _CPU_CLASS:
+    if container.device_class == CPU_CLASS and container.resource == CPU_CLASS:
         # Allocations of kubelet's CPU and memory managers: a line for all CPUs, one for each kind
         # of memory.
         if container.devices:

@@ -20,7 +20,6 @@ from topobus.cli.rules.own_shapes import OwnShapes, read_own_shapes
 from topobus.cli.rules.slice_templates import template_device
 from topobus.cli.simulation.cpus_offered import CpusOffered, ReservedCpus, read_cpus, read_reserved_cpus
 from topobus.cli.simulation.node import open_machine
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes import in_slices
 from topobus.engine.shapes.cpu_places import for_claims
 from topobus.engine.shapes.in_slices import SliceShapes, slice_shapes
@@ -29,7 +28,7 @@ from topobus.formats.kubernetes.pool_slices import name_prefix, own_part, pool_s
 from topobus.formats.kubernetes.resource import API_VERSION, SliceDevice, SliceSpec
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.values.device import Inventory
-from topobus.values.dra_names import node_of_pool, pool_of_class
+from topobus.values.dra_names import CPU_CLASS, node_of_pool, pool_of_class
 from topobus.values.idset import CpuSet
 from topobus.values.names import is_dns_subdomain
 

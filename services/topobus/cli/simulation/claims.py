@@ -17,12 +17,12 @@ from topobus.cli.engine_process import ask_dry_run
 from topobus.cli.objects.manifests import request_of
 from topobus.cli.render.answers import with_parts
 from topobus.cli.simulation.node import Simulation
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.formats.kubernetes.classic.classic import is_classic
 from topobus.formats.kubernetes.objects import metadata_of, object_parts
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, node_of_pool
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import ContainerRequest, Owner, OwnerKind, PodRequest
 from topobus.values.resource_names import is_resource_name

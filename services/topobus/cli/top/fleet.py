@@ -22,6 +22,7 @@ from topobus.engine.health.silence import TOPOLOGY, Announcements
 from topobus.formats.kubernetes.objects import metadata_of
 from topobus.formats.messages.messages import ApiObject
 from topobus.sysfs.tree import natural_key
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.health import HEALTHY, DeviceHealth, HealthState
 from topobus.values.ledger import Holders
 from topobus.values.maintenance import DeviceVerb, Maintenance
@@ -40,7 +41,6 @@ __all__ = [
     "is_shown",
 ]
 
-_CPU = "cpu"
 # Nodes that have inventories and no machine are shown like others while they are few. A larger
 # number than this is likely invented.
 MOST_STRANGERS = 16
@@ -420,14 +420,14 @@ def _finds(row: NodeRow, word: str) -> bool:
 
 def class_order(device_class: str) -> tuple[bool, bool, str]:
     """Sort classes: GPUs first, CPUs last, as a narrow terminal leaves out the last ones."""
-    return (device_class == _CPU, device_class != "gpu", device_class)
+    return (device_class == CPU_CLASS, device_class != "gpu", device_class)
 
 
 def _held_names(ledger: Holders) -> dict[str, set[str]]:
     names: dict[str, set[str]] = {}
     for allocation in ledger.allocations.values():
         for holding in allocation.holdings:
-            names.setdefault(_CPU, set()).update(sys.intern(f"cpu-{cpu}") for cpu in holding.cpus)
+            names.setdefault(CPU_CLASS, set()).update(sys.intern(f"cpu-{cpu}") for cpu in holding.cpus)
             for device_class, devices in holding.devices.items():
                 names.setdefault(device_class, set()).update(map(sys.intern, devices))
     return names

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from topobus.console.rules.node_drawing import View
 from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.ledger import Holders
 
 __all__ = ["free_rows", "free_view", "sum_rows"]
-
-_CPU = "cpu"
 
 
 def free_rows(inventories: Iterable[Inventory], ledger: Holders | None) -> dict[str, FreeRow]:
@@ -97,6 +96,6 @@ def _held_names(ledger: Holders | None, device_class: str) -> set[str]:
         for allocation in (ledger.allocations if ledger is not None else {}).values()
         for holding in allocation.holdings
     ]
-    if device_class == _CPU:
+    if device_class == CPU_CLASS:
         return {f"cpu-{cpu}" for holding in holdings for cpu in holding.cpus}
     return {name for holding in holdings for name in holding.devices.get(device_class, ())}

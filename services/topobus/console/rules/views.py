@@ -16,6 +16,7 @@ from topobus.engine.health.silence import SERVICE_SILENT
 from topobus.formats.messages.messages import DecisionEvent, HealthEvent, RepairState
 from topobus.values.cluster_answers import FreeRow
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.ledger import Holders
 from topobus.values.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.values.request import Owner
@@ -23,7 +24,6 @@ from topobus.values.timestamps import rfc3339
 
 __all__ = ["decision_view", "event_view", "for_counting", "node_row", "repair_views", "sick_view"]
 
-_CPU = "cpu"
 # A hint list of a big machine has hundreds of entries. The narrow ones decide.
 _SHOWN_HINTS = 24
 
@@ -41,8 +41,8 @@ def for_counting(inventory: Inventory) -> Inventory:
 def _for_counting(device: Device) -> Device:
     if device.health.worst is not None or not device.is_allocatable:
         return device
-    if device.device_class == _CPU:
-        return Device(name=device.name, device_class=_CPU)
+    if device.device_class == CPU_CLASS:
+        return Device(name=device.name, device_class=CPU_CLASS)
     return Device(
         name=device.name,
         device_class=device.device_class,

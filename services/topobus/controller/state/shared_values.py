@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.allocation.pools import DeviceViews, reasons_unreadable
 from topobus.engine.cel.seam import DeviceFacts, facts_of
 from topobus.engine.shapes.cpu_places import for_claims
@@ -29,7 +28,7 @@ from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.codec import encode
 from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device import Device, Inventory
-from topobus.values.dra_names import DRIVER
+from topobus.values.dra_names import CPU_CLASS, DRIVER
 from topobus.values.health import HEALTHY, DeviceHealth, HealthState
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine

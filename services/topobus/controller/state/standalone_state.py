@@ -15,7 +15,6 @@ from topobus.controller.state.inventory_slices import ClassDevices, devices_of_c
 from topobus.controller.state.pod_links import PodLinks
 from topobus.controller.state.shared_values import shape_key
 from topobus.controller.state.taint_index import read_rule, silenced
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.allocation.pools import Slice
 from topobus.engine.allocation.values import Node, node_of
 from topobus.engine.claims.extended_resources import ClassName
@@ -34,7 +33,7 @@ from topobus.formats.kubernetes.slices import slice_device
 from topobus.formats.messages.messages import ApiObject
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.values.device import Inventory
-from topobus.values.dra_names import class_of_group, group_of_class, node_of_pool, pool_of_class
+from topobus.values.dra_names import CPU_CLASS, class_of_group, group_of_class, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.formats.messages.messages import AdoptRequest
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.claims.checkpoint import Checkpoint
@@ -25,6 +24,7 @@ from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.node_state import NodeState
 from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device_sharing import HeldShare
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.errors import ConfigError
 from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes.in_slices import (
     SliceShapes,
     published_shapes,
@@ -61,7 +60,7 @@ from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory
-from topobus.values.dra_names import DRIVER, class_of_device, pool_of_class
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, pool_of_class
 from topobus.values.errors import PeerUnavailable
 from topobus.values.request import OwnerKind
 

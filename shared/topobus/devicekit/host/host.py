@@ -36,7 +36,6 @@ from topobus.devicekit.verbs.attach import Adjuster, Attacher
 from topobus.devicekit.verbs.device_hands import DeviceHands
 from topobus.devicekit.verbs.prepare import Preparer
 from topobus.engine.alignment.devices.device_hints import device_hints
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.resource_hints import ResourceHints
 from topobus.engine.health.inventory_merge import MergedInventory
 from topobus.engine.health.pool_assignment import check_pools
@@ -58,6 +57,7 @@ from topobus.process.service import Runtime
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.errors import ConfigError, PeerUnavailable
 from topobus.values.hint import Hint
 from topobus.values.machine import Machine

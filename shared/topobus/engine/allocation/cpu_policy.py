@@ -17,14 +17,14 @@ from functools import cached_property
 
 from topobus.engine.alignment.cpus.cpu_topology import CpuTopology
 from topobus.engine.alignment.cpus.exclusive_choice import choose_exclusive_cpus
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_name, cpu_of_name
 from topobus.engine.allocation.constraints import attribute_values
 from topobus.engine.allocation.device_checks import DeviceChecks
 from topobus.engine.allocation.pools import Candidate
 from topobus.engine.allocation.requests import PreparedRequest
 from topobus.engine.allocation.results import Grant
 from topobus.engine.allocation.values import AllocationInput, CpuPolicy, DeviceId, Gate, Node
-from topobus.values.dra_names import DRIVER, pool_of_class
+from topobus.values.dra_names import CPU_CLASS, DRIVER, pool_of_class
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Refusal
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.engine.shapes.shape_parts import Parts, without_shapes
 from topobus.formats.kubernetes.alignment_request import PARAMETERS_VERSION, RESULT_KIND, AlignmentRequest
 from topobus.formats.kubernetes.limit_rules import MAX_GRANTED_CONFIGURATIONS
@@ -23,7 +23,7 @@ from topobus.formats.kubernetes.resource import (
     GrantedConfiguration,
     OpaqueConfiguration,
 )
-from topobus.values.dra_names import DRIVER, class_of_device, is_of_node
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, is_of_node
 from topobus.values.idset import NodeSet
 from topobus.values.view import NodeView
 

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.allocation.results import SHARE_PREFIX
 from topobus.engine.allocation.values import DeviceId
 from topobus.formats.kubernetes import limits
@@ -36,7 +35,7 @@ from topobus.formats.kubernetes.resource import (
 from topobus.formats.kubernetes.shape import read_as, refuse_problems
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import ApiObject
-from topobus.values.dra_names import class_of_device, is_of_node, node_of_pool
+from topobus.values.dra_names import CPU_CLASS, class_of_device, is_of_node, node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.idset import NodeSet
 from topobus.values.quantity import Quantity

@@ -17,13 +17,12 @@ from msgspec import Struct
 from topobus.engine.drawing.leaves import Leaf, PciNames, leaves_of
 from topobus.engine.drawing.letters import DrawnHolder, DrawnHolders, holders_of
 from topobus.values.device import Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Holders
 from topobus.values.machine import Cpu, Machine, NumaNode
 
 __all__ = ["DrawnCore", "MachineLayout", "NumaPanel", "Place", "RootBranch", "SwitchBranch", "human_bytes", "layout_of"]
-
-_CPU = "cpu"
 
 
 class DrawnCore(Struct, frozen=True, kw_only=True):
@@ -226,7 +225,7 @@ def _sick_cpus(inventories: Iterable[Inventory]) -> frozenset[int]:
     return frozenset(
         device.cpu
         for inventory in inventories
-        if inventory.device_class == _CPU
+        if inventory.device_class == CPU_CLASS
         for device in inventory.devices
         if device.cpu is not None and not device.is_allocatable
     )
@@ -244,7 +243,7 @@ def _summary(machine: Machine, inventories: Sequence[Inventory]) -> str:
         *(
             f"{len(inventory.devices)} {inventory.device_class}"
             for inventory in inventories
-            if inventory.devices and inventory.device_class != _CPU
+            if inventory.devices and inventory.device_class != CPU_CLASS
         ),
     ]
     return ", ".join(part for part in parts if part)

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from topobus.engine.alignment.planning.claims_only import capacity_shortages, shortages
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, with_ledger
+from topobus.engine.alignment.planning.node_view import cpu_name, with_ledger
 from topobus.engine.ledger.holdings import holding_of, without
 from topobus.engine.ledger.transitions import gives_way
 from topobus.formats.messages.messages import AdoptRequest
 from topobus.values.device_sharing import HeldShare
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.ledger import Holding, Ledger
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.shares import shares_held

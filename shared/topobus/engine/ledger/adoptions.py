@@ -13,12 +13,13 @@ from msgspec import Struct, structs
 
 from topobus.engine.alignment.cpus.cpu_topology import CpuTopology
 from topobus.engine.alignment.cpus.exclusive_choice import choose_exclusive_cpus
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_name, cpu_of_name
 from topobus.engine.ledger.adoption_faults import fault_of_adoption, shares_of
 from topobus.engine.ledger.transitions import adopted_by
 from topobus.formats.messages.messages import AdoptRequest
 from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device import Device
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Ledger, OperationRecord
 from topobus.values.outcome import Refusal, refuse

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topobus.engine.alignment.planning.backtracking import GaveUp, Steps
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.placement import plan
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
 from topobus.engine.alignment.planning.resource_pools import class_of_resource
 from topobus.formats.messages.messages import DecisionEvent, GivenHints, HintsEvent
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.outcome import HintList, Placement
 from topobus.values.request import Scope
 from topobus.values.view import NodeView

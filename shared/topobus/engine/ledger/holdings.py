@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 from msgspec import structs
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_name, cpu_of_name
 from topobus.values.device_sharing import HeldShare
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, Holders, Holding, changed_owners
 from topobus.values.outcome import Placement, Refusal, refuse

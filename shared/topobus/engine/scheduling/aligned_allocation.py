@@ -18,7 +18,7 @@ from typing import Any
 from topobus.engine.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.engine.alignment.planning.locality_domains import Domain, tiers
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name, without_owners
+from topobus.engine.alignment.planning.node_view import cpu_of_name, without_owners
 from topobus.engine.alignment.planning.placement import place, plan
 from topobus.engine.allocation.matched_values import with_matches
 from topobus.engine.allocation.miss_reasons import summarize
@@ -47,7 +47,7 @@ from topobus.formats.kubernetes.resource import (
     Configuration,
     DeviceClassSpec,
 )
-from topobus.values.dra_names import DRIVER, class_of_device, class_of_group, node_of_pool
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, class_of_group, node_of_pool
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason, Refusal
 from topobus.values.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy

@@ -22,7 +22,7 @@ from topobus.engine.alignment.devices.proximity import site_of
 from topobus.engine.alignment.planning.demands import ContainerDemand
 from topobus.engine.alignment.planning.locality_domains import Domain, tiers
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.engine.allocation.pools import Candidate, gather_pools
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, AllocationInput, DeviceId
@@ -31,7 +31,7 @@ from topobus.engine.shapes.in_slices import parts_of
 from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.formats.kubernetes.resource import AllocationResult
 from topobus.values.device import Device
-from topobus.values.dra_names import class_of_device, is_of_node, node_of_pool
+from topobus.values.dra_names import CPU_CLASS, class_of_device, is_of_node, node_of_pool
 from topobus.values.idset import NodeSet
 from topobus.values.request import ContainerKind, Locality, LocalityLevel
 from topobus.values.view import NodeView

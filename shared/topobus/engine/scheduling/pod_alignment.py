@@ -13,13 +13,13 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import structs
 
 from topobus.engine.alignment.planning.claim_alignment import with_claim_held
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.engine.alignment.planning.placement import place, plan
 from topobus.engine.alignment.planning.resource_pools import offered_part
 from topobus.engine.allocation.miss_reasons import summarize
 from topobus.engine.claims.objects import Pod
 from topobus.formats.kubernetes.resource import AllocationResult
-from topobus.values.dra_names import class_of_device, node_of_pool
+from topobus.values.dra_names import CPU_CLASS, class_of_device, node_of_pool
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Placement, Refusal
 from topobus.values.request import ClaimUse, PodRequest, Scope

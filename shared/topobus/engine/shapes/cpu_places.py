@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.values.cpu_groups import GROUP_CAPACITY, is_cpu_group
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Holders
 from topobus.values.own_shapes import OwnShape

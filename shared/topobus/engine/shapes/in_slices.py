@@ -13,14 +13,13 @@ from types import MappingProxyType
 
 from msgspec import Struct, structs
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes.shapes import Shapes, is_shape
 from topobus.formats.kubernetes.limit_rules import MAX_CONSUMED_SETS
 from topobus.formats.kubernetes.pool_slices import newest_of_pool
 from topobus.formats.kubernetes.resource import Counter, CounterConsumption, CounterSet, SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import HEALTH_REASON, HEALTH_TAINT, consumption, shared_counters, slice_device
 from topobus.values.counters import CounterSet as CountedSet
-from topobus.values.dra_names import DRIVER, class_of_device
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device
 from topobus.values.idset import CpuSet
 from topobus.values.quantity import Quantity
 

@@ -16,14 +16,13 @@ from itertools import groupby
 
 from msgspec import Struct, structs
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes.cpu_places import counted_groups, cpus_near, offered_cpus, places_of, why_uncounted
 from topobus.engine.shapes.levels import PAIR, Region, regions
 from topobus.formats.kubernetes.limit_rules import MAX_CONSUMED_SETS, MAX_COUNTERS
 from topobus.values.counters import CounterSet, CounterUse
 from topobus.values.cpu_groups import GROUP_CAPACITY
 from topobus.values.device import AttributeValue, Device, DeviceRole, Inventory
-from topobus.values.dra_names import class_of_device
+from topobus.values.dra_names import CPU_CLASS, class_of_device
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.names import is_dns_label
 from topobus.values.own_shapes import OwnShape

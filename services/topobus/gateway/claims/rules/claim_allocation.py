@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.formats.first_read import ready
 from topobus.formats.kubernetes.opaque_parameters import is_for_class
@@ -26,7 +25,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.claims.rules.claim_pods import pod_claim_name, pods_of, users_of
 from topobus.values.cpu_groups import GROUP_CAPACITY
 from topobus.values.device_sharing import HeldShare
-from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool_of_class
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet
 from topobus.values.names import ClaimUid, is_dns_label

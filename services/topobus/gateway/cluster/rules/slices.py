@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.health.silence import SERVICE_SILENT
 from topobus.formats.kubernetes.pool_slices import COUNTERS_INDEX, name_prefix, newest_of_pool, pool_slices
 from topobus.formats.kubernetes.resource import (
@@ -38,7 +37,7 @@ from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.cluster.rules.pod_shares import amounts_of_pods, beside_pods
 from topobus.gateway.device_plugins.rules.replicas import ShareHolders
 from topobus.values.device import Inventory
-from topobus.values.dra_names import DRIVER, class_of_device, node_of_pool, pool_of_class
+from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, node_of_pool, pool_of_class
 from topobus.values.errors import ContractError
 from topobus.values.health import HealthState
 from topobus.values.partitions import Partitions

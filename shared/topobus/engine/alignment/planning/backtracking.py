@@ -38,9 +38,9 @@ from topobus.engine.alignment.planning.greedy import (
 )
 from topobus.engine.alignment.planning.locality_domains import Domain
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
 from topobus.engine.alignment.planning.unit_sharing import Demand, compositions, share
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.errors import InvariantError
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.outcome import ContainerPlacement, Fact, Placement, Reason

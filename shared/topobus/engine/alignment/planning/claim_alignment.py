@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, without_owners
+from topobus.engine.alignment.planning.node_view import cpu_name, without_owners
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import ContainerPlacement, Placement
 from topobus.values.request import ClaimUse, ContainerRequest, DeviceRequest, PodRequest, Scope

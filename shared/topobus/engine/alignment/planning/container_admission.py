@@ -14,9 +14,9 @@ from topobus.engine.alignment.merge.dispatch import Merged, merge_hints
 from topobus.engine.alignment.planning.demand_faults import demand_faults
 from topobus.engine.alignment.planning.demands import ContainerDemand
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
 from topobus.engine.alignment.planning.resource_hints import ContainerAllocation, ResourceHints
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet
 from topobus.values.node_text import on_nodes

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 
 from topobus.engine.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name
+from topobus.engine.alignment.planning.node_view import cpu_name
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.names import meant_name
 from topobus.values.node_text import counted, first_of
 from topobus.values.outcome import Reason

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, MEMORY, cpu_of_name
+from topobus.engine.alignment.planning.node_view import MEMORY, cpu_of_name
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.request import ContainerKind, ContainerRequest, DeviceRequest, PodRequest

@@ -16,8 +16,8 @@ from topobus.engine.alignment.planning.container_admission import align, fill
 from topobus.engine.alignment.planning.demands import ContainerDemand, pod_total
 from topobus.engine.alignment.planning.locality_domains import Domain, tiers
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS
 from topobus.engine.alignment.planning.refusal_reasons import Conflict
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.outcome import ContainerPlacement, Fact, Placement, Reason
 from topobus.values.request import Locality, Policy
 

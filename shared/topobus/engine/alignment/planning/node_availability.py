@@ -21,8 +21,9 @@ from topobus.engine.alignment.devices.proximity import Site, site_of, socket_of_
 from topobus.engine.alignment.memory.memory_allocation import AvailableMemory
 from topobus.engine.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.engine.alignment.planning.locality_domains import LocalityTopology
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, MEMORY
+from topobus.engine.alignment.planning.node_view import MEMORY
 from topobus.engine.alignment.planning.resource_hints import ContainerAllocation, ResourceHints
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.outcome import Reason

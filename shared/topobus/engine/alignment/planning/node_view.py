@@ -13,6 +13,7 @@ from msgspec import structs
 from topobus.engine.health.silence import unheard
 from topobus.values.cpu_groups import is_cpu_group
 from topobus.values.device import Device, Inventory
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.health import HealthState
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Ledger
@@ -22,7 +23,6 @@ from topobus.values.shares import shares_held
 from topobus.values.view import AlignmentOptions, CoreView, NodeAlignment, NodeView, NumaMemory
 
 __all__ = [
-    "CPU_CLASS",
     "MEMORY",
     "aligned_view",
     "cores_of",
@@ -33,9 +33,6 @@ __all__ = [
     "with_ledger",
     "without_owners",
 ]
-
-CPU_CLASS = "cpu"
-"""The class whose devices are logical CPUs."""
 
 MEMORY = "memory"
 """The kind of ordinary memory; huge pages are `hugepages-<size>`."""

@@ -23,7 +23,7 @@ from topobus.engine.alignment.planning.claims_only import by_count, explain_clai
 from topobus.engine.alignment.planning.demands import read_demands
 from topobus.engine.alignment.planning.greedy import PlacementTask, place_greedily
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.engine.alignment.planning.node_view import cpu_name, cpu_of_name
 from topobus.engine.alignment.planning.refusal_reasons import Conflict, explain_conflict
 from topobus.engine.alignment.planning.resource_pools import (
     has_pools,
@@ -32,6 +32,7 @@ from topobus.engine.alignment.planning.resource_pools import (
     request_by_resource,
     view_by_resource,
 )
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.idset import CpuSet
 from topobus.values.outcome import Placement, Reason, Refusal, refuse
 from topobus.values.request import OwnerKind, PodRequest, Policy, Scope

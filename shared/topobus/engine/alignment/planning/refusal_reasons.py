@@ -15,9 +15,10 @@ from msgspec import Struct, structs
 from topobus.engine.alignment.merge.dispatch import Merged, merge_hints
 from topobus.engine.alignment.planning.demands import ContainerDemand
 from topobus.engine.alignment.planning.node_availability import NodeAvailability
-from topobus.engine.alignment.planning.node_view import CPU_CLASS, MEMORY, without_owners
+from topobus.engine.alignment.planning.node_view import MEMORY, without_owners
 from topobus.engine.alignment.planning.resource_hints import ResourceHints
 from topobus.values.device import Device
+from topobus.values.dra_names import CPU_CLASS
 from topobus.values.health import HEALTHY, HealthState, RecoveryAction
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.node_text import first_of, on_nodes
