@@ -77,7 +77,7 @@ class _Node:
         groups = [slice_device(each) for each in self.cpus.devices]
         parts = [slice_device(each) for each in self.gpus.devices]
         left = cpus_left(self.shapes.groups, self.ledger)
-        listed, counters = with_shapes(slice_shapes(self.shapes), parts, groups=groups, left=left)
+        listed, counters = with_shapes(slice_shapes(self.shapes), parts, cpus=groups, left=left)
         amounts = {
             (each.name, name): Quantity.parse(counter.value).nano
             for each in counters

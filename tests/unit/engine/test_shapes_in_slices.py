@@ -239,7 +239,7 @@ def listed_with_cpus(shapes: SliceShapes, groups: Sequence[Device] | None, **lef
     """The devices of the pool with these shapes, by name without digest."""
     devices = [slice_device(each) for each in server(nodes=2, switches=1, gpus=1, nics=1)]
     shown = None if groups is None else [slice_device(each) for each in groups]
-    of_pool, _ = with_shapes(shapes, devices, groups=shown, left={f"cpu-{name}": n for name, n in left.items()})
+    of_pool, _ = with_shapes(shapes, devices, cpus=shown, left={f"cpu-{name}": n for name, n in left.items()})
     return {plain(each.name): each for each in of_pool}
 
 
@@ -303,7 +303,7 @@ def test_published_shapes_with_cpus_keep_their_state() -> None:
     """The state of the CPUs may not be known when they are read back."""
     groups = [cpu_group(0), structs.replace(cpu_group(1), **SICK)]
     devices = [slice_device(each) for each in server(nodes=2, switches=1, gpus=1, nics=1)]
-    pool = with_shapes(with_cpus(*groups), devices, groups=[slice_device(each) for each in groups])
+    pool = with_shapes(with_cpus(*groups), devices, cpus=[slice_device(each) for each in groups])
 
     read_back = published_shapes(pool_slices(NODE, *pool).values())
 

@@ -125,10 +125,8 @@ def _published_slices(
     devices, refused = publishable(map(_timeless, map(slice_device, ordered)))
     counter_sets = shared_counters(counted for own in kept for counted in own.counter_sets)
     if pool == node_of_pool(pool):
-        groups = [
-            _timeless(slice_device(cpu)) for of_cpus in cpus for cpu in of_cpus.devices if cpu.name in shapes.groups
-        ]
-        devices, counter_sets = in_slices.with_shapes(shapes, devices, counter_sets, groups=groups)
+        with_state = [_timeless(slice_device(cpu)) for of_cpus in cpus for cpu in of_cpus.devices]
+        devices, counter_sets = in_slices.with_shapes(shapes, devices, counter_sets, cpus=with_state)
     else:
         devices = in_slices.without_groups(devices, shapes.groups)
     return pool_slices(pool, devices, counter_sets), left_out | refused

@@ -82,8 +82,7 @@ def slices_of_pool(
         counter_set for of_class in classes for counter_set in of_class.counter_sets
     ]
     if pool == node_of_pool(pool):
-        groups = [device for device in cpus if device.name in shapes.groups]
-        devices, counter_sets = with_shapes(shapes, devices, counter_sets, groups=groups, left=left)
+        devices, counter_sets = with_shapes(shapes, devices, counter_sets, cpus=cpus, left=left)
     else:
         devices = without_groups(devices, shapes.groups)
     specs = pool_slices(

@@ -277,8 +277,8 @@ class SlicePublisher:
             devices, counter_sets = (*devices, *shown), (*counter_sets, *counted)
         if pool == self._state.node:
             shapes = self._shapes(offered, specs) if self._publishes_shapes() else SliceShapes()
-            groups, left = self._groups(shapes, present), self._state.cpus_left()
-            devices, counter_sets = with_shapes(shapes, devices, counter_sets, groups=groups, left=left)
+            cpus, left = self._counted_cpus(shapes, present), self._state.cpus_left()
+            devices, counter_sets = with_shapes(shapes, devices, counter_sets, cpus=cpus, left=left)
         elif self._publishes_shapes():
             devices = without_groups(devices, self._state.shapes().groups)
         state = (node_uid, devices, counter_sets, present, frozenset(self._dropped))
@@ -304,12 +304,12 @@ class SlicePublisher:
         """
         return self._settings.shapes and keeps_counters(self._dropped)
 
-    def _groups(self, shapes: SliceShapes, present: Sequence[ApiObject]) -> Sequence[SliceDevice] | None:
-        """Return the groups of CPUs that shapes count. None: they are not known now."""
+    def _counted_cpus(self, shapes: SliceShapes, present: Sequence[ApiObject]) -> Sequence[SliceDevice] | None:
+        """Return the CPUs, where shapes count some. None: they are not known now."""
+        if not shapes.groups:
+            return ()
         inventory = self._state.inventories().get(CPU_CLASS)
-        if inventory is None or not shapes.groups:
-            return None if shapes.groups else ()
-        return [device for device in self._devices(CPU_CLASS, inventory, present)[0] if device.name in shapes.groups]
+        return self._devices(CPU_CLASS, inventory, present)[0] if inventory is not None else None
 
     def _shapes(self, offered: Sequence[str], specs: Sequence[SliceSpec]) -> SliceShapes:
         """Return the shapes of the node."""

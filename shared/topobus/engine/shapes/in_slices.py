@@ -102,18 +102,19 @@ def with_shapes(
     devices: Sequence[SliceDevice],
     counter_sets: Sequence[CounterSet] = (),
     *,
-    groups: Sequence[SliceDevice] | None = None,
+    cpus: Sequence[SliceDevice] | None = None,
     left: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[tuple[SliceDevice, ...], tuple[CounterSet, ...]]:
     """Add shapes to the other devices of a pool.
 
-    Shapes: devices, counter_sets — those of all classes; groups — of CPUs, with their state (None: they are
-            not known now, and shapes with CPUs keep the state that they have); left — group to how many
-            CPUs claims have or can have, where that is not all; result — the same, with shapes last.
+    Shapes: devices, counter_sets — those of all classes; cpus — the devices of class `cpu`, with their state
+            (None: they are not known now, and shapes with CPUs keep the state that they have); left — group
+            to how many CPUs claims have or can have, where that is not all; result — the same, with shapes
+            last.
     """
     if not shapes.devices:
         return tuple(devices), tuple(counter_sets)
-    by_name = {device.name: device for device in (*devices, *(groups or ()))}
+    by_name = {device.name: device for device in (*devices, *(cpus or ()))}
     counting = [
         structs.replace(device, consumes_counters=(*device.consumes_counters, shapes.uses[device.name]))
         if device.name in shapes.uses
@@ -123,7 +124,7 @@ def with_shapes(
     listed = [
         _with_state(shape, [by_name[part] for part in parts])
         for shape in shapes.devices
-        if by_name.keys() >= set(parts := parts_of(shape) if groups is None else _counters_of(shape))
+        if by_name.keys() >= set(parts := parts_of(shape) if cpus is None else _counters_of(shape))
     ]
     return (*counting, *listed), (*counter_sets, *(_with_left(each, left) for each in shapes.counter_sets))
 
