@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.device_bench import LIMIT_S, NODE, OWNER, POLL_S, TIMEOUT_S, DeviceBench, has_state, states
+from support.looks import until
 from topobus.bus.bus import Bus
 from topobus.devicekit.host import host, publishing
 from topobus.devicekit.journal.journal import Journal
@@ -124,6 +125,30 @@ async def test_service_is_not_ready_when_the_machine_is_missing(bench: DeviceBen
     assert answer.hints is None
     assert published_early is None
     assert readiness.report() == {"inventory": "ready", "machine": "ready"}
+
+
+async def test_device_is_prepared_when_its_inventory_was_read_before_the_write_was_confirmed(
+    bench: DeviceBench, gpus: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that has the inventory asks for a device at once: the service knows what it offers."""
+    answers: list[object] = []
+    put = Bus.put
+
+    async def unconfirmed(self: Bus, keyed: Any, value: Any, **parts: str) -> int:
+        revision = await put(self, keyed, value, **parts)
+        if keyed is INVENTORY and not answers:
+            request = PrepareRequest(op_id="op-1", owner=OWNER, devices=gpus)
+            answers.append((await bench.bus.ask(PREPARE, request, node=NODE, device_class="gpu")).result)
+        return revision
+
+    monkeypatch.setattr(Bus, "put", unconfirmed)
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        await bench.inventory(lambda inventory: len(inventory.devices) == 2)
+        await until(lambda: bool(answers))
+
+    assert [type(answer) for answer in answers] == [Prepared], answers
 
 
 async def test_inventory_is_empty_and_says_who_looked_when_there_is_no_hardware(bench: DeviceBench) -> None:
