@@ -8,6 +8,7 @@ with spares, because a device that an owner has is none.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from topobus.bus.bus import Bus
@@ -47,16 +48,18 @@ class DeviceHolders:
         self._note(entry.value if entry is not None else None)
         return True
 
-    async def follow(self, on_change: Callable[[], None]) -> None:
+    async def follow(self, on_change: Callable[[], None], *, pause_s: float) -> None:
         """Follow the ledger until cancelled. While it cannot be read, the earlier holders stay.
 
-        Shapes: on_change — called after each change, and when it is certain that there is no ledger.
+        Shapes: on_change — called after each change, and when it is certain that there is no ledger;
+                pause_s — after each change: of those that come in it only the newest is read.
         """
         async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
             is_missing = change.kind is ChangeKind.SNAPSHOT_END and self._owners is None
             if is_missing or change.kind in (ChangeKind.PUT, ChangeKind.DELETE):
                 self._note(change.value)
                 on_change()
+                await asyncio.sleep(pause_s)
 
     def _note(self, ledger: Holders | None) -> None:
         self.ledger = ledger

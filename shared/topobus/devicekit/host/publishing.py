@@ -45,6 +45,9 @@ from topobus.values.timestamps import rfc3339
 __all__ = ["DevicePublisher", "DriverViews"]
 # So many health events are on their way at a time.
 _PARALLEL_EVENTS = 64
+# Seconds between two looks at the ledger that `/metrics` takes its holders from: they are right within
+# a second of a hand-over, and a burst of pods costs one read.
+_LABELS_S = 0.25
 # Seconds that an answer waits until its effect is visible: a fifth of the time that the gateway
 # gives it.
 _PUBLISH_S = 2.0
@@ -169,7 +172,7 @@ class DevicePublisher:
         """Follow the ledger until cancelled, with a step after each change where there are spares: one
         that an owner has is replaced.
         """
-        await self._holders.follow(self._note_ledger)
+        await self._holders.follow(self._note_ledger, pause_s=0.0 if self._settings.spares.count else _LABELS_S)
 
     @property
     def ledger(self) -> Holders | None:
