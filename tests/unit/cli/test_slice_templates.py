@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from topobus.cli.application import run
+from topobus.cli.exits import ExitCode
 from topobus.cli.rules.checkup import Level, check_template
 from topobus.cli.rules.slice_templates import devices_of_type, template_differences
 from topobus.cli.simulation.node import open_machine
@@ -60,3 +62,9 @@ def test_what_each_card_has_of_its_own_is_no_difference() -> None:
     present = inventory(structs.replace(GPU, uuid="GPU-2", attributes={"mac": "02:00:00:00:00:01"}))
 
     assert template_differences(devices_of_type(inventory(GPU)), devices_of_type(present)) == []
+
+
+def test_doctor_refuses_cpus_of_no_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any server is asked."""
+    assert run(["doctor", "--cpus", '{"groups": "numa"}']) == ExitCode.USAGE
+    assert "--cpus is given without --machine" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from topobus.bus.bus import Bus, Entry, NobodyThere
 from topobus.bus.login.certificate_facts import day
-from topobus.cli.exits import ExitCode
+from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.listing.fleet_inventories import list_inventories
 from topobus.cli.listing.responding_services import side_by_side, sign_of_life, silence_text
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, NamesSystem, NodeFilter, one_of, open_bus, system_text
@@ -48,6 +48,7 @@ from topobus.cli.rules.checkup import (
     grouped,
 )
 from topobus.cli.rules.slice_templates import devices_of_type, template_differences
+from topobus.cli.simulation.cpus_offered import CpusOffered, read_cpus
 from topobus.cli.simulation.node import open_machine
 from topobus.cli.targets import is_local
 from topobus.devicekit.registry import unserved_drivers
@@ -99,6 +100,7 @@ async def doctor(
             help="A recorded machine: names how the nodes differ from what `topobus slices --machine` foretold of it.",
         ),
     ] = None,
+    cpus: CpusOffered = "",
     problems: Annotated[bool, Parameter(help="Only what warns or fails.")] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
@@ -109,8 +111,10 @@ async def doctor(
     output = options.output()
     nodes: list[str] = []
     foretold: _Template | None = None
+    if cpus and machine is None:
+        raise UsageError("--cpus is given without --machine", next_step="give --machine as well")
     if machine is not None:
-        with open_machine(machine) as opened:
+        with open_machine(machine, read_cpus(cpus)) as opened:
             foretold = devices_of_type(opened.snapshot.inventories)
     findings = await _check_bus(node, options, nodes, foretold)
     counts = {level: sum(finding.level is level for finding in findings) for level in Level}
