@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -36,12 +37,16 @@ def situations(draw: st.DrawFn) -> tuple[list[Any], list[Any], list[str]]:
             if draw(st.booleans()):
                 attributes[ROOT] = draw(st.sampled_from(["r0", "r1", "r2"]))
             taints = [{"key": "k", "effect": "NoSchedule"}] if draw(st.integers(0, 9)) == 0 else []
-            devices.append(device(f"dev-{index}", attributes=attributes, taints=taints))
+            slots = {"slots": {"value": draw(st.integers(1, 2))}}
+            taken = [{"counterSet": "card", "counters": slots}] if draw(st.booleans()) else []
+            devices.append(device(f"dev-{index}", attributes=attributes, taints=taints, consumesCounters=taken))
             names.append(f"{driver}/dev-{index}")
         cut = draw(st.integers(0, count))
+        card = [{"name": "card", "counters": {"slots": {"value": draw(st.integers(1, 5))}}}]
         slices += [
-            slice_of(devices[:cut], driver=driver, name=f"{driver}-0", count=2),
-            slice_of(devices[cut:], driver=driver, name=f"{driver}-1", count=2),
+            slice_of(devices[:cut], driver=driver, name=f"{driver}-0", count=3),
+            slice_of(devices[cut:], driver=driver, name=f"{driver}-1", count=3),
+            slice_of([], driver=driver, name=f"{driver}-2", count=3, sharedCounters=card),
         ]
     claims = []
     for number in range(draw(st.integers(1, 2))):
@@ -126,13 +131,13 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(
 
 
 @settings(deadline=None, max_examples=examples(300))
-@for_all(situations(), st.sampled_from(Mode))
+@for_all(situations(), st.sampled_from(Mode), st.booleans())
 def test_allocate_leaves_out_only_what_must_fail_when_clever(
-    situation: tuple[list[Any], list[Any], list[str]], mode: Mode
+    situation: tuple[list[Any], list[Any], list[str]], mode: Mode, keeps_counters: bool
 ) -> None:
     """The short cuts of the search change how long it takes, never the answer."""
     slices, claims, held = situation
-    allocation_input = given(slices, *claims, held=held, mode=mode)
+    allocation_input = replace(given(slices, *claims, held=held, mode=mode), keeps_counters=keeps_counters)
 
     with patch.object(search, "_HARD_STEPS", 0):
         clever = allocate(allocation_input, COMPILER)

@@ -42,7 +42,7 @@ from support.why_objects import (
 )
 from topobus.values.cluster_answers import Verdict
 
-__all__ = ["CASES", "GENERATED", "JOB", "Case", "first_reasons"]
+__all__ = ["CASES", "GENERATED", "JOB", "KEPT_COUNTERS", "Case", "first_reasons"]
 
 JOB = (NAMESPACE, "job")
 GENERATED = "resource.kubernetes.io/pod-claim-name"
@@ -1084,3 +1084,39 @@ _PODS = (
 
 CASES = (*_NAMES, *_SELECTORS, *_COUNTS, *_CONSTRAINTS, *_DEVICES, *_CLAIMS, *_NODES, *_VOLUMES, *_PODS)
 """By kind of fault."""
+
+
+def _card_of(*devices: Plain) -> tuple[Plain, ...]:
+    """Make a node with one GPU that is cut into these partitions, and the partitions' class."""
+    counters = slice_of(NVIDIA, "gpu-a", name="gpu-a-counters", slices=2, counters=[card()])
+    return (class_of("mig.nvidia.com"), node("gpu-a"), counters, slice_of(NVIDIA, "gpu-a", devices, slices=2))
+
+
+def _below(root: str, device: Plain) -> Plain:
+    return {**device, "attributes": {**device["attributes"], _ROOT: {"string": root}}}
+
+
+_WHOLE, _PART = partitions("7g.80gb", "3g.40gb")
+_FIRST, *_OTHERS = partitions("3g.40gb", "3g.40gb", "3g.40gb")
+_BAD = {"key": "example.com/repair", "value": "fan", "effect": "NoSchedule"}
+
+KEPT_COUNTERS = (
+    Case(
+        "refused-by-a-taint",
+        "no-node-fits",
+        "too-few-devices",
+        "device-toleration",
+        (*_card_of({**_WHOLE, "taints": [_BAD]}, _PART), *_wants(asks("mig.nvidia.com"))),
+    ),
+    Case(
+        "refused-by-a-constraint",
+        "no-node-fits",
+        "too-few-devices",
+        "constraint",
+        (
+            *_card_of(_FIRST, *(_below("pci0000:80", device) for device in _OTHERS)),
+            *_wants(asks("mig.nvidia.com", 2), constraints=({"matchAttribute": _ROOT},)),
+        ),
+    ),
+)
+"""The first device is refused, and others fit. Before 1.36.3 kube-scheduler counts the refused one as taken."""

@@ -18,7 +18,7 @@ from support.why_objects import NAMESPACE, Plain, asks, claim, class_of, node, p
 from topobus.controller.snapshots.listing import open_client, take_snapshot
 from topobus.controller.snapshots.rules.cluster_view import ClusterView
 from topobus.controller.snapshots.rules.explain import explain_pod
-from topobus.controller.snapshots.rules.snapshot import TAINT_RULES, has_broken_taint_rules
+from topobus.controller.snapshots.rules.snapshot import TAINT_RULES, Server, has_broken_taint_rules, keeps_counters
 from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.kubernetes.merge_patch import merged
 from topobus.kubernetes.answers import NOT_FOUND, Rejected
@@ -110,8 +110,15 @@ class WhyPlane:
 
     async def heeds(self, gate: str) -> bool:
         """Say whether kube-scheduler heeds what a feature gate lets in. It has the API server's gates."""
-        server = (await take_snapshot(self._client, lambda plural, count: None)).server
+        server = await self._server()
         return server.gates[gate] and not (gate == TAINT_RULES and has_broken_taint_rules(server))
+
+    async def keeps_counters(self) -> bool:
+        """Say whether kube-scheduler keeps the counters of devices that it refuses."""
+        return keeps_counters(await self._server())
+
+    async def _server(self) -> Server:
+        return (await take_snapshot(self._client, lambda plural, count: None)).server
 
     # Making a cluster
 

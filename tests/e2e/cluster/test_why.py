@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from support.installation import setting
-from support.why_clusters import CASES, Case, first_reasons
+from support.why_clusters import CASES, KEPT_COUNTERS, Case, first_reasons
 from support.why_plane import Refused, WhyPlane
 from topobus.values.cluster_answers import Verdict
 
@@ -76,6 +76,21 @@ async def test_why_agrees_with_kube_scheduler(plane: WhyPlane, case: Case) -> No
         again = await _explained(plane, case, change=number)
 
         assert again.changes == verdict.changes
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in KEPT_COUNTERS])
+async def test_why_names_counters_that_kube_scheduler_keeps(plane: WhyPlane, case: Case) -> None:
+    """A pod whose devices are there waits, the fault is named, and a change helps; or kube-scheduler is a
+    newer one, and binds it.
+    """
+    if not await plane.keeps_counters():
+        async with plane.made(case):
+            await plane.until_bound()
+        return
+    verdict = await _explained(plane, case, change=0)
+
+    assert (verdict.code, case.reason in first_reasons(verdict)) == (case.code, True), verdict
+    assert "counters-kept" in [reason.code for reason in verdict.remarks]
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in _REFUSED])

@@ -14,7 +14,7 @@ from topobus.controller.dry_run.rules.run import DryRun
 from topobus.controller.dry_run.rules.situation import Situation
 from topobus.controller.snapshots.rules.cluster_view import ClusterView
 from topobus.controller.snapshots.rules.free import add_pod, count_fits, device_states, free_rows
-from topobus.controller.snapshots.rules.snapshot import Snapshot
+from topobus.controller.snapshots.rules.snapshot import Server, Snapshot
 from topobus.engine.allocation.values import Mode
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
@@ -127,7 +127,8 @@ def test_free_is_what_a_claim_would_get(
         # No more than there are counters for.
         places = places[: (size + 1) // 2] if paying else places
         items += [_claim(f"held-{number}", len(places), held=places)] if places else []
-    view = ClusterView(Snapshot(items=tuple(items)))
+    # The release whose search mode `compatible` of the dry run has.
+    view = ClusterView(Snapshot(server=Server(version="v1.36.2"), items=tuple(items)))
 
     states = list(device_states(view, COMPILER))
     fits = count_fits(view, add_pod(view, [_claim("like", count, is_near=is_near)], "default"), COMPILER)

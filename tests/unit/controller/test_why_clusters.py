@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from support.why_clusters import CASES, JOB, Case, first_reasons
+from support.why_clusters import CASES, JOB, KEPT_COUNTERS, Case, first_reasons
 from support.why_edits import applied
 from support.why_objects import Plain
 from topobus.controller.snapshots.rules.cluster_view import ClusterView
@@ -66,6 +66,19 @@ def test_taint_rules_keep_no_pod_away_from_a_kube_scheduler_that_does_not_heed_t
         ("taint-rules-broken", ("repair",))
     ]
     assert not [reason for reason in _explain(case.objects).remarks if "rules" in reason.facts]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in KEPT_COUNTERS])
+@pytest.mark.parametrize(("version", "keeps"), [("v1.35.6", True), ("v1.36.2", True), ("v1.36.3", False)])
+def test_counters_that_kube_scheduler_keeps_are_named_where_it_keeps_them(
+    case: Case, version: str, keeps: bool
+) -> None:
+    """Beside the cause and the changes that help there. A newer one binds the pod."""
+    verdict = _explain(case.objects, Server(version=version, gates=_SERVER.gates))
+
+    kept = [reason.facts["node"] for reason in verdict.remarks if reason.code == "counters-kept"]
+    assert (verdict.code, kept) == ((case.code, ["gpu-a"]) if keeps else ("fits", []))
+    assert {case.change} <= {change.code for change in verdict.changes} or not keeps
 
 
 def test_explaining_a_pod_leaves_the_snapshot_as_it_was() -> None:

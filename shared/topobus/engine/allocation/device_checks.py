@@ -47,6 +47,7 @@ class DeviceChecks:
         self._verdicts: dict[tuple[str, Candidate], bool | SelectorError] = {}
         self._amounts: dict[tuple[PreparedRequest, Candidate], dict[str, Quantity] | None] = {}
         self._is_corrected = given.mode is Mode.CORRECTED
+        self._keeps_counters = given.keeps_counters and not self._is_corrected
         self._has_partitions = Gate.PARTITIONABLE_DEVICES in given.gates
         self._has_taints = Gate.DEVICE_TAINTS in given.gates
         self._has_binding = Gate.BINDING_CONDITIONS in given.gates
@@ -208,7 +209,11 @@ class DeviceChecks:
                 for constraints in self._constraints
                 for constraint in constraints
             )
-            or any(candidate.outlives_undoing for pool in self._pools for candidate in pool.candidates)
+            or any(
+                candidate.has_list or (self._keeps_counters and bool(candidate.device.consumes_counters))
+                for pool in self._pools
+                for candidate in pool.candidates
+            )
         )
 
     def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:
@@ -248,8 +253,8 @@ class DeviceChecks:
         """Take counters and constraints for a selected device that is not in use, so that it can be
         granted, or name the blocker and take nothing.
 
-        kubernetes/kubernetes#140436: upstream keeps the counters of a device that a taint or a
-        constraint then refuses, so mode `compatible` does as well, except for a trial.
+        kubernetes/kubernetes#140436: upstream before 1.36.3 keeps the counters of a device that a
+        taint or a constraint then refuses, so mode `compatible` does as well, except for a trial.
         """
         if candidate.device.consumes_counters and not self._has_partitions:
             return Blocker("counters", f"{Gate.PARTITIONABLE_DEVICES} is off")
@@ -260,7 +265,7 @@ class DeviceChecks:
         if blocker is None and not self.is_large_enough(request, candidate):
             self._remove_constraints(request)
             blocker = Blocker("capacity", self._shortage(request, candidate))
-        if blocker is not None and pays and (self._is_corrected or is_trial):
+        if blocker is not None and pays and (is_trial or not self._keeps_counters):
             self._counters.give_back(candidate)
         return blocker
 
@@ -328,12 +333,12 @@ class DeviceChecks:
     def take_back(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
         """Undo the newest grant.
 
-        kubernetes/kubernetes#134100: upstream does not give back the counters of a device that is
-        shared by capacity.
+        kubernetes/kubernetes#134100: upstream before 1.36.3 does not give back the counters of a device
+        that is shared by capacity.
         """
         self.grants[claim_index].pop()
         (self._sharing if self.is_shared(candidate) else self._held)[candidate.id].pop()
-        if self._pays_counters(request, candidate) and (self._is_corrected or not self.is_shared(candidate)):
+        if self._pays_counters(request, candidate) and not (self._keeps_counters and self.is_shared(candidate)):
             self._counters.give_back(candidate)
         self._remove_constraints(request)
 

@@ -99,13 +99,9 @@ class Candidate:
         return consumption
 
     @cached_property
-    def outlives_undoing(self) -> bool:
-        """Say whether a device that upstream takes back may leave something behind: it takes
-        counters, or an attribute is a list.
-        """
-        return bool(self.device.consumes_counters) or any(
-            attribute.is_list for attribute in self.device.attributes.values()
-        )
+    def has_list(self) -> bool:
+        """Say whether an attribute is a list: a constraint that upstream takes back stays narrowed by it."""
+        return any(attribute.is_list for attribute in self.device.attributes.values())
 
     @cached_property
     def has_policies(self) -> bool:

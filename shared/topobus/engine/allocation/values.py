@@ -156,6 +156,9 @@ class AllocationInput:
     usage: Usage = Usage()
     gates: frozenset[Gate] = ALL_GATES
     mode: Mode = Mode.COMPATIBLE
+    keeps_counters: bool = True
+    """Whether mode `compatible` keeps the counters of refused and undone devices, as upstream does before
+    1.36.3 (kubernetes/kubernetes#140663)."""
 
 
 @dataclass(frozen=True)

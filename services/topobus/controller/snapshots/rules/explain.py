@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from itertools import islice
 
 from topobus.controller.snapshots.rules.changes import find_changes
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, names_of
 from topobus.controller.snapshots.rules.pod_trial import PodTrial, is_global, reasons_of
-from topobus.controller.snapshots.rules.snapshot import has_broken_taint_rules
+from topobus.controller.snapshots.rules.snapshot import has_broken_taint_rules, keeps_counters
 from topobus.engine.allocation.miss_reasons import lacking
 from topobus.engine.allocation.values import Allocated, Outcome
 from topobus.engine.cel.seam import SelectorCompiler
@@ -26,6 +27,8 @@ __all__ = ["explain_claim", "explain_pod"]
 
 # Nodes that a group names; the count tells of all.
 _SHOWN_NODES = 8
+# Nodes, the nearest first, that are searched again as a newer kube-scheduler would.
+_SEARCHED_AGAIN = 24
 _OUR_GATE = "topobus.dev/allocation"
 _IN_USE = ("device-in-use", "device-counters", "device-capacity")
 _COUNTED_CLAIMS = "count/resourceclaims.resource.k8s.io"
@@ -162,8 +165,27 @@ def _tried(view: ClusterView, trial: PodTrial, compiler: SelectorCompiler, *, is
         message=f"{pod.shown} fits on none of {counted(len(view.node_facts), 'node')}: {groups[0].message}",
         groups=groups,
         changes=helping((), groups),
-        remarks=remarks,
+        remarks=remarks if is_brief else (*_kept_counters(view, trial, groups), *remarks),
     )
+
+
+def _kept_counters(view: ClusterView, trial: PodTrial, groups: Sequence[NodeGroup]) -> Iterator[Reason]:
+    """Name a node that would take the pod if kube-scheduler gave back the counters of devices that a
+    taint or a constraint refuses.
+    """
+    if not keeps_counters(view.server):
+        return
+    nodes = (node for group in groups if _is_of_devices(group.reasons) for node in group.nodes)
+    for node in islice(nodes, _SEARCHED_AGAIN):
+        if isinstance(trial.search(node, is_brief=True, is_newer=True), Allocated):
+            yield Reason(
+                code="counters-kept",
+                message=f"node {node} has the devices, and kube-scheduler of {view.server.version} does not find them: "
+                "it counts what a taint or a constraint has refused as taken. Update Kubernetes to 1.36.3, ask for one "
+                "device of that size, or let a selector name the place in place of the constraint",
+                facts={"node": node, "server": view.server.version},
+            )
+            return
 
 
 def _invalid(trial: PodTrial, reason: Reason, changes: tuple[Change, ...], remarks: tuple[Reason, ...]) -> Verdict:

@@ -13,6 +13,7 @@ from functools import cached_property
 import msgspec
 
 from topobus.controller.snapshots.rules.cluster_view import ClusterView, Key, Place, Plain
+from topobus.controller.snapshots.rules.snapshot import keeps_counters
 from topobus.controller.snapshots.rules.volume_index import VOLUME_KINDS
 from topobus.engine.allocation.search import allocate
 from topobus.engine.allocation.values import Allocated, Fault, GaveUp, Mode, NoFit, Outcome
@@ -94,8 +95,11 @@ class PodTrial:
             yield from self._volumes.reasons(at.node)
         yield from (each for each in rules if each.code != "host-port-taken")
 
-    def search(self, node: str, *, is_brief: bool = False) -> Outcome:
-        """Find devices for the pod's claims on a node, or why there are none."""
+    def search(self, node: str, *, is_brief: bool = False, is_newer: bool = False) -> Outcome:
+        """Find devices for the pod's claims on a node, or why there are none.
+
+        Shapes: is_newer — as a kube-scheduler does that gives the counters of refused devices back.
+        """
         plan = self.plan
         if isinstance(plan, PodPlan):
             missed = static_miss(plan, self.view.describe(node), refused=None)
@@ -103,7 +107,10 @@ class PodTrial:
                 return missed.outcome
         if not self.wanted(node):
             return Allocated((), 0)
-        given = self.view.input_for(node, self.wanted(node), mode=Mode.COMPATIBLE)
+        given = replace(
+            self.view.input_for(node, self.wanted(node), mode=Mode.COMPATIBLE),
+            keeps_counters=keeps_counters(self.view.server) and not is_newer,
+        )
         return allocate(given, self._compiler, step_budget=_STEPS, is_brief=is_brief)
 
     def fits(self, node: str) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "has_ended",
     "importance",
     "is_waiting",
+    "keeps_counters",
     "names_volumes",
     "node_of",
     "reduced",
@@ -40,6 +41,8 @@ TAINT_RULES = "DRADeviceTaintRules"
 # kube-scheduler takes DeviceTaintRules for v1alpha3 there and gets v1beta2.
 # Source: kubernetes/kubernetes#139681, in 1.36.3.
 _BROKEN_TAINT_RULES = re.compile(r"v1\.36\.[0-2](?!\d)")
+# Source: kubernetes/kubernetes#140663, in 1.36.3; the allocators of 1.34.9, 1.35.6 and 1.36.2 do it.
+_KEPT_COUNTERS = re.compile(r"v1\.(3[0-5]\.|36\.[0-2](?!\d))")
 
 # What a container says of devices and of its place. Images, commands, variables and mounts stay out.
 _CONTAINER = ("name", "resources", "restartPolicy", "ports")
@@ -126,6 +129,16 @@ def has_broken_taint_rules(server: Server) -> bool:
     (True, False)
     """
     return server.gates.get(TAINT_RULES, True) and _BROKEN_TAINT_RULES.match(server.version) is not None
+
+
+def keeps_counters(server: Server) -> bool:
+    """Say whether kube-scheduler is of a release that keeps the counters of a device which a taint or a
+    constraint has refused, while it searches on.
+
+    >>> keeps_counters(Server(version="v1.36.2+k3s1")), keeps_counters(Server(version="v1.36.3"))
+    (True, False)
+    """
+    return _KEPT_COUNTERS.match(server.version) is not None
 
 
 def gates_on(gates: Mapping[str, bool]) -> frozenset[Gate]:
