@@ -51,34 +51,61 @@ def topobus(bench: dict[str, Interface], tmp_path_factory: pytest.TempPathFactor
     """Topobus on this node, its gateway with the deployed rights."""
     admin, kubelet = Path(os.environ["KUBECONFIG"]), Path(os.environ["TOPOBUS_KUBELET_DIR"])
     node = asyncio.run(Cluster.find_node(admin, os.environ.get("TOPOBUS_CLUSTER_NODE", "")))
-    kubeconfig = asyncio.run(_account(admin, node, tmp_path_factory.mktemp("account") / "kubeconfig"))
     settings = {
         "TOPOBUS_GATEWAY__METADATA__VERSIONS": json.dumps(["v1alpha1"]),
         "TOPOBUS_GATEWAY__RUNTIME__SOCKET": setting("NRI"),
         "TOPOBUS_NIC__INTERFACES__OFFER": json.dumps([{"name": f"tbh{number}"} for number in range(len(bench))]),
     }
-    installation = HandsInstallation(node, kubelet, kubeconfig, settings=settings)
+    asyncio.run(_make_namespace(admin))
     try:
-        asyncio.run(installation.install())
-        yield installation
+        kubeconfig = asyncio.run(_account(admin, node, tmp_path_factory.mktemp("account") / "kubeconfig"))
+        installation = HandsInstallation(node, kubelet, kubeconfig, settings=settings)
+        try:
+            asyncio.run(installation.install())
+            yield installation
+        finally:
+            installation.close()
     finally:
-        installation.close()
+        asyncio.run(_remove_account(admin))
+
+
+def _client(admin: Path) -> AsyncClient:
+    return AsyncClient(KubeConfig.from_file(admin), trust_env=False, field_manager="topobus-e2e")
+
+
+def _account_objects() -> list[Any]:
+    """What the manifests make beside the gateway itself."""
+    manifests = yaml.safe_load_all(_MANIFEST.read_text(encoding="utf-8"))
+    return [codecs.from_dict(manifest) for manifest in manifests if manifest["kind"] != "DaemonSet"]
+
+
+async def _make_namespace(admin: Path) -> None:
+    """Errors: raises ApiError where there is one of the name: Topobus is in use there."""
+    async with _client(admin) as client:
+        await client.create(Namespace.from_dict({"metadata": {"name": _NAMESPACE}}))
+
+
+async def _remove_account(admin: Path) -> None:
+    """Remove the namespace and the gateway's rights."""
+    async with _client(admin) as client:
+        for made in _account_objects():
+            with suppress(ApiError):
+                await client.delete(type(made), made.metadata.name, namespace=made.metadata.namespace)
+        await client.delete(Namespace, _NAMESPACE)
+
+        async def names() -> list[str]:
+            return [namespace.metadata.name async for namespace in client.list(Namespace)]
+
+        await until("the namespace is gone", names, lambda present: _NAMESPACE not in present)
 
 
 async def _account(admin: Path, node: str, kubeconfig: Path) -> Path:
     """Give the gateway's account its deployed rights, and write a kubeconfig with a token of it
     that names this node.
     """
-    manifests = yaml.safe_load_all(await asyncio.to_thread(_MANIFEST.read_text, encoding="utf-8"))
-    async with AsyncClient(KubeConfig.from_file(admin), trust_env=False, field_manager="topobus-e2e") as client:
-        await client.apply(
-            Namespace.from_dict({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}})
-        )
-        for manifest in manifests:
-            if manifest["kind"] != "DaemonSet":
-                await client.apply(codecs.from_dict(manifest), force=True)
-        with suppress(ApiError):
-            await client.delete(Pod, _ANCHOR, namespace=_NAMESPACE, grace_period=0)
+    async with _client(admin) as client:
+        for wanted in _account_objects():
+            await client.apply(wanted, force=True)
         container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "999999"]}
         spec = {
             "nodeName": node,
