@@ -26,8 +26,9 @@ import msgspec
 from msgspec import Struct
 
 from topobus.cli.exits import NotFoundError, UsageError
-from topobus.local_system.processes import is_process, process_start
 from topobus.process.own_folder import objection_to_folder
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import Tree
 from topobus.values.errors import ConfigError
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "check_name",
     "is_loopback",
     "name_of_folder",
+    "process_start",
 ]
 
 DEFAULT_PORT = 4222
@@ -86,7 +88,7 @@ class Context(Struct, frozen=True, kw_only=True):
         """Say whether its `topobus up` runs."""
         if not self.state_dir:
             return ContextState.ADDED
-        is_running = is_process(self.pid, self.started)
+        is_running = _is_process(self.pid, self.started)
         return ContextState.RUNNING if is_running else ContextState.STOPPED
 
 
@@ -336,3 +338,22 @@ def announced_context(folder: ContextFolder, context: Context, *, is_kept: bool)
                     folder.put(msgspec.structs.replace(context, pid=0, started=""))
                 else:
                     folder.remove(context.name)
+
+
+def _is_process(pid: int, started: str) -> bool:
+    """Return whether the process of a note still runs."""
+    return pid != 0 and started != "" and started == process_start(pid)
+
+
+def process_start(pid: int) -> str:
+    """Return when a process began, in clock ticks since the boot, and which boot.
+
+    Empty when there is none. A process id is reused after a while, but this time only recurs after
+    the next boot. Source: proc_pid_stat(5), field 22.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # The name, in parentheses, may hold anything.
+    return f"{text.rpartition(')')[2].split()[19]}@{read_boot_id(Tree())}"

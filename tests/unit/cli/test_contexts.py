@@ -13,10 +13,9 @@ import msgspec
 import pytest
 
 from topobus.cli.application import run
-from topobus.cli.contexts import Context, ContextFolder, ContextState, announced_context, name_of_folder
+from topobus.cli.contexts import Context, ContextFolder, ContextState, announced_context, name_of_folder, process_start
 from topobus.cli.exits import UsageError
 from topobus.cli.targets import choose_target
-from topobus.local_system.processes import process_start
 from topobus.values.errors import ConfigError, PeerUnavailable
 
 _ADDED = Context(name="prod", nats="nats://10.1.2.3:4222", user="cli", password_file="/secrets/cli")

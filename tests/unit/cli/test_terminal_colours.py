@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from topobus.cli.demo.kubelet import coloured
 from topobus.cli.render.answers import hint_table
 from topobus.cli.render.machine_drawing import draw_machine
 from topobus.cli.render.output import THEME
 from topobus.cli.render.program_status import ProgramState, ProgramStatus, status_table
-from topobus.cli.render.syntax_colours import coloured
 from topobus.engine.drawing.letters import holders_of
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet

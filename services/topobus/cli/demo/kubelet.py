@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pygments.token import Comment, Keyword, Literal, Name, Token  # type: ignore[import-untyped]  # its stubs are not among our dependencies
 from rich import box
 from rich.columns import Columns
 from rich.panel import Panel
+from rich.style import Style
+from rich.syntax import ANSISyntaxTheme, Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +24,6 @@ from topobus.cli.objects.applying import apply_object, delete_object, is_allocat
 from topobus.cli.objects.manifests import read_objects, read_pod
 from topobus.cli.render.answers import with_parts
 from topobus.cli.render.grids import facts_grid
-from topobus.cli.render.syntax_colours import coloured
 from topobus.engine.claims.extended_resources import extended_claim_name
 from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.kubernetes.objects import metadata_of, object_parts
@@ -39,7 +41,7 @@ from topobus.simulation.kubelet.simulator import (
 from topobus.values.edits import ContainerEdits
 from topobus.values.request import OwnerKind, PodRequest
 
-__all__ = ["show_claim", "show_kubelet", "show_pair"]
+__all__ = ["coloured", "show_claim", "show_kubelet", "show_pair"]
 
 CLASSES = "claims/classes.yaml"
 CLAIM = "claims/gpu-nic-pair.yaml"
@@ -325,3 +327,20 @@ def _results_table(results: list[dict[str, str]]) -> Table:
     for result in results:
         table.add_row(result["request"], result["driver"], result["pool"], Text(result["device"], "name"))
     return table
+
+
+_THEME = ANSISyntaxTheme(
+    {
+        Token: Style(),
+        Comment: Style(dim=True),
+        Keyword: Style(color="blue"),
+        Name.Tag: Style(color="cyan"),
+        Literal.String: Style(color="green"),
+        Literal.Number: Style(color="magenta"),
+    }
+)
+
+
+def coloured(text: str, language: str) -> Syntax:
+    """Colour a text of a language that pygments knows."""
+    return Syntax(text, language, theme=_THEME, background_color="default", word_wrap=True)

@@ -6,8 +6,9 @@ complexes, switches and devices, and their holders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import zip_longest
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, zip_longest
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,7 +16,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.render.core_bars import core_bars
 from topobus.cli.render.listing import cut, hanging
 from topobus.cli.render.output import DRAWING_WIDTH
 from topobus.cli.render.styles import HEALTH_STYLES, holder_style
@@ -127,7 +127,7 @@ def _panel_lines(panel: Place, holders: DrawnHolders, inner: int) -> list[Text]:
     lines: list[Text] = []
     if panel.cores:
         lines.append(cut(Text(f"cpus    {panel.cpus_text}"), inner))
-        lines.extend(core_bars(panel.cores, [_core_cell(core) for core in panel.cores], inner, indent=len(_LABEL)))
+        lines.extend(_core_bars(panel.cores, [_core_cell(core) for core in panel.cores], inner, indent=len(_LABEL)))
         if panel.caches:
             lines.append(cut(Text(f"L3      {panel.caches}"), inner))
     if isinstance(panel, NumaPanel):
@@ -199,3 +199,60 @@ def _signs(signs: Iterable[str], width: int) -> Iterable[Text]:
             line = ""
         line += f"{'  ' if line else ' '}{sign}"
     yield cut(Text(line, "faint"), width)
+
+
+_Cell = tuple[str, str]
+"""A sign and its style."""
+
+_ROWS = 2
+# With gaps between caches a bar may be higher: 12 caches of 8 cores on one node, as large EPYCs
+# have, are three rows of a narrow panel.
+_ROWS_WITH_GAPS = 4
+_FREE = "·"
+
+
+def _core_bars(cores: Sequence[DrawnCore], cells: Sequence[_Cell], width: int, *, indent: int) -> Iterable[Text]:
+    """Draw one sign per core, cores of one level-3 cache together.
+
+    When they do not fit into the rows, one sign covers several cores, and there are no gaps.
+
+    Shapes: cells — one per core.
+    """
+    room = width - indent
+    groups = [
+        [cell for _, cell in group] for _, group in groupby(zip(cores, cells, strict=True), key=lambda pair: pair[0].l3)
+    ]
+    rows = _rows_of_groups(groups, room)
+    if len(groups) > 1 and 0 < len(rows) <= _ROWS_WITH_GAPS:
+        for row in rows:
+            yield Text(" " * indent) + Text(" ").join(_run(group) for group in row)
+        return
+    scale = -(-len(cells) // (room * _ROWS))
+    merged = [_merged(cells[start : start + scale]) for start in range(0, len(cells), scale)]
+    length = -(-len(merged) // -(-len(merged) // room))
+    for start in range(0, len(merged), length):
+        yield Text(" " * indent) + _run(merged[start : start + length])
+    if scale > 1:
+        yield Text(f"{' ' * indent}({scale} cores a sign)", "faint")
+
+
+def _rows_of_groups(groups: Sequence[Sequence[_Cell]], room: int) -> list[list[Sequence[_Cell]]]:
+    """Lay whole groups into rows, evenly. Empty when one is longer than a row."""
+    longest = max(map(len, groups))
+    if longest > room:
+        return []
+    fitting = max((room + 1) // (longest + 1), 1)
+    number = -(-len(groups) // fitting)
+    length = -(-len(groups) // number)
+    return [list(groups[start : start + length]) for start in range(0, len(groups), length)]
+
+
+def _run(cells: Sequence[_Cell]) -> Text:
+    runs = [(len(tuple(same)), cell) for cell, same in groupby(cells)]
+    return Text.assemble(*((sign * count, style) for count, (sign, style) in runs))
+
+
+def _merged(cells: Sequence[_Cell]) -> _Cell:
+    """Return the most frequent sign that is not free."""
+    taken = [cell for cell in cells if cell[0] != _FREE]
+    return Counter(taken).most_common(1)[0][0] if taken else cells[0]
