@@ -10,8 +10,8 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from topobus.testing.apiserver import ApiRequest, ApiServerSimulator
-from topobus.testing.apiserver.history import Change, History
 from topobus.testing.apiserver.request_counts import RequestKind, count_requests
+from topobus.testing.apiserver.store import Change, History
 
 PODS = "/api/v1/namespaces/default/pods"
 

@@ -22,14 +22,13 @@ from topobus.gateway.asks import StillAtWork
 from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.claims.claim_answers import PreparedDevice
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
 from topobus.gateway.claims.claim_key import ClaimFailed, ClaimKey
 from topobus.gateway.claims.claim_ledger import ClaimLedger
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
 from topobus.gateway.claims.claim_steps import ClaimSteps
-from topobus.gateway.claims.claims import ClaimPreparer
+from topobus.gateway.claims.claims import ClaimPreparer, PreparedDevice
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice, ClaimAllocation
 from topobus.gateway.claims.rules.claim_cdi import CDI_VENDOR
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry

@@ -13,8 +13,8 @@ import pytest
 
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, render
 from topobus.formats.messages.messages import Prepared
-from topobus.gateway.claims.claim_answers import answer_of
 from topobus.gateway.claims.claim_metadata import ClaimMetadata
+from topobus.gateway.claims.claims import answer_of
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.rules.device_metadata import DescribedClaim, documents

@@ -7,10 +7,12 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from topobus.bus.asks.ask_headers import SENT, read_number
 from topobus.bus.connection.connection import Connection, Headers
 from topobus.bus.failures import JetStreamError
 from topobus.bus.feeds.bucket_feed import state_feed
@@ -18,12 +20,12 @@ from topobus.bus.feeds.feed import Delivery, Feed, From, Mark
 from topobus.bus.feeds.read_timeout import ReadTimeout
 from topobus.bus.streams.jetstream import JetStream
 from topobus.bus.streams.provision import bucket_stream, bucket_subject
-from topobus.bus.streams.stored_origin import read_origin
 from topobus.formats.messages.nouns import State
 from topobus.formats.messages.origin import NO_ORIGIN, Origin
-from topobus.formats.messages.releases import is_of_other_release
+from topobus.formats.messages.releases import RELEASE, is_of_other_release, shown_release
 from topobus.formats.messages.stored import StoredReader, StoredWriter, from_stored, is_packed, to_stored
 from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.timestamps import rfc3339
 
 __all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Unreadable", "Written"]
 
@@ -131,10 +133,10 @@ class States:
             state.check_place(value, parts)
         except ContractError as err:
             # The writer of this key needs the revision to write over it.
-            origin = read_origin(headers, time_ns)
+            origin = _read_origin(headers, time_ns)
             facts = {**err.facts, "revision": revision, "release": origin.release}
             raise ContractError(f"{err.message}{self._written_by(origin)}", next_step=err.next_step, **facts) from err
-        return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=read_origin(headers, time_ns))
+        return Entry(parts=state.parse_key(key), revision=revision, value=value, origin=_read_origin(headers, time_ns))
 
     async def hidden_messages(self, state: State[Any], **parts: str) -> int:
         """Count what the server holds of a key that `get` does not find, and what it holds in the bucket
@@ -417,7 +419,7 @@ class States:
                     try:
                         change = await self._read(state, item, key, keys, reader, is_whole=is_whole)
                     except ContractError as err:
-                        origin = read_origin(item.headers, item.time_ns)
+                        origin = _read_origin(item.headers, item.time_ns)
                         self._note_rejected(state, item, key, err, origin)
                         if on_rejected is not None:
                             on_rejected(key, f"{err.message}{self._written_by(origin)}")
@@ -459,7 +461,7 @@ class States:
             parts=parts,
             revision=item.sequence,
             value=value,
-            origin=read_origin(item.headers, item.time_ns),
+            origin=_read_origin(item.headers, item.time_ns),
         )
 
     async def _unreadable(self, state: State[M], key: str, item: Delivery, origin: Origin) -> Change[M] | None:
@@ -551,3 +553,17 @@ async def _read_value(state: State[M], data: bytes, *, where: str, reader: Store
 
 class _Lost(Exception):
     """Raised inside when a compare-and-set lost."""
+
+
+def _read_origin(headers: Headers, time_ns: int) -> Origin:
+    """Read what a stored message's headers have of its writer.
+
+    A header with another text than ours, or no number where one is due, is ignored.
+    """
+    sent_ms = read_number(headers.get(SENT))
+    return Origin(
+        release=shown_release(headers.get(RELEASE, "")),
+        ahead_s=None if sent_ms is None else (sent_ms - time_ns / 1_000_000) / 1000,
+        stored_at=rfc3339(datetime.fromtimestamp(time_ns / 1_000_000_000, UTC)),
+        time_ns=time_ns,
+    )

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
 
-from topobus.testing.apiserver.history import Change, History, Key
 from topobus.testing.apiserver.patches import reordered
 from topobus.testing.apiserver.routes import place_of
 from topobus.testing.apiserver.shapes import (
@@ -44,7 +44,7 @@ from topobus.testing.apiserver.values import (
     not_found,
 )
 
-__all__ = ["Event", "Store"]
+__all__ = ["Change", "Event", "History", "Store"]
 
 # names.SimpleNameGenerator: five random characters after at most 58 of ours, without vowels so that
 # no words come out.
@@ -67,8 +67,8 @@ class Store:
         self.drops: Mapping[str, tuple[str, ...]] = {}
         """Kind to paths of fields that this server does not know."""
         self._is_collecting = is_collecting
-        self._objects: dict[Key, Object] = {}
-        self._applied: dict[Key, dict[str, Applied]] = {}
+        self._objects: dict[_Key, Object] = {}
+        self._applied: dict[_Key, dict[str, Applied]] = {}
         self._history = History()
         self._version = 1
         self._compacted = 0
@@ -451,7 +451,7 @@ class Store:
         if problems:
             raise invalid(resource, name, problems)
 
-    def _store(self, resource: Resource, key: Key, after: Object) -> Object:
+    def _store(self, resource: Resource, key: _Key, after: Object) -> Object:
         after = {name: value for name, value in after.items() if name not in ("kind", "apiVersion")}
         before = self._objects.get(key)
         if before is not None and _without_version(before) == _without_version(after):
@@ -462,7 +462,7 @@ class Store:
         self._record(Change(version=self._version, key=key, before=before, after=after, last=after))
         return self._show(resource, after)
 
-    def _remove(self, resource: Resource, key: Key) -> Object:
+    def _remove(self, resource: Resource, key: _Key) -> Object:
         before = self._objects.pop(key)
         self._applied.pop(key, None)
         self._version += 1
@@ -483,14 +483,61 @@ class Store:
         return datetime.now(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
 
 
-def _key(resource: Resource, namespace: str, name: str) -> Key:
+def _key(resource: Resource, namespace: str, name: str) -> _Key:
     return (resource.group, resource.plural, namespace if resource.is_namespaced else "", name)
 
 
-def _is_of(key: Key, resource: Resource, namespace: str) -> bool:
+def _is_of(key: _Key, resource: Resource, namespace: str) -> bool:
     return key[:2] == (resource.group, resource.plural) and namespace in ("", key[2])
 
 
 def _without_version(api_object: Object) -> Object:
     metadata = {key: value for key, value in api_object["metadata"].items() if key != "resourceVersion"}
     return {**api_object, "metadata": metadata}
+
+
+_Key = tuple[str, str, str, str]
+"""Group, plural, namespace, name."""
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One change of one object."""
+
+    version: int
+    key: _Key
+    before: Object | None
+    after: Object | None
+    """None: deleted."""
+    last: Object
+    """The object as the event shows it."""
+
+
+class History:
+    """All changes of one store."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+        self._grown: dict[tuple[str, str], asyncio.Event] = {}
+        """Group and plural to the event that wakes its watchers at a change."""
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def add(self, change: Change) -> None:
+        """Add a change, and wake only the watchers of its kind."""
+        self._changes.append(change)
+        grown = self._grown.pop(change.key[:2], None)
+        if grown is not None:
+            grown.set()
+
+    def since(self, version: int) -> Sequence[Change]:
+        """List the changes after a version. Cost: O(log changes) and the result."""
+        return self._changes[bisect_right(self._changes, version, key=lambda change: change.version) :]
+
+    def grown(self, group: str, plural: str) -> asyncio.Event:
+        """Return the event that the next change of a kind sets."""
+        return self._grown.setdefault((group, plural), asyncio.Event())
+
+    def forget_from(self, count: int) -> None:
+        """Remove all changes but the first ones."""
+        del self._changes[count:]

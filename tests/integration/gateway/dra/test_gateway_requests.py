@@ -24,7 +24,7 @@ from topobus.formats.containers.cdi import parse
 from topobus.formats.containers.oci import CdiFile, HostNode, OciResult, device_paths, oci_spec
 from topobus.formats.messages.catalogue import MACHINE
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.claims.claim_answers import WHOLE_CLAIM
+from topobus.gateway.claims.claims import WHOLE_CLAIM
 from topobus.gateway.config import ForeignSettings
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
