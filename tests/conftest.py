@@ -20,6 +20,7 @@ from _pytest.doctest import DoctestModule
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
+from lab.servers.shaped_servers import cheap_folder
 from support import forked_starts
 from support.blocking import BlockingCalls
 from support.event_loops import RealTimeLoop
@@ -27,7 +28,6 @@ from support.laws import examples
 from support.set_up import why_not_set_up
 from topobus.process import log_lines as log_lines
 from topobus.testing.clock import VirtualTimeLoop
-from topobus.testing.nats.accounts import cheap_folder
 
 # No test times anything: Hypothesis fails an example that takes more than 200 ms by itself,
 # which a busy machine makes of any.

@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _LITERAL = re.compile(
     r"""topobus\.v1|\$KV\.|\$JS\.|\$SRV|["'](?:TOPOBUS_HEALTH|TOPOBUS_DECISIONS|topobus_(?:machines|inventories|ledgers|objects))["']"""
 )
-# The server in memory is what the subjects of JetStream are asked of.
-_ALLOWED = ("shared/topobus/formats/messages/", "shared/topobus/bus/", "shared/topobus/testing/nats/memory_server.py")
+_ALLOWED = ("shared/topobus/formats/messages/", "shared/topobus/bus/")
 
 
 def test_code_writes_no_subject_when_it_is_outside_the_catalogue_and_runtime() -> None:

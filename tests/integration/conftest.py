@@ -16,6 +16,9 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from lab.memory_nats.memory_server import MemoryNats
+from lab.servers.lent_accounts import NatsAccounts
+from lab.servers.shaped_servers import cheap_folder
 from topobus.bus.bus import Bus
 from topobus.bus.connection import connection
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -25,8 +28,6 @@ from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer, find_nats_server
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.nats.accounts import NatsAccounts, cheap_folder
-from topobus.testing.nats.memory_server import MemoryNats
 from topobus.values.device import Inventory
 from topobus.values.errors import ConfigError
 from topobus.values.machine import Machine

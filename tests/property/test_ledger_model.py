@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from msgspec import structs
 
+from lab.memory_nats.fates import Died, Dies, Fate, Unconfirmed
+from lab.memory_nats.memory_bus import FatedBus, Fates, MemoryBus, MemoryNats
+from lab.memory_nats.memory_streams import MemoryStream
 from support.alignment_nodes import container, dgx_facts, owner, pod
 from support.laws import examples
 from topobus.engine.ledger import transitions
@@ -28,10 +31,7 @@ from topobus.formats.messages.catalogue import DECISION, LEDGER
 from topobus.formats.messages.codec import decode, encode
 from topobus.formats.messages.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
 from topobus.process.readiness import Readiness
-from topobus.testing.bus import FatedBus, Fates, MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
-from topobus.testing.fates import Died, Dies, Fate, Unconfirmed
-from topobus.testing.nats.memory_streams import MemoryStream
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.ledger_store import LedgerStore

@@ -10,8 +10,10 @@ from typing import TypeVar
 
 import msgspec
 
+from lab.memory_nats.fates import Died, Dies, FatedBus, Fates
 from support.alignment_nodes import dgx_facts
 from support.controllers import ApiUser, beside, runtime_on
+from support.reading import Reader
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Change, Conflict
 from topobus.controller.config import ControllerSettings
@@ -21,8 +23,6 @@ from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
 from topobus.process.config import NatsSettings
 from topobus.process.service import Runtime
-from topobus.testing.fates import Died, Dies, FatedBus, Fates
-from topobus.testing.reading import Reader
 from topobus.values.device import Device, Inventory
 from topobus.values.machine import Machine
 

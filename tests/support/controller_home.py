@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from support.controllers import NOW, ApiUser
+from support.reading import Reader
 from support.real_topology import WatchedTopology
 from topobus.bus.bus import Bus, Change
 from topobus.formats.kubernetes import admit, object_parts
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 
 NODE = "demo-node"

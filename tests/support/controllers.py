@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from support.reading import Reader
 from support.runtimes import runtime_of
 from topobus.bus.bus import Bus, Change, Conflict
 from topobus.controller.config import ControllerSettings
@@ -20,7 +21,6 @@ from topobus.process.clock import Clock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
-from topobus.testing.reading import Reader
 
 __all__ = ["NOW", "SETTINGS", "ApiUser", "beside", "controller", "reasons", "runtime_on"]
 

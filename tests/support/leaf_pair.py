@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docpages.nats_files import domain_of, render_hub, render_leaf
+from lab.servers.shaped_servers import Link, ShapedServer, version_of
 from topobus.bus.bus import Bus
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import find_nats_server, free_port
-from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
 
 __all__ = ["NODE", "Joined", "LeafPair", "Link", "ShapedServer", "leaf_pair", "version_of"]
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from lab.memory_nats.fates import Dies, FatedBus, Fates
 from support.controllers import controller
 from topobus.bus.bus import Bus
-from topobus.testing.fates import Dies, FatedBus, Fates
 
 __all__ = ["died_or", "mortal_bus", "mortal_controller"]
 

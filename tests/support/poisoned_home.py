@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
+from support.reading import Reader
 from support.real_topology import WatchedTopology
 from topobus.bus.bus import Bus, Change
 from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.service import Runtime
-from topobus.testing.reading import Reader
 
 NOW = "2026-01-01T00:00:00Z"
 GOOD = """

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from support.controllers import ApiUser
+from support.reading import Reader
 from support.real_topology import WatchedTopology
 from topobus.bus.bus import Bus, Change
 from topobus.formats.messages.messages import ApiObject
-from topobus.testing.reading import Reader
 
 
 class Place(ApiUser):

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from docpages.nats_files import domain_of, render_hub, render_leaf
+from lab.servers.shaped_servers import ShapedServer, cheap_folder, version_of
 from support.account_nats import ZONES, AccountNats
 from topobus.bus.server_config.nats_accounts import Account, Shape, accounts
 from topobus.bus.server_config.nats_accounts_config import render_accounts, render_passwords
 from topobus.formats.messages.nouns import to_token
 from topobus.simulation.nats_server import NatsServer, free_port
-from topobus.testing.nats.accounts import cheap_folder
-from topobus.testing.nats.shaped_servers import ShapedServer, version_of
 
 __all__ = ["HubAndLeaves", "UsersServer", "foreign_leaf", "secured_leaves"]
 

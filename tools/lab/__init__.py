@@ -1,5 +1,5 @@
 """The project's own laboratory: benchmarks, chaos runs, simulated fleets, and recorded answers of
-Kubernetes compared with ours.
+Kubernetes compared with ours, and the NATS servers that tests take, real and in memory.
 
 It may import any package of the project. No package imports it, and it is in no wheel and no image.
 It runs from a checkout (`make bench`, `make chaos`). Authors of drivers, plugins and clients test

@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 
 from integration.values import inventory
+from support.reading import Reader
 from topobus.bus.bus import Bus, Change, ChangeKind
 from topobus.formats.messages.catalogue import INVENTORY
 from topobus.formats.messages.codec import encode
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]

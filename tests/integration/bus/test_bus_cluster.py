@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from integration.values import health, inventory
+from lab.servers.nats_cluster import NatsCluster
 from topobus.bus.bus import AmbiguousWrite, Bus, ChangeKind, Start, Written
 from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY
 from topobus.process.config import NatsSettings
-from topobus.testing.nats.cluster import NatsCluster
 from topobus.values.errors import PeerUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.values import health, inventory
+from support.reading import Reader
 from topobus.bus.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.bus.connection.connection import Connection
 from topobus.bus.feeds import feed
@@ -19,7 +20,6 @@ from topobus.formats.messages.catalogue import HEALTH, INVENTORY
 from topobus.formats.messages.messages import HealthEvent
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.errors import PeerUnavailable
 

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from integration.values import inventory
+from support.reading import Reader
 from topobus.bus.bus import Bus, Change
 from topobus.bus.feeds import key_feed
 from topobus.bus.streams.jetstream import JetStream, StoredMessage
 from topobus.formats.messages.catalogue import INVENTORY
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 
 # In memory only: there, time goes by only when nothing is to be done,

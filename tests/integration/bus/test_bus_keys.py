@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 
 from integration.values import health, inventory
+from support.reading import Reader
 from topobus.bus.bus import Bus, Change, ChangeKind
 from topobus.bus.feeds import key_feed
 from topobus.bus.server_config.streams import stream_names
 from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY
 from topobus.formats.messages.codec import encode
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 
 pytestmark = [pytest.mark.integration, pytest.mark.both_buses]

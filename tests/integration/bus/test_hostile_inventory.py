@@ -15,6 +15,7 @@ import pytest_asyncio
 from support.alignment_nodes import dgx_facts
 from support.asking import ask_patiently
 from support.controllers import SETTINGS, beside, runtime_on
+from support.reading import Reader
 from support.real_topology import topology_service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
 from topobus.bus.bus import Bus, Change
@@ -25,7 +26,6 @@ from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import ApiObject, PlaceRequest
 from topobus.formats.messages.nouns import CLUSTER
 from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
-from topobus.testing.reading import Reader
 from topobus.values.device import Device, Inventory
 from topobus.values.idset import NodeSet
 from topobus.values.outcome import Placement

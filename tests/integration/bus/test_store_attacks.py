@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from integration.values import health
 from support.account_nats import account_nats
+from support.reading import Reader
 from support.secured_nats import SecuredNats, secured_nats
 from topobus.bus.bus import Bus
 from topobus.bus.failures import StoreFull
@@ -25,7 +26,6 @@ from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.bus.server_config.streams import stream_names, wanted_streams
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER, MAINTENANCE, PROVISIONER
 from topobus.formats.messages.operation_messages import ClassMaintenance
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.ledger import Ledger, OperationRecord
 from topobus.values.maintenance import DeviceVerb, Maintenance

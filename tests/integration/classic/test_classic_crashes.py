@@ -12,6 +12,7 @@ from random import Random
 import pytest
 import pytest_asyncio
 
+from lab.memory_nats.fates import FatedBus
 from support.classic_home import ClassicPlace, classic_place, controller, devices_of, node_of
 from support.laws import steps
 from support.looks import until
@@ -24,7 +25,6 @@ from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import PlaceRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import VirtualTimeLoop
-from topobus.testing.fates import FatedBus
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]

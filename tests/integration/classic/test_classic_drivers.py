@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from lab.memory_nats.fates import FatedBus, Fates, Interrupted
 from support.classic_home import SETTINGS, ClassicPlace, classic_place, controller
 from support.controllers import runtime_on
 from support.licence_driver import GROUP, SERVER, LicenceDriver
@@ -25,7 +26,6 @@ from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
-from topobus.testing.fates import FatedBus, Fates, Interrupted
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

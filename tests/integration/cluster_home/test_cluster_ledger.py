@@ -16,6 +16,7 @@ import yaml
 
 from support.cluster_home import ClusterHome, claim, device_class, node, own_class, pod, slice_of
 from support.looks import next_look, until
+from support.reading import Reader
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Start
 from topobus.controller.commit.node_ledgers import Held, NodeLedgers, Overtaken
@@ -32,7 +33,6 @@ from topobus.formats.messages.nouns import CLUSTER
 from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.dra_names import DRIVER, class_of_device
 from topobus.values.errors import PeerUnavailable

@@ -9,11 +9,11 @@ import pytest_asyncio
 
 from support.controller_home import Home
 from support.controllers import controller
+from support.reading import Reader
 from support.real_topology import real_topology
 from topobus.bus.bus import Bus
 from topobus.formats.messages import catalogue
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.machine import Machine
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.reading import Reader
 from support.real_topology import real_topology
 from support.runtimes import runtime_of
 from topobus.bus.bus import Bus, Change
@@ -23,7 +24,6 @@ from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.topology.config import AlignmentSettings
 from topobus.values.device import Inventory
 from topobus.values.ledger import Ledger

@@ -16,6 +16,7 @@ import pytest
 
 from support.controller_home import NODE, Home, claim, condition
 from support.controllers import controller
+from support.reading import Reader
 from support.real_topology import WatchedTopology, real_topology
 from support.runtimes import runtime_of
 from topobus.bus.bus import Bus, Start
@@ -27,7 +28,6 @@ from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.topology.config import TopologySettings
 from topobus.topology.service import serve as serve_topology
 from topobus.values.device import Inventory

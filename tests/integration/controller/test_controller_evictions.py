@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from support.controller_home import NODE, Home, claim, conditions, pod
+from support.reading import Reader
 from topobus.bus.bus import Start
 from topobus.engine.alignment.devices.spare_choice import SpareSettings, with_spares
 from topobus.formats.kubernetes import admit
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.health import DeviceHealth, HealthState
 from topobus.values.outcome import Refusal

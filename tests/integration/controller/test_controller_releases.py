@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from support.alignment_nodes import dgx_facts
 from support.controllers import controller
+from support.reading import Reader
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Change
 from topobus.controller.commit import ledger_releases
@@ -26,7 +27,6 @@ from topobus.formats.kubernetes import (
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

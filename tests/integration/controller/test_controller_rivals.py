@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lab.memory_nats.fates import FatedBus, Fates, Interrupted
 from support.alignment_nodes import dgx_facts
 from support.controllers import NOW, runtime_on
 from support.real_topology import WatchedTopology, real_topology
@@ -42,7 +43,6 @@ from topobus.formats.kubernetes.objects import DELETE_PROTECTION
 from topobus.formats.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.formats.messages.catalogue import OBJECT, PLACE
 from topobus.formats.messages.messages import ApiObject, PlaceRequest
-from topobus.testing.fates import FatedBus, Fates, Interrupted
 from topobus.values.errors import ContractError
 from topobus.values.outcome import Placement, Reason
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from lab.memory_nats.fates import Delayed, FatedBus, Fates
 from support.controllers import runtime_on
 from support.real_topology import WatchedTopology
 from support.replica import claims_of, queue_on, read, start_node, store
@@ -23,7 +24,6 @@ from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.messages.catalogue import OBJECT
 from topobus.formats.messages.messages import ApiObject
 from topobus.testing.clock import ManualClock
-from topobus.testing.fates import Delayed, FatedBus, Fates
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

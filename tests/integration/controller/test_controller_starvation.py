@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from support.controllers import controller
+from support.reading import Reader
 from support.real_topology import real_topology
 from topobus.bus.bus import Bus, Change
 from topobus.controller.commit import allocation_runner
@@ -24,7 +25,6 @@ from topobus.formats.kubernetes import admit, object_parts, parse_manifest
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject, HintsReply, HintsRequest
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.device import Device, Inventory
 from topobus.values.idset import CpuSet
 from topobus.values.machine import Machine, NumaNode

@@ -8,6 +8,7 @@ import asyncio
 
 import pytest
 
+from lab.memory_nats.fates import Fate, FatedBus, Fates, Refused, Step
 from support.controller_home import Home, claim
 from support.controllers import SETTINGS, runtime_on
 from topobus.bus.bus import Bus
@@ -15,7 +16,6 @@ from topobus.controller.standalone.service import serve
 from topobus.formats.messages.messages import ApiObject
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.fates import Fate, FatedBus, Fates, Refused, Step
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

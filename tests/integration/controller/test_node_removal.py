@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 
 from integration.values import health, inventory
+from lab.memory_nats.fates import Interrupted, Refused, Step, Unconfirmed
+from lab.memory_nats.memory_bus import FatedBus, Fates
 from support.account_nats import account_nats
 from support.asking import ask_patiently
 from support.controller_home import NODE, Home
@@ -39,8 +41,6 @@ from topobus.formats.messages.relay_messages import LinkRequest, NodeRelay
 from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.bus import FatedBus, Fates
-from topobus.testing.fates import Interrupted, Refused, Step, Unconfirmed
 from topobus.values.idset import CpuSet
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.machine import Machine, NumaNode

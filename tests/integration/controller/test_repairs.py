@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from msgspec import structs
 
+from lab.memory_nats.fates import Dies, Fate, FatedBus, Fates, Interrupted, Step
 from support.controllers import SETTINGS, controller
 from support.looks import next_look
 from support.real_topology import WatchedTopology, topology_service
@@ -34,7 +35,6 @@ from topobus.process.config import NatsSettings
 from topobus.process.service import Runtime
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import LoopClock
-from topobus.testing.fates import Dies, Fate, FatedBus, Fates, Interrupted, Step
 from topobus.values.device import Device, Inventory
 from topobus.values.health import HEALTHY, Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.idset import CpuSet

@@ -14,6 +14,7 @@ import pytest
 
 from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
 from support.looks import until
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.maintenance import device_operator
@@ -22,7 +23,6 @@ from topobus.formats.messages.catalogue import LEDGER, PERFORM
 from topobus.formats.messages.operation_messages import Operated, PerformRequest
 from topobus.process.config import NatsSettings
 from topobus.sysfs.tree import Tree
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.errors import UnderWay
 from topobus.values.health import HealthState

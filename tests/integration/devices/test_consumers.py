@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from support.device_bench import NODE, DeviceBench
+from support.toy_driver import ToyDriver
 from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY
-from topobus.testing.drivers.toy_driver import ToyDriver
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 

@@ -14,6 +14,7 @@ import pytest
 
 from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
 from support.looks import other_threads, until
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.journal.journal import Journal
@@ -26,7 +27,6 @@ from topobus.process.readiness import Readiness
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.health import HealthState
 from topobus.values.outcome import Reason, Refusal

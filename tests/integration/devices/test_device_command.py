@@ -17,12 +17,12 @@ import pytest
 from support.asking import ask_patiently
 from support.device_bench import NODE, DeviceBench, has_state
 from support.topology_node import topology
+from support.toy_driver import ToyDriver
 from topobus.devicekit.maintenance import device_operator
 from topobus.devicekit.settings import BurnInSettings
 from topobus.formats.messages.catalogue import PLACE
 from topobus.formats.messages.messages import PlaceRequest
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Inventory
 from topobus.values.health import HealthState
 from topobus.values.outcome import Placement, Refusal

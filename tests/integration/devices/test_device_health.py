@@ -10,12 +10,12 @@ from msgspec import structs
 
 from support.device_bench import NODE, OWNER, DeviceBench, has_state, states
 from support.looks import until
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import HEALTH, LEDGER
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.process.readiness import Readiness
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.pci import PciAddress

@@ -15,6 +15,7 @@ import pytest
 
 from support.device_bench import LIMIT_S, NODE, OWNER, POLL_S, TIMEOUT_S, DeviceBench, has_state, states
 from support.looks import until
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.devicekit.host import host, publishing
 from topobus.devicekit.journal.journal import Journal
@@ -29,7 +30,6 @@ from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.clock import ManualClock
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.hint import Hint

@@ -16,6 +16,7 @@ from support.device_bench import NODE, PROFILES, DeviceBench
 from support.fake_nvml import FakeGpu, fake_nvml, needs_gcc
 from support.looks import until
 from support.sick_devices import SickNode, sick_node
+from support.toy_driver import ToyDriver
 from topobus.devicekit.host import driver_poller
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.gpu.plugins.nvidia import NvidiaDriver
@@ -23,7 +24,6 @@ from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.testing.kubelet import Admission, Container, Pod
 from topobus.values.device import Device
 from topobus.values.ledger import Allocation, Holding, Ledger

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support.reading import Reader
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE, PREPARE
 from topobus.formats.messages.messages import HealthEvent, Prepared, PrepareRequest
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.health import HealthState
 from topobus.values.idset import CpuSet

@@ -23,6 +23,7 @@ from support.device_bench import PROFILES
 from support.fake_nvml import GIB, FakeGpu, FakeNvml, fake_nvml, needs_gcc
 from support.gpu_processes import POD_UID, add_process, end_recorded
 from support.node_plane import NODE
+from support.reading import Reader
 from support.sick_devices import SickNode, sick_node
 from topobus.devicekit.settings import CleaningSettings
 from topobus.formats.kubernetes import object_parts
@@ -36,7 +37,6 @@ from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import Admission, Container, Pod, Rejection
-from topobus.testing.reading import Reader
 from topobus.values.health import HealthState
 
 pytestmark = [pytest.mark.integration, needs_gcc]

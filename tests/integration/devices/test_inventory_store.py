@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from support.device_bench import NODE, DeviceBench, states
+from support.reading import Reader
+from support.toy_driver import ToyDriver
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE
 from topobus.formats.messages.codec import encode
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.drivers.toy_driver import ToyDriver
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.health import HealthState
 

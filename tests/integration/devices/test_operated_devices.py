@@ -17,6 +17,7 @@ from support.device_bench import LIMIT_S, NODE, OWNER, DeviceBench, has_state
 from support.garbage import write_garbage
 from support.looks import next_look, other_threads
 from support.runtimes import runtime_of
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.devicekit.maintenance import device_operator
 from topobus.devicekit.maintenance.maintenance_store import MaintenanceStore
@@ -27,7 +28,6 @@ from topobus.formats.messages.operation_messages import ClassMaintenance, Operat
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device, Inventory
 from topobus.values.errors import ContractError, PeerUnavailable
 from topobus.values.health import Dimension, HealthState, Observation

@@ -12,13 +12,13 @@ from msgspec import structs
 from support.controllers import SETTINGS, controller
 from support.device_bench import LIMIT_S, NODE, DeviceBench, has_state
 from support.real_topology import topology_service
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.bus.streams.events import Start
 from topobus.formats.messages.catalogue import DECISION
 from topobus.process.config import NatsSettings
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import Tree
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.outcome import Refusal

@@ -11,13 +11,13 @@ import pytest
 
 from support.asking import ask_patiently
 from support.device_bench import NODE, POLL_S, DeviceBench, has_state, states
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.engine.health.health_machine import HealthSettings
 from topobus.formats.messages.catalogue import PERFORM, REPORT
 from topobus.formats.messages.operation_messages import Operated, PerformRequest
 from topobus.formats.messages.report_messages import ReportRequest, Taken
 from topobus.process.config import NatsSettings
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.health import HealthState
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
 from topobus.values.outcome import Refusal

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from support.device_bench import DeviceBench
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.sharing.shared_devices import SharedPool
@@ -16,7 +17,6 @@ from topobus.formats.messages.catalogue import PREPARE, UNPREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.process.config import NatsSettings
 from topobus.sysfs.tree import Tree
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.counters import CapacityPolicy
 from topobus.values.device import Device
 from topobus.values.device_sharing import DeviceSharing

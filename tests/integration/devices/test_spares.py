@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from support.device_bench import NODE, OWNER, DeviceBench, has_state
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.devicekit.host.host import check_devices
@@ -19,7 +20,6 @@ from topobus.engine.alignment.devices.spare_choice import SpareSettings
 from topobus.formats.messages.catalogue import LEDGER, PREPARE
 from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.process.config import NatsSettings
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Inventory
 from topobus.values.errors import ConfigError
 from topobus.values.health import Dimension, HealthState, Observation

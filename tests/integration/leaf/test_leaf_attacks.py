@@ -16,6 +16,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
+from lab.servers.shaped_servers import version_of
 from support.account_attacks import Attack, Victim, attacks, eavesdropping
 from support.account_nats import LIMIT_S, AccountNats, StreamImage
 from support.attacked_services import Answering, answering, say_up, until_answered, without_granted
@@ -25,7 +26,6 @@ from support.secured_nats import Attacker
 from topobus.bus.server_config.inboxes import inbox_branch
 from topobus.bus.server_config.up_subjects import up_mappings
 from topobus.formats.messages.catalogue import MACHINE, PODS
-from topobus.testing.nats.shaped_servers import version_of
 from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration

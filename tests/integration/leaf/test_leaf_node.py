@@ -16,6 +16,7 @@ from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.leaf_pair import leaf_pair, version_of
 from support.looks import next_look
+from support.reading import Reader
 from support.relays import until_equal
 from support.running import NODE, Service, all_services, readiness_report, service, system_settings, until_all_ready
 from topobus.bus.bus import Bus
@@ -43,7 +44,6 @@ from topobus.formats.messages.messages import (
 from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.process.config import NatsSettings
 from topobus.simulation.machines import build
-from topobus.testing.reading import Reader
 from topobus.values.errors import PeerUnavailable
 from topobus.values.health import HealthState
 from topobus.values.outcome import Placement

@@ -14,6 +14,8 @@ import pytest
 import pytest_asyncio
 
 from docpages.nats_files import domain_of, render_hub, render_leaf
+from lab.servers.nats_cluster import NatsCluster
+from lab.servers.shaped_servers import Link, ShapedServer, version_of
 from support.leaf_pair import NODE, LeafPair
 from support.looks import next_look
 from support.relays import relay, tell_sickness, until_equal
@@ -24,8 +26,6 @@ from topobus.bus.streams.jetstream import JetStream
 from topobus.formats.messages.catalogue import HEALTH, LEDGER, MACHINE
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, free_port
-from topobus.testing.nats.cluster import NatsCluster
-from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine

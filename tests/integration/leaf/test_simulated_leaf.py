@@ -28,6 +28,7 @@ from lab.leaves.node_content import NodeContent, Saying, node_name
 from lab.leaves.simulated_node import SimulatedNode, asked_subjects
 from lab.leaves.swarm import Order
 from lab.leaves.watcher import Watcher
+from lab.servers.shaped_servers import cheap_folder
 from support.looks import next_look
 from topobus.bus.asks.ask_headers import PING
 from topobus.bus.bus import Bus
@@ -38,7 +39,6 @@ from topobus.formats.messages.codec import encode
 from topobus.formats.messages.messages import PreferReply, PreferRequest
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, free_port
-from topobus.testing.nats.accounts import cheap_folder
 from topobus.values.device import Inventory
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Ledger

@@ -20,6 +20,7 @@ import pytest_asyncio
 
 from support.laws import steps
 from support.nic_rig import FAR, NEAR, OWNER, NicRig, interface_config, nic_rig, ping, state_of
+from support.reading import Reader
 from support.real_interfaces import ip, network_namespace, veth_pair, why_not_here
 from topobus.bus.bus import Bus
 from topobus.formats.kubernetes.slices import slice_device
@@ -28,7 +29,6 @@ from topobus.formats.messages.messages import Prepared, PrepareRequest, Unprepar
 from topobus.formats.messages.sandbox_messages import Attached, AttachRequest, DetachRequest
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.device import Device
 from topobus.values.health import HealthState
 from topobus.values.machine import Machine

@@ -8,11 +8,11 @@ import pytest_asyncio
 
 from support.alignment_nodes import dgx_facts
 from support.poisoned_home import Poisoned
+from support.reading import Reader
 from support.real_topology import real_topology
 from topobus.bus.bus import Bus
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import HintsReply, HintsRequest
-from topobus.testing.reading import Reader
 
 
 @pytest_asyncio.fixture

@@ -9,12 +9,12 @@ import msgspec
 import pytest_asyncio
 
 from support.controllers import controller
+from support.reading import Reader
 from support.real_topology import WatchedTopology, real_topology
 from support.scheduling_home import Place
 from topobus.bus.bus import Bus
 from topobus.formats.messages import catalogue
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.machine import Machine
 

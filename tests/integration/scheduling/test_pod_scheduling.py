@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from support.controllers import SETTINGS, controller
+from support.reading import Reader
 from support.scheduling_home import TEMPLATE, Place, claim, pod
 from topobus.bus.bus import Start
 from topobus.engine.claims.reservations import AllocationMode
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import PlaceRequest
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.outcome import Refusal
 from topobus.values.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 

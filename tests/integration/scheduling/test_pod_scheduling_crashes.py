@@ -12,12 +12,12 @@ import pytest_asyncio
 from support.controllers import ApiUser, controller
 from support.laws import steps
 from support.mortal_bus import died_or, mortal_controller
+from support.reading import Reader
 from support.real_topology import WatchedTopology, real_topology
 from topobus.bus.bus import Bus, Change
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.device import Inventory
 from topobus.values.machine import Machine
 

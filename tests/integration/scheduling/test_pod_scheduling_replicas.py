@@ -14,12 +14,12 @@ import pytest
 
 from support.controllers import controller
 from support.mortal_bus import died_or, mortal_controller
+from support.reading import Reader
 from support.scheduling_home import TEMPLATE, Place, claim, condition, pod
 from topobus.bus.bus import Change
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus, pytest.mark.virtual_time]
 

@@ -16,6 +16,7 @@ import nats
 import pytest
 import pytest_asyncio
 
+from lab.servers.shaped_servers import ShapedServer, version_of
 from support.key_secrets import NAMESPACE, PodFiles, secret_data
 from support.kustomize import built, container_of, named, pod_of
 from support.looks import next_look
@@ -29,7 +30,6 @@ from topobus.formats.messages.codec import encode
 from topobus.keys.secret_objects import LEAVES_SECRET, SERVER_SECRET, users_of
 from topobus.simulation.nats_server import free_port
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats.shaped_servers import ShapedServer, version_of
 from topobus.values.errors import PeerUnavailable
 from topobus.values.machine import Machine
 

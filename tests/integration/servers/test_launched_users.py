@@ -15,6 +15,7 @@ import pytest
 from integration.values import health
 from support.gateway_rig import WatchedReadiness
 from support.launched_layout import launched_layout
+from support.reading import Reader
 from topobus.bus.bus import Bus
 from topobus.bus.server_config.inboxes import connection_name
 from topobus.bus.server_config.nats_permissions import PRINCIPALS
@@ -24,7 +25,6 @@ from topobus.local_system.nats_store import probe_jetstream, size_store
 from topobus.local_system.supervision import Supervisor
 from topobus.local_system.system import Layout, System, start_nats
 from topobus.process.config import NatsSettings
-from topobus.testing.reading import Reader
 from topobus.values.errors import ConfigError
 from topobus.values.machine import Machine
 

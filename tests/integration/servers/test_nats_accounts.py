@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.servers.lent_accounts import BorrowedServer, NatsAccounts
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import PODS
 from topobus.formats.messages.messages import PodsReply, PodsRequest
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.nats.accounts import BorrowedServer, NatsAccounts
 from topobus.values.errors import PeerUnavailable
 
 pytestmark = pytest.mark.integration

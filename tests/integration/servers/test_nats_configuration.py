@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from docpages.nats_files import render_hub, render_leaf, render_server, render_shape
 from integration.values import health, inventory, release, released
+from support.reading import Reader
 from support.secured_nats import SecuredNats, secured_nats
 from topobus.bus.bus import ChangeKind
 from topobus.bus.server_config.nats_accounts import Shape, accounts
@@ -24,7 +25,6 @@ from topobus.bus.server_config.nats_permissions import PRINCIPALS
 from topobus.engine.health.silence import Answered
 from topobus.formats.messages.catalogue import HEALTH, HINT, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
 from topobus.process.readiness import Readiness
-from topobus.testing.reading import Reader
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Ledger
 from topobus.values.machine import Machine

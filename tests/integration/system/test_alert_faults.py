@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from lab.memory_nats.fates import FatedBus, Fates, Unconfirmed
 from support.claim_manifests import claim
 from support.cli_process import run_cli
 from support.device_bench import NODE, PROFILES, DeviceBench
@@ -25,6 +26,7 @@ from support.looks import next_look, until
 from support.metric_pages import families_of, read_page
 from support.running import Service, all_services, until_all_ready
 from support.topology_node import publish_node
+from support.toy_driver import ToyDriver
 from topobus.bus.bus import Bus
 from topobus.devicekit.host import driver_poller
 from topobus.formats.messages.catalogue import LEDGER
@@ -35,8 +37,6 @@ from topobus.process.service import Runtime
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
-from topobus.testing.drivers.toy_driver import ToyDriver
-from topobus.testing.fates import FatedBus, Fates, Unconfirmed
 from topobus.topology.config import TopologySettings
 from topobus.topology.service import serve
 from topobus.values.device import Device

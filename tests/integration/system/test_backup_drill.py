@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from docpages.nats_files import render_server
+from lab.servers.shaped_servers import ShapedServer, version_of
 from support.alignment_nodes import container, pod
 from support.claim_manifests import claim
 from support.cli_process import run_cli
@@ -25,7 +26,6 @@ from support.running import NODE, all_services, system_settings, until_all_ready
 from support.topology_node import ask_place
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import LEDGER
-from topobus.testing.nats.shaped_servers import ShapedServer, version_of
 
 pytestmark = pytest.mark.integration
 

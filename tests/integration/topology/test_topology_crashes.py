@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from lab.memory_nats.fates import Died, Dies, FatedBus, Fates
 from support.alignment_nodes import container, dgx_facts, pod
 from support.looks import next_look, until
 from topobus.bus.bus import Bus
@@ -23,7 +24,6 @@ from topobus.formats.messages.messages import AdoptRequest, CommitRequest, Decis
 from topobus.formats.messages.nouns import Event
 from topobus.process.readiness import Readiness
 from topobus.testing.clock import ManualClock
-from topobus.testing.fates import Died, Dies, FatedBus, Fates
 from topobus.topology.announcer import Announcer
 from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.ledger_store import LedgerStore

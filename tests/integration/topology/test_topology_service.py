@@ -13,6 +13,7 @@ from msgspec import structs
 
 from support.alignment_nodes import container, owner, pod
 from support.asking import ask_patiently
+from support.reading import Reader
 from support.topology_node import LIMIT_S, NODE, SECOND, TRAINER, ask_place, decisions, publish_node, topology
 from topobus.bus.bus import Bus
 from topobus.engine.alignment.planning.placement import place
@@ -27,7 +28,6 @@ from topobus.formats.messages.messages import (
     ReleaseRequest,
 )
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.reading import Reader
 from topobus.values.errors import ContractError
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import AllocationPhase, Ledger

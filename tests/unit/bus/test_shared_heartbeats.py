@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from lab.memory_nats.memory_bus import MemoryBus
+from lab.memory_nats.memory_server import MemoryNats
+from support.reading import Reader
 from topobus.bus.feeds.shared_heartbeats import BEAT_S, Seat, SharedHeartbeats
 from topobus.formats.messages.catalogue import INVENTORY, LEDGER, MACHINE
-from topobus.testing.bus import MemoryBus
-from topobus.testing.nats.memory_server import MemoryNats
-from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.virtual_time
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from lab.memory_nats.memory_bus import MemoryBus, MemoryNats
 from topobus.bus.bus import Bus
 from topobus.cli.commands.device import _ask
 from topobus.cli.listing.responding_services import CONTROLLER, Peer, device_service_on, note_waiting, topology_on
@@ -15,7 +16,6 @@ from topobus.cli.objects.device_selection import ChosenDevice
 from topobus.formats.messages.catalogue import OPERATE, PREFER
 from topobus.formats.messages.messages import PreferReply, PreferRequest
 from topobus.formats.messages.operation_messages import OperateRequest
-from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.values.maintenance import DeviceOperation, DeviceVerb
 
 pytestmark = pytest.mark.virtual_time

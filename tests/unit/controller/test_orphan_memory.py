@@ -14,6 +14,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from lab.memory_nats.memory_bus import MemoryBus, MemoryNats
 from topobus.bus.bus import Bus
 from topobus.controller.commit.allocator import Allocator
 from topobus.controller.commit.node_ledgers import NodeLedgers
@@ -29,7 +30,6 @@ from topobus.formats.messages.messages import ApiObject, ReleaseReply, ReleaseRe
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
-from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind

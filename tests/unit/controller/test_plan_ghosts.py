@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 from prometheus_client import CollectorRegistry
 
+from lab.memory_nats.memory_bus import Fates, MemoryBus, MemoryNats
 from topobus.bus.bus import Bus
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -13,7 +14,6 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
-from topobus.testing.bus import Fates, MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
 from topobus.values.device import Inventory
 from topobus.values.machine import Machine

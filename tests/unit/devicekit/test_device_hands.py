@@ -14,6 +14,7 @@ import pytest
 
 from support.hands_bench import OTHER, OWNER, TIMEOUT_S, HandsBench, new_card
 from support.looks import other_threads
+from support.toy_driver import ToyDriver
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import LongWork, PrepareContext
 from topobus.devicekit.journal.journal import Journal
@@ -22,7 +23,6 @@ from topobus.formats.messages.messages import Prepared, PrepareRequest
 from topobus.formats.messages.sandbox_messages import Attached, AttachReply
 from topobus.sysfs.tree import Tree
 from topobus.testing.drivers.folder_driver import CARDS, FolderDriver
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError

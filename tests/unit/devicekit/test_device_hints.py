@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from support.toy_driver import ToyDriver
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.host import hinting_driver, hints_of
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet, NodeSet

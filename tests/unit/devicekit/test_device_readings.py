@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Metric
 
+from support.toy_driver import ToyDriver
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.host.device_readings import ClassReadings
 from topobus.devicekit.host.driver_poller import DriverPoller
@@ -19,7 +20,6 @@ from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.ledger import Allocation, Holders, Holding
 from topobus.values.machine import Machine

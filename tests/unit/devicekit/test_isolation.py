@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from support.looks import other_threads
+from support.toy_driver import ToyDriver
 from topobus.devicekit.host import isolation
 from topobus.devicekit.host.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.process.clock import SystemClock
 from topobus.testing.clock import ManualClock
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.errors import HardwareError
 
 _TIMEOUT_S = 5.0

@@ -12,10 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from support.sysfs_trees import write
+from support.toy_driver import ToyDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs.operator_verbs import report_interrupted, reset_device
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.outcome import Reason, Refusal
 from topobus.values.pci import PciAddress

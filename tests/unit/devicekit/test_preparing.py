@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from support.looks import other_threads
+from support.toy_driver import ToyDriver
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.verbs.device_hands import DeviceHands
@@ -18,7 +19,6 @@ from topobus.devicekit.verbs.prepare import Preparer, merge_edits
 from topobus.formats.messages.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.device_sharing import DeviceSharing
 from topobus.values.edits import ContainerEdits, DeviceNode

@@ -6,12 +6,12 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from support.toy_driver import ToyDriver
 from topobus.devicekit.driver import DeviceDriver
 from topobus.devicekit.registry import GROUP, load_drivers, unserved_drivers
 from topobus.devicekit.settings import DriverSettings
 from topobus.formats.messages.device_classes import class_complaint
 from topobus.testing.drivers.driver_contract import DriverContract
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.errors import ConfigError
 
 

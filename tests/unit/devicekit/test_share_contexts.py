@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.toy_driver import ToyDriver
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.journal.journal import Journal
@@ -17,7 +18,6 @@ from topobus.devicekit.verbs.prepare import Preparer
 from topobus.formats.messages.messages import Prepared, PrepareRequest, UnprepareRequest
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.device_sharing import DeviceSharing
 from topobus.values.edits import ContainerEdits

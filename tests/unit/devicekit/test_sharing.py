@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from support.toy_driver import ToyDriver
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.sharing.sharing import read_sharing, refuse_sharing, sharing_of
 from topobus.formats.kubernetes.classic.classic_parameters import MpsConfig, Sharing
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.device import Device
 from topobus.values.outcome import Refusal
 from topobus.values.request import Owner, OwnerKind

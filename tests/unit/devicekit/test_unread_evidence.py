@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from support.toy_driver import ToyDriver
 from topobus.devicekit.host.driver_poller import DriverPoller
 from topobus.devicekit.host.isolation import IsolatedDriver
 from topobus.devicekit.host.metrics import DeviceSeries
@@ -15,7 +16,6 @@ from topobus.devicekit.journal.journal import Journal
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.clock import ManualClock
-from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.machine import Machine
 

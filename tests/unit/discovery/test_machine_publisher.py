@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lab.memory_nats.memory_bus import MemoryBus, MemoryNats
 from topobus.discovery.config import DiscoverySettings
 from topobus.discovery.service import _Publisher
 from topobus.formats.messages.catalogue import MACHINE
@@ -18,7 +19,6 @@ from topobus.process.readiness import Readiness
 from topobus.process.service import Runtime
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.tree import HardwareSettings
-from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.testing.clock import ManualClock
 from topobus.values.errors import PeerUnavailable
 from topobus.values.pci import PciAddress

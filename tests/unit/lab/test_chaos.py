@@ -26,10 +26,10 @@ from lab.chaos.observer import Grant, NodeObserver, cdi_devices
 from lab.chaos.pod_lives import draw_lives
 from lab.chaos.wall_clocks import WallClocks, find_libfaketime
 from lab.chaos.workload import operations
+from lab.memory_nats.memory_bus import MemoryBus, MemoryNats
 from topobus.bus.bus import Bus
 from topobus.bus.streams.provision import bucket_subject
 from topobus.formats.messages.catalogue import LEDGER
-from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind
 

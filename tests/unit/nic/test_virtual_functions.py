@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.memory_nats.memory_bus import MemoryBus, MemoryNats
 from support.physical_functions import ADDRESS, Function
 from topobus.devicekit.host.device_holders import DeviceHolders
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.nic.config import VirtualFunctions
 from topobus.nic.virtual_functions import check_virtual_functions, keep_virtual_functions
-from topobus.testing.bus import MemoryBus, MemoryNats
 from topobus.values.errors import ConfigError, PeerUnavailable
 from topobus.values.ledger import Allocation, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lab.memory_nats.memory_bus import MemoryBus, MemoryNats
+from lab.memory_nats.memory_client import MemoryClient
 from topobus.bus.connection.connection import Connection
 from topobus.formats.messages.catalogue import LEDGER
 from topobus.process.clock import SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.metrics import BusMetrics
 from topobus.process.readiness import Readiness
-from topobus.testing.bus import MemoryBus, MemoryNats
-from topobus.testing.nats.memory_client import MemoryClient
 from topobus.values.errors import PeerUnavailable
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import Any
 
 from docpages.nats_files import domain_of, render_hub, render_leaf
 from lab.chaos.faults import Fault, Planned
+from lab.servers.shaped_servers import Link, ShapedServer, version_of
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import Entry
 from topobus.bus.streams.uplink import Delivery, Mark
@@ -24,7 +25,6 @@ from topobus.formats.messages.codec import encode
 from topobus.formats.messages.nouns import Event, State
 from topobus.process.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, find_nats_server, free_port
-from topobus.testing.nats.shaped_servers import Link, ShapedServer, version_of
 from topobus.values.errors import ConfigError
 
 __all__ = ["LEAF_SETTINGS", "HubSide", "compare_events", "hub_side", "leaf_servers"]

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from lab.memory_nats.fates import FatedBus, Fates
+from lab.memory_nats.memory_server import MemoryNats
 from topobus.bus.bus import Bus
 from topobus.bus.connection.connection import Connection
 from topobus.process.clock import Clock, SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.metrics import BusMetrics
 from topobus.process.readiness import Readiness
-from topobus.testing.fates import FatedBus, Fates
-from topobus.testing.nats.memory_server import MemoryNats
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -8,13 +8,13 @@ import asyncio
 
 import pytest
 
+from lab.memory_nats.fates import READS, WRITES, Delayed, Died, Dies, Fate, Interrupted, Refused, Unconfirmed
+from lab.memory_nats.memory_bus import Fates, MemoryBus, MemoryNats
+from support.reading import Reader
 from topobus.bus.bus import AmbiguousWrite, Bus, Written
 from topobus.bus.failures import ConnectionLost
 from topobus.formats.messages.catalogue import LEDGER, PODS
 from topobus.formats.messages.messages import PodsReply, PodsRequest
-from topobus.testing.bus import Fates, MemoryBus, MemoryNats
-from topobus.testing.fates import READS, WRITES, Delayed, Died, Dies, Fate, Interrupted, Refused, Unconfirmed
-from topobus.testing.reading import Reader
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Ledger
 

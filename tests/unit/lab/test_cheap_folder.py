@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from topobus.testing.nats.accounts import cheap_folder
+from lab.servers.shaped_servers import cheap_folder
 
 _GIB = 1024**3
 

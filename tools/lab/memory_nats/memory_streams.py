@@ -1,6 +1,6 @@
 """One JetStream stream in memory: stored messages, limits, and the next message of each consumer.
 
-`topobus.testing.nats.memory_server` passes messages and requests to it. Refusals have the server's
+`lab.memory_nats.memory_server` passes messages and requests to it. Refusals have the server's
 own codes. It depends on no connection and no clock. It implements the features of a server that the
 runtime uses. The contract suite of the bus compares it with a real one.
 Source: nats-server 2.10, server/stream.go, server/memstore.go, server/consumer.go.

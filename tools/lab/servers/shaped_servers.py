@@ -5,6 +5,7 @@ between them, which can be cut.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -12,9 +13,32 @@ from pathlib import Path
 from typing import Self
 
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.nats.accounts import cheap_folder
 
-__all__ = ["Link", "ShapedServer", "version_of"]
+__all__ = ["Link", "ShapedServer", "cheap_folder", "version_of"]
+
+_MEMORY_DISK = Path("/dev/shm")
+# A container's tmpfs often has 64 MiB, which a test that fills streams would use up.
+_MEMORY_DISK_LEAST_BYTES = 2 * 1024**3
+# A recorded machine is a tree of up to 13,000 files. A tmpfs also counts files, and runs out of
+# them long before its bytes.
+_MEMORY_DISK_LEAST_FILES = 500_000
+
+
+def cheap_folder() -> Path | None:
+    """Return a folder in memory where a synced write costs nothing.
+
+    None (the temporary folder) where there is none with room. Sound for tests that kill the server:
+    what a killed process has written stays in a tmpfs as in a page cache. Not for a test of a
+    machine that loses its power.
+    """
+    try:
+        room = os.statvfs(_MEMORY_DISK)
+    except OSError:
+        return None
+    has_bytes = room.f_bavail * room.f_frsize >= _MEMORY_DISK_LEAST_BYTES
+    # A tmpfs without a limit of files reports that it has none at all.
+    has_files = room.f_files == 0 or room.f_favail >= _MEMORY_DISK_LEAST_FILES
+    return _MEMORY_DISK if has_bytes and has_files and os.access(_MEMORY_DISK, os.W_OK) else None
 
 
 def version_of(binary: Path) -> tuple[int, int]:

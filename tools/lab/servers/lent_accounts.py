@@ -24,10 +24,11 @@ from typing import NoReturn, Self
 import msgspec
 from nats.aio.client import Client
 
+from lab.servers.shaped_servers import cheap_folder
 from topobus.bus.streams.jetstream import API as JETSTREAM_API
 from topobus.simulation.nats_server import NatsServer
 
-__all__ = ["BorrowedServer", "NatsAccounts", "cheap_folder"]
+__all__ = ["BorrowedServer", "NatsAccounts"]
 
 _ACCOUNTS = 64
 _START_LIMIT_S = 20.0
@@ -35,29 +36,6 @@ _STOP_LIMIT_S = 5.0
 # The streams of one account reserve some GiB. 64 accounts must not be refused for a disk that none
 # of them fills.
 _STORE_LIMIT = "64TB"
-_MEMORY_DISK = Path("/dev/shm")
-# A container's tmpfs often has 64 MiB, which a test that fills streams would use up.
-_MEMORY_DISK_LEAST_BYTES = 2 * 1024**3
-# A recorded machine is a tree of up to 13,000 files. A tmpfs also counts files, and runs out of
-# them long before its bytes.
-_MEMORY_DISK_LEAST_FILES = 500_000
-
-
-def cheap_folder() -> Path | None:
-    """Return a folder in memory where a synced write costs nothing.
-
-    None (the temporary folder) where there is none with room. Sound for tests that kill the server:
-    what a killed process has written stays in a tmpfs as in a page cache. Not for a test of a
-    machine that loses its power.
-    """
-    try:
-        room = os.statvfs(_MEMORY_DISK)
-    except OSError:
-        return None
-    has_bytes = room.f_bavail * room.f_frsize >= _MEMORY_DISK_LEAST_BYTES
-    # A tmpfs without a limit of files reports that it has none at all.
-    has_files = room.f_files == 0 or room.f_favail >= _MEMORY_DISK_LEAST_FILES
-    return _MEMORY_DISK if has_bytes and has_files and os.access(_MEMORY_DISK, os.W_OK) else None
 
 
 class BorrowedServer(NatsServer):
@@ -202,7 +180,7 @@ class NatsAccounts:
         try:
             yield lent
         except BaseException:
-            print(f"nats-server's log: {lent.log}\n{lent.read_log()[-2000:]}")  # noqa: T201 - pytest shows it with the failure
+            print(f"nats-server's log: {lent.log}\n{lent.read_log()[-2000:]}")
             raise
         finally:
             await _delete_streams(lent.url)

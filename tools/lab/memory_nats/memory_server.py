@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
+from lab.memory_nats.memory_client import MemoryClient, Subscription
+from lab.memory_nats.memory_streams import MemoryConsumer, MemoryStream, Refused, Stored, matches, overlap
 from topobus.process.clock import SystemClock
-from topobus.testing.nats.memory_client import MemoryClient, Subscription
-from topobus.testing.nats.memory_streams import MemoryConsumer, MemoryStream, Refused, Stored, matches, overlap
 
 __all__ = ["MemoryNats"]
 

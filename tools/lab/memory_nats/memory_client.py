@@ -12,7 +12,7 @@ from nats.aio.client import ServerVersion
 from nats.aio.msg import Msg
 
 if TYPE_CHECKING:
-    from topobus.testing.nats.memory_server import MemoryNats
+    from lab.memory_nats.memory_server import MemoryNats
 
 __all__ = ["MemoryClient", "Subscription"]
 

@@ -1,1 +1,0 @@
-"""Several real nats-servers that form one cluster."""
