@@ -113,46 +113,25 @@ async def exclude(
     return await _operate(DeviceVerb.EXCLUDE, names, why, work, options, is_draining=drain)
 
 
-@device_app.command(name="return")
-async def give_back(
-    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
-) -> int:
-    """End maintenance or exclusion: devices are offered again."""
-    return await _operate(DeviceVerb.RETURN, names, why, work, options)
+def _add_command(verb: DeviceVerb, help_text: str) -> None:
+    async def command(
+        *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
+    ) -> int:
+        return await _operate(verb, names, why, work, options)
+
+    device_app.command(command, name=verb.value, help=help_text)
 
 
-@device_app.command(name="forgive")
-async def forgive(
-    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
-) -> int:
-    """Let sticky faults heal like others. The evidence stays in the decision event."""
-    return await _operate(DeviceVerb.FORGIVE, names, why, work, options)
-
-
-@device_app.command(name="reset")
-async def reset(
-    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
-) -> int:
-    """Reset devices that no owner holds: by their driver, else the PCI function by the kernel."""
-    return await _operate(DeviceVerb.RESET, names, why, work, options)
-
-
-@device_app.command(name="rebind")
-async def rebind(
-    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
-) -> int:
-    """Have the kernel's driver release devices that no owner holds, and take them again."""
-    return await _operate(DeviceVerb.REBIND, names, why, work, options)
-
-
-@device_app.command(name="burn-in")
-async def burn_in(
-    *names: Names, why: Why = "", work: WorkOptions = WORK_DEFAULTS, options: BusOptions = BUS_DEFAULTS
-) -> int:
-    """Test withheld devices that no owner holds: by their driver, and by the program of the setting
-    `burn_in.command`.
-    """
-    return await _operate(DeviceVerb.BURN_IN, names, why, work, options)
+_add_command(DeviceVerb.RETURN, "End maintenance or exclusion: devices are offered again.")
+_add_command(DeviceVerb.FORGIVE, "Let sticky faults heal like others. The evidence stays in the decision event.")
+_add_command(
+    DeviceVerb.RESET, "Reset devices that no owner holds: by their driver, else the PCI function by the kernel."
+)
+_add_command(DeviceVerb.REBIND, "Have the kernel's driver release devices that no owner holds, and take them again.")
+_add_command(
+    DeviceVerb.BURN_IN,
+    "Test withheld devices that no owner holds: by their driver, and by the program of the setting `burn_in.command`.",
+)
 
 
 @device_app.command(name="list")

@@ -269,59 +269,14 @@ def _other_answers(pod: PodRequest, plan: PlanReply) -> Iterable[RenderableType]
 
 @release_app.command(name="pod")
 async def release_pod(
-    name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The pod.")],
+    pod: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The pod.")],
     /,
     *,
     node: NodeFilter = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Release all that a pod holds."""
-    return await _release_pod(*parse_namespaced(name), node, options)
-
-
-@release_app.command(name="claim")
-async def release_claim(
-    name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The claim.")],
-    /,
-    *,
-    node: NodeFilter = None,
-    options: BusOptions = BUS_DEFAULTS,
-) -> int:
-    """Release all that a claim holds whose object is no longer stored.
-
-    A node refuses while a container may be using it.
-    """
-    return await _release_claim(*parse_namespaced(name), node, options)
-
-
-async def _release_claim(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
-    output = options.output()
-    async with open_bus(options, NamesSystem.ALWAYS) as bus:
-        stored = await bus.get_or_last(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
-        if isinstance(stored, Unreadable):
-            output.note(
-                f"what is stored of claim {namespace}/{name} cannot be read; `topobus delete claim {name} -n "
-                f"{namespace}` removes it"
-            )
-            stored = stored.last
-        uid = metadata_of(stored.value).uid if stored is not None else ""
-        held = await _holdings_of(bus, OwnerKind.CLAIM, namespace, name, node)
-        others = [(where, owner) for where, owner in held if owner.uid != uid]
-        if held and not others:
-            raise UsageError(
-                f"claim {namespace}/{name} is stored: if only its devices were released, it would stay "
-                "allocated without any",
-                next_step=f"`topobus delete claim {name} -n {namespace}` releases all that it has",
-            )
-        if not others:
-            where = f" on {node}" if node else ""
-            raise NotFoundError(
-                f"no claim {namespace}/{name} holds anything{where}", next_step="`topobus holders` lists who holds what"
-            )
-        return await _release_each(bus, others, output)
-
-
-async def _release_pod(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
+    namespace, name = parse_namespaced(pod)
     output = options.output()
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         stored = await bus.get_or_last(OBJECT, kind="pod", namespace=namespace, name=name)
@@ -351,6 +306,45 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
                 f"no pod {namespace}/{name} holds anything{where}", next_step="`topobus machine` lists who holds what"
             )
         return await _release_each(bus, held, output)
+
+
+@release_app.command(name="claim")
+async def release_claim(
+    claim: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The claim.")],
+    /,
+    *,
+    node: NodeFilter = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Release all that a claim holds whose object is no longer stored.
+
+    A node refuses while a container may be using it.
+    """
+    namespace, name = parse_namespaced(claim)
+    output = options.output()
+    async with open_bus(options, NamesSystem.ALWAYS) as bus:
+        stored = await bus.get_or_last(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
+        if isinstance(stored, Unreadable):
+            output.note(
+                f"what is stored of claim {namespace}/{name} cannot be read; `topobus delete claim {name} -n "
+                f"{namespace}` removes it"
+            )
+            stored = stored.last
+        uid = metadata_of(stored.value).uid if stored is not None else ""
+        held = await _holdings_of(bus, OwnerKind.CLAIM, namespace, name, node)
+        others = [(where, owner) for where, owner in held if owner.uid != uid]
+        if held and not others:
+            raise UsageError(
+                f"claim {namespace}/{name} is stored: if only its devices were released, it would stay "
+                "allocated without any",
+                next_step=f"`topobus delete claim {name} -n {namespace}` releases all that it has",
+            )
+        if not others:
+            where = f" on {node}" if node else ""
+            raise NotFoundError(
+                f"no claim {namespace}/{name} holds anything{where}", next_step="`topobus holders` lists who holds what"
+            )
+        return await _release_each(bus, others, output)
 
 
 async def _release_each(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -> int:
