@@ -113,25 +113,11 @@ def next_step(
     """
     in_use = [claim for claim in claims if claim.is_allocated and not claim.is_mine and not claim.is_free]
     if in_use:
-        reasons = (_reason("claim-in-use", f"claim {in_use[0].name} is reserved for others, or is being taken back"),)
-        # Two pods with the same two claims may each hold one of them. The pod that waits for the
-        # first by name gives up the others, so that pods never wait in a circle.
-        first = min(pod_claim_view.name for pod_claim_view in in_use)
-        held = sorted(
-            claim.name
-            for claim in claims
-            if claim.is_allocated and claim.is_mine and claim.is_delayed and not claim.is_used_by_others
-        )
-        if not held or held[-1] < first:
-            return Wait(reasons)
-        if spec is not None and spec.selected_node:
-            # Else its driver would allocate it there again.
-            return Negotiate("", spec.potential_nodes, reasons)
-        return TakeBack(held[-1], reasons)
+        return _step_beside_others(claims, in_use, spec)
     at_once = [claim for claim in claims if not claim.is_allocated and not claim.is_delayed]
     if at_once:
         message = f"claim {at_once[0].name} is allocated at once (allocationMode Immediate), and is not yet"
-        return Wait((_reason("waits-for-allocation", message),))
+        return Wait((Reason(code="waits-for-allocation", message=message),))
     pending = [claim for claim in claims if not claim.is_allocated]
     allowed = [node for node in nodes if all(_serves(claim.nodes, node) for claim in claims)]
     bad = {node for pod_claim_view in pending for node in unsuitable.get(pod_claim_view.entry, ())}
@@ -139,7 +125,7 @@ def next_step(
         return Ready(tuple(allowed))
     good = [node for node in allowed if node not in bad]
     if not good:
-        reasons = (_reason("no-node", _why_none(claims, nodes, allowed)),)
+        reasons = (Reason(code="no-node", message=_why_none(claims, nodes, allowed)),)
         movable = sorted(
             claim.name for claim in claims if claim.is_allocated and claim.is_delayed and not claim.is_used_by_others
         )
@@ -161,6 +147,29 @@ def next_step(
     if suitable:
         return Negotiate(min(suitable, key=lambda node: (rivals or {}).get(node, 0)), potential)
     return Negotiate("", potential)
+
+
+def _step_beside_others(
+    claims: Sequence[PodClaimView], in_use: Sequence[PodClaimView], spec: classic.PodSchedulingSpec | None
+) -> Step:
+    """Wait for claims that others use, or give up one of the pod's own.
+
+    Two pods with the same two claims may each hold one of them. The pod that waits for the first by
+    name gives up the others, so that pods never wait in a circle.
+    """
+    text = f"claim {in_use[0].name} is reserved for others, or is being taken back"
+    reasons = (Reason(code="claim-in-use", message=text),)
+    held = sorted(
+        claim.name
+        for claim in claims
+        if claim.is_allocated and claim.is_mine and claim.is_delayed and not claim.is_used_by_others
+    )
+    if not held or held[-1] < min(claim.name for claim in in_use):
+        return Wait(reasons)
+    if spec is not None and spec.selected_node:
+        # Else its driver would allocate it there again.
+        return Negotiate("", spec.potential_nodes, reasons)
+    return TakeBack(held[-1], reasons)
 
 
 def context_for(pod: ApiObject) -> ApiObject:
@@ -260,7 +269,3 @@ def _why_none(claims: Sequence[PodClaimView], nodes: Sequence[str], allowed: Seq
         )
     bound = ", ".join(sorted(claim.name for claim in claims if claim.nodes is not None))
     return f"none of its {len(nodes)} nodes is one on which all of its claims can be used ({bound})"
-
-
-def _reason(code: str, message: str) -> Reason:
-    return Reason(code=code, message=message)
