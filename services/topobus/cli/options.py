@@ -131,7 +131,6 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     # Imported here: the client of NATS, metrics and logs are a third of a start, and half of the
     # commands need no connection.
     from topobus.bus.bus import Bus
-    from topobus.bus.connection.nats_errors import is_refused_login
     from topobus.process.logging import setup_logging
 
     target = options.target()
@@ -156,25 +155,7 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
     except TimeoutError as err:
         shown = read_url(settings.nats.url)[1]
         why = readiness.report().get("bus", "").removeprefix(f"waiting for NATS at {shown}").removeprefix(": ")
-        if is_refused_login(why):
-            who = f"as user {settings.nats.user!r}" if settings.nats.user else "without a user"
-            raise PeerUnavailable(
-                f"the NATS server {where} does not let us in {who}: {why}",
-                next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, "
-                "TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
-                "runs `topobus up` need neither; its file is nats-users/cli/password in the state folder",
-            ) from err
-        if "certificate" in why:
-            raise PeerUnavailable(
-                f"the NATS server {where} is not trusted: {why}",
-                next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the "
-                "server as its certificate does; "
-                "`topobus keys show FOLDER` at the server shows its names and until when it is valid",
-            ) from err
-        raise PeerUnavailable(
-            f"no NATS server answers {where} within {settings.connect_timeout_s:g} s{why and f': {why}'}",
-            next_step=target.next_step,
-        ) from err
+        raise _no_connection(target, where, why) from err
     try:
         yield bus
     except PeerUnavailable as err:
@@ -193,6 +174,30 @@ async def open_bus(options: BusOptions, names_system: NamesSystem = NamesSystem.
         raise
     finally:
         await bus.close()
+
+
+def _no_connection(target: Target, where: str, why: str) -> PeerUnavailable:
+    from topobus.bus.connection.nats_errors import is_refused_login
+
+    user = target.settings.nats.user
+    if is_refused_login(why):
+        return PeerUnavailable(
+            f"the NATS server {where} does not let us in {f'as user {user!r}' if user else 'without a user'}: {why}",
+            next_step="name the user and the file of the password: TOPOBUS_CLI__NATS__USER, "
+            "TOPOBUS_CLI__NATS__PASSWORD_FILE. Commands of the user who "
+            "runs `topobus up` need neither; its file is nats-users/cli/password in the state folder",
+        )
+    if "certificate" in why:
+        return PeerUnavailable(
+            f"the NATS server {where} is not trusted: {why}",
+            next_step="name the file of the authority that signed it (TOPOBUS_CLI__NATS__TLS_CA_FILE), and the "
+            "server as its certificate does; "
+            "`topobus keys show FOLDER` at the server shows its names and until when it is valid",
+        )
+    return PeerUnavailable(
+        f"no NATS server answers {where} within {target.settings.connect_timeout_s:g} s{why and f': {why}'}",
+        next_step=target.next_step,
+    )
 
 
 def cancel_at(*signals: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +27,7 @@ from topobus.formats.messages.catalogue import DECISION, OBJECT
 from topobus.formats.messages.codec import decode
 from topobus.formats.messages.messages import ApiObject, DecisionEvent
 from topobus.values.node_text import counted
-from topobus.values.outcome import Placement, Refusal, summary
+from topobus.values.outcome import HintList, Placement, Refusal, summary
 from topobus.values.request import PodRequest
 from topobus.values.view import NodeView, PlanMode
 
@@ -88,31 +89,11 @@ def explanation(
         ]
     if isinstance(event.outcome, Placement):
         for container in event.outcome.containers:
-            if not container.has_alignment:
-                continue
-            name = f"container {container.name}" if container.name else "claim"
-            parts += [
-                Rule(f"hints of {name}", align="left", style="faint"),
-                hint_table(container.hints),
-                Text(f"  merged to {container.alignment.text}"),
-            ]
+            if container.has_alignment:
+                parts += _hints(container.name, container.hints, f"merged to {container.alignment.text}")
     elif isinstance(event.outcome, Refusal) and (conflict := conflict_of(event)) is not None:
-        parts += [
-            Rule(
-                f"hints of {f'container {conflict.demand.name}' if conflict.demand.name else 'claim'}",
-                align="left",
-                style="faint",
-            ),
-            hint_table(resource_hints.record() for resource_hints in conflict.lists),
-        ]
-        if conflict.merged is not None:
-            hint, policy = conflict.merged.hint, conflict.policy
-            merged = f"merged to {hint.text}, which policy {policy} does not admit"
-            parts.append(
-                Text(
-                    f"  {merged if hint.nodes is not None else f'no merge of these is one that policy {policy} admits'}"
-                )
-            )
+        lists = [resource_hints.record() for resource_hints in conflict.lists]
+        parts += _hints(conflict.demand.name, lists, _merge_text(conflict))
     if event.outcome is not None:
         parts.append(
             Panel(
@@ -128,13 +109,25 @@ def explanation(
         parts.append(Text("replayed offline from the event's inputs: the same answer", "ok"))
     else:
         parts.append(Text(f"replayed offline from the event's inputs: another answer: {summary(again)}", "fail"))
-        parts.append(
-            Text(
-                "this program and the service that decided are of different versions, or one of them has a defect",
-                "faint",
-            )
-        )
+        why = "this program and the service that decided are of different versions, or one of them has a defect"
+        parts.append(Text(why, "faint"))
     return parts
+
+
+def _hints(container: str, lists: Iterable[HintList], merged: str) -> list[RenderableType]:
+    name = f"container {container}" if container else "claim"
+    parts: list[RenderableType] = [Rule(f"hints of {name}", align="left", style="faint"), hint_table(lists)]
+    return [*parts, Text(f"  {merged}")] if merged else parts
+
+
+def _merge_text(conflict: Conflict) -> str:
+    """Say what the hints merge to that the policy does not admit. Empty: they were not merged."""
+    if conflict.merged is None:
+        return ""
+    hint, policy = conflict.merged.hint, conflict.policy
+    if hint.nodes is None:
+        return f"no merge of these is one that policy {policy} admits"
+    return f"merged to {hint.text}, which policy {policy} does not admit"
 
 
 def conflict_of(event: DecisionEvent) -> Conflict | None:

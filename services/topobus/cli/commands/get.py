@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from topobus.bus.bus import Bus
 from topobus.cli.exits import ExitCode
-from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, ListOptions, Namespace
+from topobus.cli.listing.list_options import LIST_DEFAULTS, AllNamespaces, Lister, ListOptions, Namespace
 from topobus.cli.objects.applying import built_in_classes, find_object, parts_of, plain_object
 from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
@@ -74,23 +74,32 @@ async def get(
             else 0
         )
     where = f" in namespace {namespace}" if namespace and not all(map(is_of_cluster, kinds)) else ""
-    what = " and no ".join(map(plural_of, kinds))
-    empty = f"there are no {what}{where}" + ("; -A looks into all" if where else "")
-    if "Node" in kinds:
-        empty += "; none is stored: `topobus inventory` and `topobus machine` show those that run"
 
     def document(rows: Sequence[Row]) -> Any:
         plain = [plain_object(row.document, is_brief=lister.form == "yaml") for row in rows]
         return plain[0] if len(names) == 1 and plain else {"apiVersion": "v1", "kind": "List", "items": plain}
 
-    lister.show(listings, document, thing=f"{' or '.join(map(str.lower, kinds))}{where}", empty=empty)
+    lister.show(
+        listings, document, thing=f"{' or '.join(map(str.lower, kinds))}{where}", empty=_none_text(kinds, where)
+    )
+    _note_left_out(lister, len(unread), unstored)
+    return ExitCode.OK
+
+
+def _note_left_out(lister: Lister, unread: int, unstored: int) -> None:
     if unread:
-        them = "1 object cannot be read: `topobus doctor` names it" if len(unread) == 1 else ""
-        lister.output().note(them or f"{len(unread)} objects cannot be read: `topobus doctor` names them")
+        them = "1 object cannot be read: `topobus doctor` names it" if unread == 1 else ""
+        lister.output().note(them or f"{unread} objects cannot be read: `topobus doctor` names them")
     if unstored and lister.is_text:
         pods = "1 pod holds devices and is" if unstored == 1 else f"{unstored} pods hold devices and are"
         lister.output().note(f"{pods} not stored: `topobus holders`")
-    return ExitCode.OK
+
+
+def _none_text(kinds: Sequence[str], where: str) -> str:
+    text = f"there are no {' and no '.join(map(plural_of, kinds))}{where}" + ("; -A looks into all" if where else "")
+    if "Node" in kinds:
+        text += "; none is stored: `topobus inventory` and `topobus machine` show those that run"
+    return text
 
 
 async def _count_unstored_pods(bus: Bus, stored: Listing, namespace: str) -> int:

@@ -27,7 +27,7 @@ from topobus.engine.alignment.planning.node_view import cpu_of_name
 from topobus.engine.ledger.holdings import names_of
 from topobus.engine.shapes.shapes import is_shape, shapes_of
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, file_name
-from topobus.formats.containers.oci import CdiFile, PluginAnswer, device_paths, oci_spec
+from topobus.formats.containers.oci import CdiFile, OciResult, PluginAnswer, device_paths, oci_spec
 from topobus.formats.kubernetes.classic.classic_handles import shown
 from topobus.formats.kubernetes.opaque_parameters import is_for_class
 from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE, OBJECT, PODS, PREPARE, UNPREPARE
@@ -117,6 +117,10 @@ async def oci(
         raise ContractError(
             f"a container runtime would refuse this: {'; '.join(reason.message for reason in merged.reasons)}"
         )
+    return _print(output, merged)
+
+
+def _print(output: Output, merged: OciResult) -> int:
     for conflict in merged.conflicts:
         output.note(f"conflict: {conflict}")
     if merged.missing:

@@ -151,33 +151,39 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
         for driver in drivers:
             await kubelet.wait_for_driver(driver)
         reference = ClaimReference(namespace=parts["namespace"], name=parts["name"], uid=uid, drivers=drivers)
-        (prepared,) = await kubelet.prepare_claims([reference])
-        stage.expect(
-            not prepared.error and len(prepared.devices) == 2,
-            "kubelet prepared it and hands these CDI names to the runtime:\n"
-            + "\n".join(i for d in prepared.devices for i in d.cdi_devices),
-            prepared,
-        )
-        files = sorted(scene.system.layout.cdi.glob("*.json"))
-        stage.expect(bool(files), f"{len(files)} CDI files in {scene.system.layout.cdi}", "none")
-        shown = next((file for file in files if "gpu" in file.name), files[0])
-        stage.show(
-            Panel(
-                coloured(shown.read_text(encoding="utf-8").strip(), "json"),
-                title=shown.name,
-                title_align="left",
-            ),
-            indent=2,
-        )
-
-        errors = await kubelet.unprepare_claims([reference])
-        left = sorted(scene.system.layout.cdi.glob("*.json"))
-        stage.expect(not any(errors.values()) and not left, "unprepared: the CDI files are gone", (errors, left))
+        await _show_prepared(scene, kubelet, reference)
         await delete_object(scene.bus, parts)
         ledger = await scene.ledger(
             lambda each_ledger: not each_ledger.allocations, "the claim's devices to be released"
         )
         stage.expect(not ledger.allocations, "the claim is deleted and its devices are free")
+
+
+async def _show_prepared(scene: Scene, kubelet: KubeletSimulator, reference: ClaimReference) -> None:
+    """Prepare a claim over the DRA socket, show a CDI file of it, and unprepare it."""
+    stage = scene.stage
+    (prepared,) = await kubelet.prepare_claims([reference])
+    stage.expect(
+        not prepared.error and len(prepared.devices) == 2,
+        "kubelet prepared it and hands these CDI names to the runtime:\n"
+        + "\n".join(i for d in prepared.devices for i in d.cdi_devices),
+        prepared,
+    )
+    files = sorted(scene.system.layout.cdi.glob("*.json"))
+    stage.expect(bool(files), f"{len(files)} CDI files in {scene.system.layout.cdi}", "none")
+    shown = next((file for file in files if "gpu" in file.name), files[0])
+    stage.show(
+        Panel(
+            coloured(shown.read_text(encoding="utf-8").strip(), "json"),
+            title=shown.name,
+            title_align="left",
+        ),
+        indent=2,
+    )
+
+    errors = await kubelet.unprepare_claims([reference])
+    left = sorted(scene.system.layout.cdi.glob("*.json"))
+    stage.expect(not any(errors.values()) and not left, "unprepared: the CDI files are gone", (errors, left))
 
 
 async def show_pair(scene: Scene, kubelet: KubeletSimulator) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -329,6 +329,20 @@ class Fleet:
         return row
 
 
+def _why(uses: Sequence[ClassUse], unwell: Sequence[tuple[Rank, CountedDevice]], silent: Collection[str]) -> str:
+    """Say what is wrong with a node, else of which classes nothing is free. `unwell`: the worst first."""
+    if not unwell and not silent:
+        full = [use.device_class for use in uses if use.is_full]
+        return f"no {' and no '.join(full)} free" if full else ""
+    services = ", ".join(name if name == TOPOLOGY else f"{name} service" for name in sorted(silent))
+    words = [f"{services} silent"] if silent else []
+    if unwell:
+        # A device that is known to be sick is more important than a service that does not answer.
+        place = 0 if unwell[0][0] is Rank.UNHEALTHY else len(words)
+        words.insert(place, first_of([f"{device.name} {device.trouble}" for _, device in unwell], 1))
+    return "; ".join(words)
+
+
 def _row(
     node: str,
     counted: Mapping[str, _Counted],
@@ -361,7 +375,6 @@ def _row(
         states |= of_class | {f"{device_class}:{state}" for state in of_class} | {device_class}
         rank = min(rank, Rank.FULL) if use.is_full else rank
     unwell.sort(key=lambda entry: entry[0])
-    troubles = [first_of([f"{device.name} {device.trouble}" for _, device in unwell], 1)] if unwell else []
     if silent:
         rank = min(rank, Rank.UNKNOWN)
         states |= {"silent", "unknown"}
@@ -371,23 +384,13 @@ def _row(
         states.add("well")
     if waits:
         states.add("waiting")
-    silence = (
-        [f"{', '.join(name if name == TOPOLOGY else f'{name} service' for name in sorted(silent))} silent"]
-        if silent
-        else []
-    )
-    # A device that is known to be sick is more important than a service that does not answer.
-    words = [*troubles, *silence] if unwell and unwell[0][0] is Rank.UNHEALTHY else [*silence, *troubles]
-    full = [use.device_class for use in uses if use.is_full]
-    if full and not words:
-        words = [f"no {' and no '.join(full)} free"]
     return NodeRow(
         node=node,
         rank=rank,
         uses=tuple(uses),
         sick=len(unwell),
         waits=waits,
-        why="; ".join(words),
+        why=_why(uses, unwell, silent),
         states=frozenset(states),
         troubles=frozenset(device.trouble for _, device in unwell),
     )
