@@ -29,14 +29,8 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     """Answer place, prefer, adopt, commit, release and operate for this node until cancelled."""
     bus, node = runtime.bus, runtime.node
     metrics = TopologyMetrics(runtime.registry)
-    options = settings.alignment.options()
-    alignment = NodeAlignment(
-        node=node,
-        options=options,
-        reserved_cpus=CpuSet.parse(settings.alignment.reserved_cpus),
-        reserved_memory=dict(settings.alignment.memory.reserved_bytes),
-        own_shapes=tuple(own.shape() for own in settings.own_shapes),
-    )
+    alignment = _alignment_of(settings, node)
+    options = alignment.options
     inputs = NodeInputs(bus, alignment, runtime.readiness)
     store = LedgerStore(bus, node=node, readiness=runtime.readiness, metrics=metrics)
     announcer = Announcer(bus, node=node, store=store, metrics=metrics)
@@ -91,3 +85,13 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         await bus.answer(COMMIT, answers.commit, node=node)
         await bus.answer(RELEASE, answers.release, node=node)
         await bus.answer(OPERATE, operations.operate, node=node)
+
+
+def _alignment_of(settings: TopologySettings, node: str) -> NodeAlignment:
+    return NodeAlignment(
+        node=node,
+        options=settings.alignment.options(),
+        reserved_cpus=CpuSet.parse(settings.alignment.reserved_cpus),
+        reserved_memory=dict(settings.alignment.memory.reserved_bytes),
+        own_shapes=tuple(own.shape() for own in settings.own_shapes),
+    )

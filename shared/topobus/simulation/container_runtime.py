@@ -209,17 +209,11 @@ class SimulatedRuntime:
                 message,
             )
             if answer is not None:
-                response = nri.CreateContainerResponse.FromString(answer)
-                self._store(made, response.adjust.linux.resources)
-                for change in response.adjust.mounts:
-                    if change.destination.startswith("-"):
-                        del mounts[change.destination[1:]]
-                    else:
-                        mounts[change.destination] = Mount(
-                            host_path=change.source, container_path=change.destination, options=tuple(change.options)
-                        )
-                made.env = {variable.key: variable.value for variable in response.adjust.env}
-                made.annotations = dict(response.adjust.annotations)
+                adjustment = nri.CreateContainerResponse.FromString(answer).adjust
+                self._store(made, adjustment.linux.resources)
+                _change_mounts(mounts, adjustment.mounts)
+                made.env = {variable.key: variable.value for variable in adjustment.env}
+                made.annotations = dict(adjustment.annotations)
         missing = _sources_missing(mounts.values())
         made.mounts = tuple(mounts)
         self.containers[made.id] = made
@@ -520,6 +514,17 @@ class SimulatedRuntime:
         assert self.control_groups is not None
         hierarchy = self.control_groups / "sys/fs/cgroup" / ("cpuset" if self.cgroup_version == 1 else "")
         return hierarchy / made.message.linux.cgroups_path.lstrip("/") / "cpuset.cpus"
+
+
+def _change_mounts(mounts: dict[str, Mount], changes: Iterable[nri.Mount]) -> None:
+    """Mount what a plugin adds, and take away what it removes: its place with a minus before it."""
+    for change in changes:
+        if change.destination.startswith("-"):
+            del mounts[change.destination[1:]]
+        else:
+            mounts[change.destination] = Mount(
+                host_path=change.source, container_path=change.destination, options=tuple(change.options)
+            )
 
 
 def _sources_missing(mounts: Iterable[Mount]) -> list[str]:

@@ -166,6 +166,7 @@ def layout_of(
     }
     lost_cpus = [cpu for node, cpus in cpus_by_node.items() if node not in panels for cpu in cpus]
     lost_leaves = [leaf for leaf in leaves if leaf.numa_node is None or leaf.numa_node not in panels]
+    warnings = [(inventory.device_class, warning) for inventory in all_inventories for warning in inventory.warnings]
     by_socket: dict[int, list[NumaPanel]] = {}
     for panel in panels.values():
         by_socket.setdefault(next(iter(panel.sockets), -1), []).append(panel)
@@ -180,14 +181,7 @@ def layout_of(
         memory_only=_memory_only([node for node in machine.numa_nodes if node.id not in panels]),
         holders=holders,
         distances=_distances(machine),
-        warnings=(
-            *machine.warnings,
-            *(
-                f"{inventory.device_class}: {warning}"
-                for inventory in all_inventories
-                for warning in inventory.warnings
-            ),
-        ),
+        warnings=(*machine.warnings, *map(": ".join, warnings)),
     )
 
 

@@ -10,7 +10,7 @@ counters in a set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 
@@ -140,24 +140,34 @@ def shapes_of(inventories: Iterable[Inventory], own_shapes: Sequence[OwnShape] =
     shapes += [_named_place(place, set_of, group.name) for group in groups for place in places_of(group)]
     totals = {group.name: offered_cpus(group) for group in groups}
     used = {use.counter for shape in shapes for use in shape.consumes} - totals.keys()
-    uses: dict[str, CounterUse] = {}
-    for device in devices:
-        unit = units[device.name]
-        if unit in used:
-            amount = MAX_PARTS if unit == device.name else 1
-            uses[device.name] = CounterUse(counter_set=set_of[unit], counter=unit, amount=amount)
-    counter_sets = tuple(
-        CounterSet(name=name, counters={counter: totals.get(counter, MAX_PARTS) for counter in sorted(counters)})
-        for name in numbers
-        if (counters := {counter for counter in (*used, *totals) if set_of[counter] == name})
-    )
     return Shapes(
         devices=tuple(shapes),
-        counter_sets=counter_sets,
-        uses=uses,
+        counter_sets=_counter_sets(dict.fromkeys(used, MAX_PARTS) | totals, set_of, numbers),
+        uses=_uses(units, used, set_of),
         remarks=tuple(dict.fromkeys(texts)),
         groups={group.name: group.near_cpus for group in groups},
     )
+
+
+def _counter_sets(
+    amounts: Mapping[str, int], set_of: Mapping[str, str], numbers: Iterable[str]
+) -> tuple[CounterSet, ...]:
+    """Return the counters in the sets that they are in, without the sets that have none."""
+    in_sets = {name: sorted(counter for counter in amounts if set_of[counter] == name) for name in numbers}
+    return tuple(
+        CounterSet(name=name, counters={counter: amounts[counter] for counter in counters})
+        for name, counters in in_sets.items()
+        if counters
+    )
+
+
+def _uses(units: Mapping[str, str], used: Collection[str], set_of: Mapping[str, str]) -> dict[str, CounterUse]:
+    """Return what each device takes of its unit's counter, where a shape counts that unit."""
+    return {
+        name: CounterUse(counter_set=set_of[unit], counter=unit, amount=MAX_PARTS if unit == name else 1)
+        for name, unit in units.items()
+        if unit in used
+    }
 
 
 def _units(devices: Iterable[Device]) -> dict[str, str]:

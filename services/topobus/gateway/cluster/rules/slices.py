@@ -256,8 +256,7 @@ def slice_plan(
     # A slice's pool cannot be renamed. A slice of another pool can only be replaced, and its
     # generation does not count.
     specs = {name: spec if spec is not None and spec.pool.name == of.name else None for name, spec in specs.items()}
-    counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
-    generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
+    generation = _newest_generation(filter(None, specs.values()), last_generation)
     matched, obsolete = _matched(api_objects, specs, layout, generation)
     owner = {"apiVersion": "v1", "kind": "Node", "name": node_of_pool(of.name), "uid": of.node_uid, "controller": True}
 
@@ -437,6 +436,12 @@ def deletion_of(api_object: ApiObject) -> Deletion:
         uid=str(api_object.metadata.get("uid", "")),
         resource_version=str(api_object.metadata.get("resourceVersion", "")),
     )
+
+
+def _newest_generation(specs: Iterable[SliceSpec], last_generation: int) -> int:
+    """Return the generation that the slices have, or the last one written where they have none."""
+    shown = [spec.pool.generation for spec in specs if spec.pool.generation <= _LARGEST_GENERATION]
+    return max(shown, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
 
 
 def _missing(sent: Any, stored: Any, path: str) -> Iterable[str]:

@@ -137,36 +137,7 @@ def _resource_reason(
 ) -> Reason:
     """Report how much of a resource each node has, and which node sets it offers."""
     resource = hint_list.resource.removesuffix(" (named)")
-    if resource == CPU_CLASS:
-        wanted = len(demand.named_cpus) if hint_list.resource != resource else demand.cpus
-        rows = [
-            (node, len(cpus), len(cpus & available.free_cpus))
-            for node, cpus in available.topology.cpus_by_node().items()
-        ]
-    elif resource in demand.memory:
-        wanted = demand.memory[resource]
-        nodes = available.memory.nodes
-        rows = [
-            (node.id, node.amounts[resource].allocatable, node.amounts[resource].free)
-            for node in nodes
-            if resource in node.amounts
-        ]
-    else:
-        device_demand = demand.of_class(resource)
-        wanted = len(device_demand.names) if hint_list.resource != resource else device_demand.any_count
-        devices = available.devices.get(resource, {}).values()
-        rows = [
-            (
-                node,
-                sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes),
-                sum(
-                    1
-                    for device in devices
-                    if device.numa_nodes and node in device.numa_nodes and device.name in available.free[resource]
-                ),
-            )
-            for node in available.view.numa_nodes
-        ]
+    wanted, rows = _amounts_by_node(available, demand, resource, is_by_name=hint_list.resource != resource)
     table = tuple(f"node {node}: {free} of {exists} free" for node, exists, free in rows if exists)
     without = _without_node(available, resource)
     if without is not None:
@@ -201,6 +172,43 @@ class _WithoutNode(Struct, frozen=True, kw_only=True):
 
     exists: int
     free: tuple[str, ...]
+
+
+def _amounts_by_node(
+    available: NodeAvailability, demand: ContainerDemand, resource: str, *, is_by_name: bool
+) -> tuple[int, list[tuple[int, int, int]]]:
+    """Return how much is wanted, and for each node its id, how much it has and how much is free."""
+    if resource == CPU_CLASS:
+        wanted = len(demand.named_cpus) if is_by_name else demand.cpus
+        rows = [
+            (node, len(cpus), len(cpus & available.free_cpus))
+            for node, cpus in available.topology.cpus_by_node().items()
+        ]
+    elif resource in demand.memory:
+        wanted = demand.memory[resource]
+        nodes = available.memory.nodes
+        rows = [
+            (node.id, node.amounts[resource].allocatable, node.amounts[resource].free)
+            for node in nodes
+            if resource in node.amounts
+        ]
+    else:
+        device_demand = demand.of_class(resource)
+        wanted = len(device_demand.names) if is_by_name else device_demand.any_count
+        devices = available.devices.get(resource, {}).values()
+        rows = [
+            (
+                node,
+                sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes),
+                sum(
+                    1
+                    for device in devices
+                    if device.numa_nodes and node in device.numa_nodes and device.name in available.free[resource]
+                ),
+            )
+            for node in available.view.numa_nodes
+        ]
+    return wanted, rows
 
 
 def _without_node(available: NodeAvailability, resource: str) -> _WithoutNode | None:
