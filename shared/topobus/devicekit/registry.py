@@ -7,7 +7,7 @@ could not name one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -17,7 +17,15 @@ from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_compl
 from topobus.values.errors import ConfigError
 from topobus.values.names import is_dns_label
 
-__all__ = ["GROUP", "DriverRegistry", "IgnoredDriver", "SkippedPlugin", "load_drivers", "unserved_drivers"]
+__all__ = [
+    "GROUP",
+    "DriverRegistry",
+    "IgnoredDriver",
+    "SkippedPlugin",
+    "installed_lines",
+    "load_drivers",
+    "unserved_drivers",
+]
 
 GROUP = "topobus.drivers"
 
@@ -63,6 +71,17 @@ class DriverRegistry:
     ignored: tuple[IgnoredDriver, ...] = ()
 
 
+def installed_lines(group: str, entry_points: Iterable[metadata.EntryPoint] | None) -> list[metadata.EntryPoint]:
+    """List the entry points of a group, those given or all that are installed, by name and value.
+
+    One distribution may be twice on the path (editable and installed): the same line twice is one
+    plugin.
+    """
+    points = metadata.entry_points(group=group) if entry_points is None else entry_points
+    by_text = {(line.name, line.value): line for line in points}
+    return [by_text[text] for text in sorted(by_text)]
+
+
 def load_drivers(
     device_class: str,
     settings: DriverSettings | None = None,
@@ -75,13 +94,7 @@ def load_drivers(
     a plugin that is not installed.
     """
     settings = settings or DriverSettings()
-    points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
-    # One distribution may be twice on the path (editable and installed): the same line twice is one
-    # plugin.
-    lines = sorted(
-        {(entry_point.name, entry_point.value): entry_point for entry_point in points}.values(),
-        key=lambda entry_point: (entry_point.name, entry_point.value),
-    )
+    lines = installed_lines(GROUP, entry_points)
     drivers: dict[str, tuple[DeviceDriver, str]] = {}
     skipped: list[SkippedPlugin] = []
     denied: list[str] = []
@@ -109,16 +122,7 @@ def load_drivers(
                 name=driver.name,
             )
         drivers[driver.name] = (driver, line.value)
-    names = {*drivers, *denied, *(skipped_plugin.name for skipped_plugin in skipped)}
-    for key, wanted in (("drivers.allow", settings.allow), ("drivers.deny", settings.deny)):
-        for name in wanted:
-            if name not in names:
-                raise ConfigError(
-                    f"{key} names {name!r}, and no plugin of class {device_class} has that name; installed "
-                    f"are {sorted(names) or 'none'}",
-                    next_step=f"correct {key}, or install the package that brings {name!r}",
-                    key=key,
-                )
+    _check_names(device_class, settings, {*drivers, *denied, *(skipped_plugin.name for skipped_plugin in skipped)})
     chosen = sorted(
         name for name in drivers if name not in settings.deny and (not settings.allow or name in settings.allow)
     )
@@ -135,15 +139,26 @@ def unserved_drivers(
 
     Sorted by name.
     """
-    points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
-    lines = {(line.name, line.value): line for line in points if not line.module.startswith("topobus.")}
-    drivers = {driver.name: driver for line in lines.values() if (driver := _make(line)[0]) is not None}
+    lines = [line for line in installed_lines(GROUP, entry_points) if not line.module.startswith("topobus.")]
+    drivers = {driver.name: driver for line in lines if (driver := _make(line)[0]) is not None}
     served_classes = {*DEVICE_SERVICES, *served}
     return tuple(
         _ignored(driver.name, str(driver.device_class))
         for _, driver in sorted(drivers.items())
         if driver.device_class not in served_classes
     )
+
+
+def _check_names(device_class: str, settings: DriverSettings, names: Collection[str]) -> None:
+    for key, wanted in (("drivers.allow", settings.allow), ("drivers.deny", settings.deny)):
+        for name in wanted:
+            if name not in names:
+                raise ConfigError(
+                    f"{key} names {name!r}, and no plugin of class {device_class} has that name; installed "
+                    f"are {sorted(names) or 'none'}",
+                    next_step=f"correct {key}, or install the package that brings {name!r}",
+                    key=key,
+                )
 
 
 def _is_of_another_service(module: str, device_class: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from topobus.devicekit.classic.classic import ClassicContext, ClassicDriver
-from topobus.devicekit.registry import SkippedPlugin
+from topobus.devicekit.registry import SkippedPlugin, installed_lines
 from topobus.values.dra_names import class_of_group
 from topobus.values.errors import ConfigError
 from topobus.values.names import is_dns_subdomain
@@ -39,16 +39,9 @@ def load_classic_drivers(
 
     Errors: raises ConfigError when two have one name.
     """
-    points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
-    # One distribution may be twice on the path (editable and installed): the same line twice is one
-    # plugin.
-    lines = sorted(
-        {(entry_point.name, entry_point.value): entry_point for entry_point in points}.values(),
-        key=lambda entry_point: (entry_point.name, entry_point.value),
-    )
     drivers: dict[str, tuple[ClassicDriver, str]] = {}
     skipped: list[SkippedPlugin] = []
-    for line in lines:
+    for line in installed_lines(GROUP, entry_points):
         driver, why = _make(line, context)
         if driver is None:
             skipped.append(SkippedPlugin(name=line.name, value=line.value, why=why))
