@@ -40,7 +40,6 @@ from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
 from topobus.gateway.cluster.cluster_reports import ClusterReports
 from topobus.gateway.cluster.node_readiness import NodeReadiness
 from topobus.gateway.cluster.node_verdicts import NodeVerdicts
-from topobus.gateway.cluster.objects import Cluster, claims_of, may_run
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
@@ -65,6 +64,7 @@ from topobus.sysfs.tree import Tree
 from topobus.values.dra_names import DRIVER
 
 if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
     from topobus.gateway.cluster.served_by_claims import ServedByClaims
     from topobus.gateway.containers.cpu_pinning import CpuPinning
     from topobus.gateway.containers.runtime_events import RuntimeDoor
@@ -96,7 +96,7 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
 
 
 @asynccontextmanager
-async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
+async def _opened(settings: GatewaySettings) -> AsyncIterator[KubernetesCluster | None]:
     """Open the cluster, where one is configured."""
     if settings.cluster.mode == "off":
         yield None
@@ -139,7 +139,9 @@ def _foreign_plugins(settings: GatewaySettings, runtime: Runtime) -> ForeignPlug
     )
 
 
-def _served_by_claims(cluster: Cluster | None, state: NodeState, settings: GatewaySettings) -> ServedByClaims | None:
+def _served_by_claims(
+    cluster: KubernetesCluster | None, state: NodeState, settings: GatewaySettings
+) -> ServedByClaims | None:
     """Make what decides which resources claims serve, where any may."""
     if cluster is None or settings.resources_by == "device-plugin":
         return None
@@ -150,7 +152,9 @@ def _served_by_claims(cluster: Cluster | None, state: NodeState, settings: Gatew
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, lock: NodeLock) -> None:
+    def __init__(
+        self, settings: GatewaySettings, runtime: Runtime, cluster: KubernetesCluster | None, lock: NodeLock
+    ) -> None:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
@@ -253,7 +257,7 @@ class _Gateway:
         releaser: LedgerRelease | None = None
         reports: ClusterReports | None = None
         if self._cluster is not None:
-            read_claim = claims_of(self._cluster)
+            read_claim = self._cluster.read_claim
             reported = await asyncio.to_thread(ReportRecord.open, path.with_name("reports.json"))
             reports = ClusterReports(self._cluster, reported, self._runtime, self._state, checkpoint)
             releaser = LedgerRelease(self._state, self._asks, read_claim, checkpoint, settings.deadlines)
@@ -377,7 +381,7 @@ class _Gateway:
             users = UserNaming(work.pods, self._state, self._asks, self._settings.deadlines.reconcile_s)
             group.create_task(users.run())
             cluster, deadlines = self._cluster, self._settings.deadlines
-            pods_here = partial(may_run, cluster, node=self._runtime.node) if cluster is not None else None
+            pods_here = partial(cluster.may_run, node=self._runtime.node) if cluster is not None else None
             reconciler = Reconciler(
                 work.pods, self._state, self._asks, deadlines, users, self._disagreements, pods_here
             )

@@ -20,7 +20,8 @@ from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.rules.device_status import replaced_statuses
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
-from topobus.gateway.cluster.objects import Cluster, Rejected
+from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+from topobus.gateway.cluster.objects import Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.testing.clock import LoopClock
@@ -128,7 +129,7 @@ async def statuses(
     tell = said.append if said is not None else lambda _: None
     by_key = {entry.key: entry for entry in entries}
     made = ClaimStatuses(
-        cast(Cluster, server),
+        cast(KubernetesCluster, server),
         ReportRecord.open(folder / "reports.json"),
         checkpoint or Checkpoint(folder / "checkpoint.json", by_key, boot_id=boot_id),
         LoopClock(),

@@ -11,7 +11,8 @@ import pytest
 from msgspec import structs
 
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.cluster.objects import PODS, Cluster, Kind
+from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+from topobus.gateway.cluster.objects import PODS, Kind
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
 from topobus.gateway.cluster.rules.pod_ports import bandwidth_of, host_ports_of
 from topobus.testing.clock import LoopClock
@@ -55,7 +56,7 @@ WEB = pod({"ports": [{"hostPort": 8080, "containerPort": 80}]}, annotations={RAT
 
 def details(pods: Pods) -> ClusterPodDetails:
     """What the gateway knows of them."""
-    return ClusterPodDetails(cast(Cluster, pods), LoopClock())
+    return ClusterPodDetails(cast(KubernetesCluster, pods), LoopClock())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from topobus.gateway.claims.attempts import Failure
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.cluster.event_recorder import EventRecorder, Involved
-from topobus.gateway.cluster.objects import Cluster, Rejected
+from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+from topobus.gateway.cluster.objects import Rejected
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.rules.waiting import NodePod
 from topobus.gateway.containers.rules.cpusets import CpuDifference
@@ -97,7 +98,7 @@ class EventSink:
 @asynccontextmanager
 async def recording(sink: EventSink) -> AsyncIterator[EventRecorder]:
     """A recorder that writes."""
-    recorder = EventRecorder(cast(Cluster, sink), LoopClock(), "n1")
+    recorder = EventRecorder(cast(KubernetesCluster, sink), LoopClock(), "n1")
     task = asyncio.create_task(recorder.run())
     try:
         yield recorder
@@ -302,7 +303,7 @@ async def test_event_that_cannot_be_written_is_dropped_and_the_next_one_is_not(
 async def test_waiting_events_are_bounded_while_the_server_is_away() -> None:
     """Nothing is written and nothing grows: what comes when too many wait is dropped."""
     sink = EventSink()
-    recorder = EventRecorder(cast(Cluster, sink), LoopClock(), "n1")
+    recorder = EventRecorder(cast(KubernetesCluster, sink), LoopClock(), "n1")
     for index in range(2000):
         recorder.note(
             Involved(api_version="v1", kind="Pod", namespace="d", name=f"p{index}", uid=f"u{index}"),

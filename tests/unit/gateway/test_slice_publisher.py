@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from support.shape_machines import cpu_group
 from support.shape_names import plain
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.cluster.objects import Cluster, ClusterChange, ClusterChangeKind, Rejected
+from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+from topobus.gateway.cluster.objects import ClusterChange, ClusterChangeKind, Rejected
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
@@ -122,7 +123,7 @@ async def publish(
     )
     state.take_own_shapes(own_shapes, CpuSet())
     publisher = SlicePublisher(
-        cast(Cluster, server),
+        cast(KubernetesCluster, server),
         state,
         offers=lambda device_class: device_class not in but,
         shows=lambda device: device,

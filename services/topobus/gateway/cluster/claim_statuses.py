@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -23,7 +24,7 @@ from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.rules.device_status import ClaimReport, device_statuses, joint_report, text_of
-from topobus.gateway.cluster.objects import CLAIMS, Cluster, Rejected
+from topobus.gateway.cluster.objects import CLAIMS, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.kubernetes.answers import INVALID
@@ -34,6 +35,9 @@ from topobus.values.names import ClaimUid
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
 from topobus.values.timestamps import in_whole_seconds
+
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
 __all__ = ["ClaimStatuses"]
 
@@ -52,7 +56,7 @@ class ClaimStatuses:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesCluster,
         record: ReportRecord,
         checkpoint: Checkpoint,
         clock: Clock,

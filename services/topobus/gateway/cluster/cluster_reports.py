@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey
@@ -15,7 +16,6 @@ from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
 from topobus.gateway.cluster.device_health import DeviceHealthReports
 from topobus.gateway.cluster.event_recorder import EventRecorder
-from topobus.gateway.cluster.objects import Cluster
 from topobus.gateway.cluster.pod_details import ClusterPodDetails
 from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.report_record import ReportRecord
@@ -25,6 +25,9 @@ from topobus.process.service import Runtime
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+
 __all__ = ["ClusterReports"]
 
 
@@ -32,7 +35,12 @@ class ClusterReports(ClaimReports):
     """Everything that one node reports about its claims."""
 
     def __init__(
-        self, cluster: Cluster, record: ReportRecord, runtime: Runtime, state: NodeState, checkpoint: Checkpoint
+        self,
+        cluster: KubernetesCluster,
+        record: ReportRecord,
+        runtime: Runtime,
+        state: NodeState,
+        checkpoint: Checkpoint,
     ) -> None:
         """Continue where the previous process ended, according to `record`."""
 

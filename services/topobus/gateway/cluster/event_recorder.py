@@ -9,19 +9,21 @@ creates no duplicate.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from topobus.gateway.broadcast import Broadcast
-from topobus.gateway.cluster.objects import Cluster
 from topobus.gateway.cluster.rules.shortening import shortened
 from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError
 from topobus.values.request import Owner
 from topobus.values.timestamps import in_whole_seconds
+
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
 __all__ = ["EventRecorder", "Involved", "claim_object", "pod_object"]
 
@@ -76,7 +78,7 @@ class _Share:
 class EventRecorder:
     """Writes events of one node's pods and claims."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, node: str) -> None:
+    def __init__(self, cluster: KubernetesCluster, clock: Clock, node: str) -> None:
         self._cluster = cluster
         self._clock = clock
         self._node = node

@@ -1,8 +1,9 @@
-"""Implements `Cluster` on an API server: objects in the shape of resource.k8s.io/v1, whatever
-version the server has, and watches that reconnect.
+"""The API server as the gateway uses it: objects in the shape of resource.k8s.io/v1, whatever version
+the server has, and watches that reconnect.
 
 Connection, versions and reads are in `topobus.kubernetes`, which the controller uses as well. The
-rest of the gateway sees only v1. This module is imported only when a cluster is configured.
+rest of the gateway sees only v1. This module is imported only when a cluster is configured, because
+it loads the client library.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from topobus.gateway.cluster.objects import (
     CLAIMS,
     NODES,
     NOT_KEPT,
+    PODS,
     ClusterChange,
     ClusterChangeKind,
     Rejected,
@@ -36,6 +38,7 @@ from topobus.process.backoff import full_jitter
 from topobus.process.logging import get_logger
 from topobus.values.dra_names import group_of_class
 from topobus.values.errors import ContractError, PeerUnavailable
+from topobus.values.request import Owner
 
 __all__ = ["KubernetesCluster"]
 
@@ -43,10 +46,15 @@ _PAGE = 250
 # Also the answer of a disruption budget that refuses an eviction.
 _TOO_MANY_REQUESTS = 429
 _NODE_MANAGER = "topobus-gateway"
+_ENDED = ("Succeeded", "Failed")
 
 
 class KubernetesCluster:
-    """A client of one API server."""
+    """A client of one API server.
+
+    The server's refusals are values (`Rejected`). All methods that ask raise PeerUnavailable when it
+    does not answer, or asks the client to retry later.
+    """
 
     def __init__(self, settings: ClusterSettings, client: KubernetesClient) -> None:
         self._settings = settings
@@ -74,23 +82,33 @@ class KubernetesCluster:
         await self._client.close()
 
     async def get(self, kind: Kind, name: str, namespace: str = "") -> ApiObject | None:
-        """Read an object. None: it does not exist.
-
-        Errors: raises PeerUnavailable.
-        """
+        """Read an object. None: it does not exist."""
         plain = await self._api.get(kind, namespace, name)
         return _object(kind, await self._api.version_of(kind), plain) if plain is not None else None
 
+    async def read_claim(self, namespace: str, name: str) -> ApiObject | None:
+        """Read a claim. None: it does not exist."""
+        return await self.get(CLAIMS, name, namespace)
+
+    async def may_run(self, pod: Owner, node: str) -> bool:
+        """Return whether there is a pod of this name on a node that has not ended."""
+        api_object = await self.get(PODS, pod.name, pod.namespace)
+        return (
+            api_object is not None
+            and api_object.spec.get("nodeName") == node
+            and api_object.status.get("phase") not in _ENDED
+        )
+
     async def create(self, kind: Kind, api_object: ApiObject, *, is_dry_run: bool = False) -> ApiObject | Rejected:
-        """Create an object, or ask what the server would store."""
+        """Create an object. Returns what the server stored, or would store (`is_dry_run`)."""
         return await self._write("POST", kind, "", api_object, {"dryRun": "All"} if is_dry_run else None)
 
     async def update(self, kind: Kind, api_object: ApiObject) -> ApiObject | Rejected:
-        """Replace an object."""
+        """Replace an object with the resource version that it carries."""
         return await self._write("PUT", kind, str(api_object.metadata.get("name", "")), api_object)
 
     async def delete(self, kind: Kind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
-        """Delete exactly this object."""
+        """Delete an object if it is still this one. None: it is deleted, or was gone already."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -102,7 +120,10 @@ class KubernetesCluster:
     async def annotate(
         self, kind: Kind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]
     ) -> Rejected | None:
-        """Set annotations of exactly this object, even when its other fields have changed."""
+        """Set annotations of an object if it is still this one, even when its other fields have changed.
+
+        None: it is done.
+        """
         # A uid in a patch is a precondition: another object with the same name is refused as a
         # conflict.
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.broadcast import Broadcast, first_of
-from topobus.gateway.cluster.objects import Cluster, Rejected, read_node
+from topobus.gateway.cluster.objects import NODES, Rejected
 from topobus.gateway.cluster.rules.class_conditions import (
     ClassState,
     class_conditions,
@@ -35,7 +36,10 @@ from topobus.process.readiness import Readiness
 from topobus.values.errors import PeerUnavailable
 from topobus.values.timestamps import in_whole_seconds
 
-__all__ = ["NodeReadiness"]
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+
+__all__ = ["NodeReadiness", "read_node"]
 
 _PART = "node-conditions"
 _BACKOFF_LIMIT_S = 10.0
@@ -49,7 +53,7 @@ class NodeReadiness:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesCluster,
         state: NodeState,
         *,
         awaited: Callable[[str], tuple[str, ...] | None],
@@ -158,3 +162,17 @@ class NodeReadiness:
                 error=trouble,
                 next_step="let the gateway patch nodes/status, and nodes where cluster.startup_taint is set",
             )
+
+
+async def read_node(cluster: KubernetesCluster, name: str) -> ApiObject:
+    """Read a Node.
+
+    Errors: raises PeerUnavailable, also where there is none of this name.
+    """
+    node = await cluster.get(NODES, name)
+    if node is None:
+        raise PeerUnavailable(
+            f"there is no node {name} in the cluster",
+            next_step="set TOPOBUS_ALL__NODE to the node's name in the cluster",
+        )
+    return node

@@ -8,14 +8,19 @@ be created again while the API server is away.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import ValidationError, structs
 
-from topobus.gateway.cluster.objects import PODS, Cluster
+from topobus.gateway.cluster.objects import PODS
 from topobus.gateway.cluster.rules.pod_ports import bandwidth_of, host_ports_of
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError
 from topobus.values.sandbox import HostPort, Sandbox
+
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
 __all__ = ["ClusterPodDetails"]
 
@@ -29,7 +34,7 @@ _REMEMBERED = 500
 class ClusterPodDetails:
     """Pods of this node, as the API server has them."""
 
-    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+    def __init__(self, cluster: KubernetesCluster, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
         self._remembered: dict[str, tuple[tuple[HostPort, ...], dict[str, str]]] = {}

@@ -15,6 +15,7 @@ import asyncio
 import math
 from collections.abc import Iterable
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -22,13 +23,7 @@ from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.cluster.cluster_reports import ClusterReports
-from topobus.gateway.cluster.objects import (
-    CLAIMS,
-    PODS,
-    Cluster,
-    ClusterChangeKind,
-    Rejected,
-)
+from topobus.gateway.cluster.objects import CLAIMS, PODS, ClusterChangeKind, Rejected
 from topobus.gateway.cluster.rules.device_faults import lost_claim
 from topobus.gateway.cluster.rules.waiting import (
     NodePod,
@@ -50,6 +45,9 @@ from topobus.values.errors import TopobusError
 from topobus.values.names import PodUid
 from topobus.values.request import Owner
 from topobus.values.timestamps import rfc3339
+
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
 __all__ = ["ANNOTATION", "PodRetries"]
 
@@ -81,7 +79,7 @@ class PodRetries:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesCluster,
         state: NodeState,
         attempts: Attempts,
         checkpoint: Checkpoint,

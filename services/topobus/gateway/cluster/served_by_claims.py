@@ -8,17 +8,20 @@ where it never does, the device plugins serve as they would without a cluster.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topobus.engine.cel.selector import CelCompiler
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.cluster.objects import DEVICE_CLASSES, NODES, Cluster, ClusterChangeKind
+from topobus.gateway.cluster.objects import DEVICE_CLASSES, NODES, ClusterChangeKind
 from topobus.gateway.cluster.rules.served_resources import class_of_resource, is_too_old, obstacle
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.process.clock import is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable
+
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
 __all__ = ["ServedByClaims"]
 
@@ -30,7 +33,7 @@ _FIRST_ANSWER_S = 2.0
 class ServedByClaims:
     """Decides for each resource whether claims serve it."""
 
-    def __init__(self, cluster: Cluster, state: NodeState, settings: GatewaySettings) -> None:
+    def __init__(self, cluster: KubernetesCluster, state: NodeState, settings: GatewaySettings) -> None:
         self._cluster = cluster
         self._state = state
         self._settings = settings

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry
@@ -28,13 +29,8 @@ from topobus.formats.kubernetes.resource import CounterSet, SliceDevice, SliceSp
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.formats.messages.messages import ApiObject
 from topobus.gateway.broadcast import Broadcast, first_of
-from topobus.gateway.cluster.objects import (
-    SLICES,
-    Cluster,
-    ClusterChangeKind,
-    Rejected,
-    read_node,
-)
+from topobus.gateway.cluster.node_readiness import read_node
+from topobus.gateway.cluster.objects import SLICES, ClusterChangeKind, Rejected
 from topobus.gateway.cluster.rules.slices import (
     LIST_FIELDS,
     SlicePlan,
@@ -64,6 +60,9 @@ from topobus.values.dra_names import CPU_CLASS, DRIVER, class_of_device, pool_of
 from topobus.values.errors import PeerUnavailable
 from topobus.values.request import OwnerKind
 
+if TYPE_CHECKING:
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+
 __all__ = ["SlicePublisher"]
 
 _PART = "slices"
@@ -81,7 +80,7 @@ class SlicePublisher:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesCluster,
         state: NodeState,
         *,
         offers: Callable[[str], bool],
