@@ -134,7 +134,7 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[Callable[[]
             end(*_GATED)
             for name in _GATED:
                 start(name)
-            (job / "gates-set").write_text(gates)
+            replace_text(job / "gates-set", gates)
 
     try:
         for name in commands:
@@ -142,6 +142,17 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[Callable[[]
         yield set_gates
     finally:
         end(*reversed(running))
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a text into a new file that takes the place of `file`.
+
+    A guest that is reading `file` reads the old text to its end. Were `file` itself shorter
+    meanwhile, Linux 6.12 would ask for the rest of it without end (9p), and the reader would hang.
+    """
+    new = file.with_name(f".{file.name}")
+    new.write_text(text, encoding="utf-8")
+    new.rename(file)
 
 
 def _free_ports(count: int) -> list[int]:
