@@ -8,7 +8,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,6 @@ from topobus.formats.messages.messages import Prepared, PrepareRequest, Unprepar
 from topobus.formats.messages.sandbox_messages import Accepted
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness
-from topobus.simulation.machines import build
-from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.health import HealthState
@@ -52,8 +49,8 @@ class _CleaningToy(ToyDriver):
 
 
 @asynccontextmanager
-async def _gateway(nats_server: NatsServer) -> AsyncIterator[Bus]:
-    async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as bus:
+async def _gateway(bench: DeviceBench) -> AsyncIterator[Bus]:
+    async with Bus.session(NatsSettings(url=bench.url), name="gateway") as bus:
         yield bus
 
 
@@ -69,16 +66,14 @@ async def _use(gateway: Bus) -> None:
     assert left.refusal is None
 
 
-async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(
-    bus: Bus, nats_server: NatsServer, tmp_path: Path
-) -> None:
+async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(bench: DeviceBench) -> None:
     """When unprepare is answered everybody already sees `cleaning`.
 
     The next owner is told to ask again; once clean it is Healthy at once.
     """
-    bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
+    driver = _CleaningToy()
     await bench.publish_machine()
-    async with _gateway(nats_server) as gateway, bench.service(driver, health=HealthSettings(poll_s=0.05)):
+    async with _gateway(bench) as gateway, bench.service(driver, health=HealthSettings(poll_s=0.05)):
         await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         await _use(gateway)
         seen = await bench.inventory(has_state(HealthState.UNKNOWN, "gpu-toy-0"))
@@ -97,18 +92,16 @@ async def test_device_is_cleaning_then_healthy_when_its_last_owner_left(
     assert healthy.generation == seen.generation + 1
 
 
-async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(
-    bus: Bus, nats_server: NatsServer, tmp_path: Path
-) -> None:
+async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(bench: DeviceBench) -> None:
     """The health event names who left it and why, the metric counts it; its neighbour stays Healthy.
 
     Tried again it succeeds, and the device recovers.
     """
-    bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
+    driver = _CleaningToy()
     driver.dirt = "process 4711 still has 10 GiB"
     driver.may_clean.set()
     await bench.publish_machine()
-    async with _gateway(nats_server) as gateway, bench.service(driver):
+    async with _gateway(bench) as gateway, bench.service(driver):
         await bench.inventory(has_state(HealthState.HEALTHY, "gpu-toy-0"))
         await _use(gateway)
         event = await bench.event(lambda event: event.health.state is HealthState.UNHEALTHY)
@@ -126,11 +119,9 @@ async def test_device_is_dirty_with_its_owner_when_it_cannot_be_cleaned(
     assert has_state(HealthState.HEALTHY, "gpu-toy-1")(sick)
 
 
-async def test_device_is_unhealthy_and_its_neighbour_goes_on_when_its_journal_is_unreadable(
-    bus: Bus, nats_server: NatsServer, tmp_path: Path
-) -> None:
+async def test_device_is_unhealthy_and_its_neighbour_goes_on_when_its_journal_is_unreadable(bench: DeviceBench) -> None:
     """One bad file takes out one device, and names itself."""
-    bench, driver = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), _CleaningToy()
+    driver = _CleaningToy()
     bench.journal.mkdir()
     (bench.journal / "gpu-toy-0.json").write_text("not what you want", encoding="utf-8")
     await bench.publish_machine()
@@ -145,13 +136,11 @@ async def test_device_is_unhealthy_and_its_neighbour_goes_on_when_its_journal_is
     assert has_state(HealthState.HEALTHY, "gpu-toy-1")(inventory)
 
 
-async def test_service_waits_and_says_so_when_another_process_has_the_journal(
-    bus: Bus, nats_server: NatsServer, tmp_path: Path
-) -> None:
+async def test_service_waits_and_says_so_when_another_process_has_the_journal(bench: DeviceBench) -> None:
     """Two services would undo each other's work, so the second one answers only when the first has
     ended.
     """
-    bench, readiness = DeviceBench(bus, nats_server.url, build("dgx", tmp_path / "machine")), Readiness()
+    readiness = Readiness()
     other = Journal(bench.journal)
     bench.journal.mkdir()
     other.load()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from support.device_bench import PROFILES
 from support.reading import Reader
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY, MACHINE, PREPARE
@@ -147,7 +148,7 @@ async def test_nic_service_tells_of_a_lost_carrier_and_of_its_return(
     """A pulled cable becomes an Unhealthy event with its reason, and the plugged one a Healthy
     event, both complete and in order.
     """
-    machine = build("dgx", tmp_path / "machine")
+    machine = build(PROFILES / "driver-cards.toml", tmp_path / "machine")
     address = machine.pci("connectx-7")[0]
     await services.start("discovery")
     await services.start("nic")
@@ -186,7 +187,7 @@ async def test_nic_service_prepares_rdma_nodes_when_asked_over_the_bus(
     bus: Bus, services: Services, tmp_path: Path
 ) -> None:
     """The edits that a gateway gets name the card's own verbs node and the list of devices."""
-    build("dgx", tmp_path / "machine")
+    build(PROFILES / "driver-cards.toml", tmp_path / "machine")
     await services.start("discovery")
     await services.start("nic")
     device = (await inventory(bus, "nic")).devices[0]

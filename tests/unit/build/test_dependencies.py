@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ for module in pkgutil.walk_packages(room.__path__, f"topobus.{service}."):
 """
 
 
+@cache
 def _needs(service: str) -> set[str]:
     command = [sys.executable, ROOT / "tools" / "service-requirements", service]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")) - {""}
