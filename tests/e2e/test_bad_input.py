@@ -86,9 +86,9 @@ class System:
         with contextlib.suppress(nats.errors.NoRespondersError):
             await self.raw.request(subject, data, timeout=LIMIT_S)
 
-    async def assert_well(self) -> None:
-        """Check that each service runs still as the same process, is ready, has no traceback in its
-        log, and that good requests are answered.
+    async def assert_up(self) -> None:
+        """Check that each service runs still as the same process, is ready, and has no traceback in
+        its log.
         """
         for name, service in self.services.items():
             assert service.process.returncode is None, (
@@ -96,6 +96,10 @@ class System:
             )
             await service.until_ready()
             assert not [line for line in service.raw if any(trace in line for trace in _TRACES)], name
+
+    async def assert_well(self) -> None:
+        """Check beside this that good requests are answered."""
+        await self.assert_up()
         small = pod("well", container(cpus=1))
         placed = await self.bus.ask(PLACE, PlaceRequest(op_id=_op_id(), pod=small), node=NODE)
         released = await self.bus.ask(RELEASE, ReleaseRequest(op_id=_op_id(), owner=small.owner), node=NODE)
@@ -119,9 +123,12 @@ def folder() -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def system(folder: Path) -> AsyncIterator[System]:
-    """All eight services on the recorded demo machine, ready, with all devices published."""
+    """All eight services on the recorded demo machine, ready, with all devices published, and well
+    after all cases.
+    """
     async with NatsServer() as server, started(server, folder) as made:
         yield made
+        await made.assert_well()
 
 
 @asynccontextmanager
@@ -227,7 +234,7 @@ async def test_ask_is_answered_with_a_stable_error_when_it_is_no_message(system:
 
     assert len(cases) >= len(GARBAGE) - 4, "an ask of which everything is a message tests nothing"
     assert set(outcomes.values()) == {"contract"}, outcomes
-    await system.assert_well()
+    await system.assert_up()
 
 
 @pytest.mark.parametrize("ask", _ASKS, ids=lambda ask: ask.name)
@@ -239,7 +246,7 @@ async def test_ask_is_answered_when_one_place_of_the_message_is_spoilt(system: S
 
     assert {name: code for name, code in outcomes.items() if code not in {*STABLE_CODES, "answered"}} == {}
     assert "contract" in outcomes.values()
-    await system.assert_well()
+    await system.assert_up()
 
 
 async def test_ask_finds_nobody_when_node_or_class_is_unknown(system: System) -> None:
