@@ -1,19 +1,23 @@
 """A headless Chromium for tests, spoken to by its DevTools protocol over a pair of pipes: no port,
 and no library.
+
+One browser serves the tests of a file; each has a tab with cookies and storage of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-__all__ = ["Page", "chromium_path", "open_page"]
+__all__ = ["Browser", "Page", "chromium_path", "open_browser", "open_page"]
 
 
 def chromium_path() -> str:
@@ -23,38 +27,53 @@ def chromium_path() -> str:
     )
 
 
+class Browser:
+    """Its ends of the two pipes, which outlive the event loop of a test."""
+
+    def __init__(self, answers: int, commands: int) -> None:
+        self._answers = answers
+        self._commands = commands
+        self._received = b""
+        self._numbers = itertools.count(1)
+
+    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send one command and give its answer; events in between are dropped."""
+        number = next(self._numbers)
+        os.write(self._commands, json.dumps({"id": number, **message}).encode() + b"\0")
+        async with asyncio.timeout(60):
+            while True:
+                answer: dict[str, Any] = json.loads(await self._next())
+                if answer.get("id") == number:
+                    return answer
+
+    async def _next(self) -> bytes:
+        while b"\0" not in self._received:
+            is_readable = asyncio.Event()
+            asyncio.get_running_loop().add_reader(self._answers, is_readable.set)
+            try:
+                await is_readable.wait()
+            finally:
+                asyncio.get_running_loop().remove_reader(self._answers)
+            received = os.read(self._answers, 1 << 20)
+            assert received, "the browser ended"
+            self._received += received
+        message, _, self._received = self._received.partition(b"\0")
+        return message
+
+
 class Page:
     """One tab."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._number = 0
-        self._session = ""
-
-    async def attach(self) -> None:
-        """Open a tab, and send all further commands to it."""
-        target = (await self.send("Target.createTarget", url="about:blank"))["targetId"]
-        self._session = (await self.send("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser = browser
+        self._session = session
 
     async def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send one command and give its result; events in between are dropped."""
-        answer = await self._answer(method, **parameters)
-        assert "error" not in answer, answer
-        return dict(answer["result"])
+        """Send one command and give its result."""
+        return _result(await self._answer(method, **parameters))
 
     async def _answer(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters} | (
-            {"sessionId": self._session} if self._session else {}
-        )
-        self._writer.write(json.dumps(message).encode() + b"\0")
-        await self._writer.drain()
-        async with asyncio.timeout(60):
-            while True:
-                answer: dict[str, Any] = json.loads((await self._reader.readuntil(b"\0"))[:-1])
-                if answer.get("id") == self._number:
-                    return answer
+        return await self._browser.ask({"method": method, "params": parameters, "sessionId": self._session})
 
     async def run(self, code: str) -> Any:
         """Evaluate an expression in the page; a promise is waited for."""
@@ -96,11 +115,16 @@ class Page:
         await self.send("Page.navigate", url=url)
 
 
-@asynccontextmanager
-async def open_page() -> AsyncIterator[Page]:
-    """Run a browser with one tab, in a profile that is gone afterwards."""
-    to_child, from_parent = os.pipe()
-    from_child, to_parent = os.pipe()
+def _result(answer: dict[str, Any]) -> dict[str, Any]:
+    assert "error" not in answer, answer
+    return dict(answer["result"])
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """Run a browser in a profile that is gone afterwards."""
+    to_child, commands = os.pipe()
+    answers, to_parent = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = (
             "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run "
@@ -108,22 +132,32 @@ async def open_page() -> AsyncIterator[Page]:
         )
         # The protocol's pipes are the descriptors 3 and 4.
         command = f'exec "$0" {flags} --user-data-dir="$1" 3<&{to_child} 4>&{to_parent} >/dev/null 2>&1'
-        process = await asyncio.create_subprocess_exec(
-            "/bin/bash", "-c", command, chromium_path(), profile, pass_fds=(to_child, to_parent), start_new_session=True
+        process = subprocess.Popen(
+            ["/bin/bash", "-c", command, chromium_path(), profile],
+            pass_fds=(to_child, to_parent),
+            start_new_session=True,
         )
         os.close(to_child)
         os.close(to_parent)
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=2**26)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_child, "rb"))
-        transport, protocol = await loop.connect_write_pipe(
-            asyncio.streams.FlowControlMixin, os.fdopen(from_parent, "wb")
-        )
-        page = Page(reader, asyncio.StreamWriter(transport, protocol, None, loop))
         try:
-            await page.attach()
-            yield page
+            yield Browser(answers, commands)
         finally:
-            transport.close()
             process.kill()
-            await process.wait()
+            process.wait()
+            os.close(answers)
+            os.close(commands)
+
+
+@asynccontextmanager
+async def open_page(browser: Browser) -> AsyncIterator[Page]:
+    """Open a tab that shares nothing with others, and close it at the end."""
+
+    async def send(method: str, **parameters: Any) -> dict[str, Any]:
+        return _result(await browser.ask({"method": method, "params": parameters}))
+
+    context = (await send("Target.createBrowserContext"))["browserContextId"]
+    try:
+        target = (await send("Target.createTarget", url="about:blank", browserContextId=context))["targetId"]
+        yield Page(browser, (await send("Target.attachToTarget", targetId=target, flatten=True))["sessionId"])
+    finally:
+        await send("Target.disposeBrowserContext", browserContextId=context)

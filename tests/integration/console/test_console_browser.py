@@ -7,13 +7,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from support.chromium import Page, chromium_path, open_page
+from support.chromium import Browser, Page, chromium_path, open_browser, open_page
 from support.running import NODE, service
 from topobus.bus.bus import Bus
 from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER, MACHINE
@@ -104,6 +104,20 @@ async def url(nats_server: NatsServer, bus: Bus) -> AsyncIterator[str]:
         yield (await running.logged("console.listening"))["url"]
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The browser of all tests here."""
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """A tab of the test's own."""
+    async with open_page(browser) as opened:
+        yield opened
+
+
 async def _drawn(page: Page, url: str, **window: object) -> None:
     await page.show(url, **window)  # type: ignore[arg-type]  # width, height, scheme
     await page.until(
@@ -115,25 +129,23 @@ async def _drawn(page: Page, url: str, **window: object) -> None:
         await asyncio.to_thread(file.write_bytes, base64.b64decode(picture["data"]))
 
 
-async def test_click_on_a_sick_gpu_shows_its_pods_and_the_reason(url: str) -> None:
+async def test_click_on_a_sick_gpu_shows_its_pods_and_the_reason(page: Page, url: str) -> None:
     """In the node's drawing the sick GPU is a button that opens who uses it and what is wrong."""
-    async with open_page() as page:
-        await _drawn(page, url)
-        await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').click()")
-        text = await page.run("document.querySelector('#detail[open]').innerText")
+    await _drawn(page, url)
+    await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').click()")
+    text = await page.run("document.querySelector('#detail[open]').innerText")
 
     assert "fell-off-bus" in text
     assert "config space reads ff" in text
     assert "pod default/trainer" in text
 
 
-async def test_class_says_what_is_free_and_opens_its_nodes(url: str) -> None:
+async def test_class_says_what_is_free_and_opens_its_nodes(page: Page, url: str) -> None:
     """The held GPU is none of the three that are free, of which two are on one NUMA node."""
-    async with open_page() as page:
-        await _drawn(page, url)
-        row = await page.run("document.querySelector('#free-rows .row').innerText")
-        await page.run("document.querySelector('#free-rows .row').click()")
-        text = await page.run("document.querySelector('#detail[open]').innerText")
+    await _drawn(page, url)
+    row = await page.run("document.querySelector('#free-rows .row').innerText")
+    await page.run("document.querySelector('#free-rows .row').click()")
+    text = await page.run("document.querySelector('#detail[open]').innerText")
 
     together = "3 on a node, 2 on a NUMA node, 2 under a PCIe root"
     assert row.split("\n") == ["gpu", "3 free of 4: 1 held", f"together: {together}"]
@@ -141,60 +153,57 @@ async def test_class_says_what_is_free_and_opens_its_nodes(url: str) -> None:
     assert f"{NODE}\t3 free of 4: 1 held" in text
 
 
-async def test_drawing_is_that_of_the_command_line_when_a_pod_holds_a_sick_gpu(url: str) -> None:
+async def test_drawing_is_that_of_the_command_line_when_a_pod_holds_a_sick_gpu(page: Page, url: str) -> None:
     """Owner's letter and health sign stand before the device, its cores carry the letter, and the
     legend says whose it is.
     """
-    async with open_page() as page:
-        await _drawn(page, url)
-        device = await page.run(
-            "document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').innerText.replace(/\\s+/g, ' ')"
-        )
-        cores = await page.run(
-            "[...document.querySelectorAll('.panel:first-child .core')].map((core) => core.textContent).join('')"
-        )
-        legend = await page.run("document.querySelector('.legend').innerText.replace(/\\s+/g, ' ')")
+    await _drawn(page, url)
+    device = await page.run(
+        "document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').innerText.replace(/\\s+/g, ' ')"
+    )
+    cores = await page.run(
+        "[...document.querySelectorAll('.panel:first-child .core')].map((core) => core.textContent).join('')"
+    )
+    legend = await page.run("document.querySelector('.legend').innerText.replace(/\\s+/g, ' ')")
 
     assert device == "T!gpu-0 fell-off-bus"
     assert cores.startswith("TTTT············")
     assert legend.strip() == "Tpod default/trainer: 1 gpu, 4 cpus 0-3"
 
 
-async def test_silent_service_is_shown_first_among_what_is_not_well(url: str, bus: Bus) -> None:
+async def test_silent_service_is_shown_first_among_what_is_not_well(page: Page, url: str, bus: Bus) -> None:
     """A device service that does not answer stands before sick devices, and its row says since
     when.
     """
     word = NodeAlignment(node=NODE, unheard_classes={"nic": "2026-11-28T00:00:00.000000Z"})
     await bus.put(ALIGNMENT, word, node=NODE)
-    async with open_page() as page:
-        await _drawn(page, url)
-        await page.until("document.querySelectorAll('#sick-rows .row').length === 2")
-        first = await page.run("document.querySelector('#sick-rows .row').innerText")
+    await _drawn(page, url)
+    await page.until("document.querySelectorAll('#sick-rows .row').length === 2")
+    first = await page.run("document.querySelector('#sick-rows .row').innerText")
 
     assert f"{NODE} / nic service" in first
     assert "silent since 2026-11-28 00:00:00 UTC" in first
 
 
-async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:
+async def test_keyboard_alone_opens_and_closes_a_device(page: Page, url: str) -> None:
     """Tab reaches the drawing with a focus that is seen, arrows move in it, Enter opens a device,
     Escape closes it and gives the focus back.
     """
-    async with open_page() as page:
-        await _drawn(page, url)
-        for _ in range(5):
-            # The link to the drawing, what is not well, the list of nodes, what is free, the drawing.
-            await page.key("Tab")
-        first = await page.run(
-            "[document.activeElement.dataset.key, getComputedStyle(document.activeElement).outlineStyle]"
-        )
-        await page.key("ArrowDown")
-        second = await page.run("document.activeElement.dataset.key")
-        await page.key("Enter")
-        await page.until("document.querySelector('#detail').open")
-        label = await page.run("document.querySelector('#detail-title').textContent")
-        await page.key("Escape")
-        await page.until("!document.querySelector('#detail').open")
-        after = await page.run("document.activeElement.dataset.key")
+    await _drawn(page, url)
+    for _ in range(5):
+        # The link to the drawing, what is not well, the list of nodes, what is free, the drawing.
+        await page.key("Tab")
+    first = await page.run(
+        "[document.activeElement.dataset.key, getComputedStyle(document.activeElement).outlineStyle]"
+    )
+    await page.key("ArrowDown")
+    second = await page.run("document.activeElement.dataset.key")
+    await page.key("Enter")
+    await page.until("document.querySelector('#detail').open")
+    label = await page.run("document.querySelector('#detail-title').textContent")
+    await page.key("Escape")
+    await page.until("!document.querySelector('#detail').open")
+    after = await page.run("document.activeElement.dataset.key")
 
     assert first == ["gpu/gpu-0", "solid"]
     assert (second, label, after) == ("gpu/gpu-1", f"gpu-1 of {NODE}", "gpu/gpu-1")
@@ -205,19 +214,18 @@ async def test_keyboard_alone_opens_and_closes_a_device(url: str) -> None:
     [(400, 800, "light"), (1440, 900, "light"), (1440, 900, "dark"), (3840, 2160, "dark")],
 )
 async def test_page_fits_and_can_be_read_when_the_window_has_another_size_or_theme(
-    url: str, width: int, height: int, scheme: str
+    page: Page, url: str, width: int, height: int, scheme: str
 ) -> None:
     """No width scrolls sideways, and each text has a contrast of 4.5:1 or more in both themes."""
-    async with open_page() as page:
-        await _drawn(page, url, width=width, height=height, scheme=scheme)
-        wide = await page.run("document.documentElement.scrollWidth")
-        unreadable = await page.run(CONTRAST)
+    await _drawn(page, url, width=width, height=height, scheme=scheme)
+    wide = await page.run("document.documentElement.scrollWidth")
+    unreadable = await page.run(CONTRAST)
 
     assert wide <= width
     assert unreadable == []
 
 
-async def test_node_has_an_address_that_can_be_opened_and_gone_back_to(url: str, bus: Bus) -> None:
+async def test_node_has_an_address_that_can_be_opened_and_gone_back_to(page: Page, url: str, bus: Bus) -> None:
     """A click on a node changes the page's address.
 
     The address opens that node, and the browser's way back the one before.
@@ -229,35 +237,33 @@ async def test_node_has_an_address_that_can_be_opened_and_gone_back_to(url: str,
         MACHINE, Machine(node="n2", numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=()), node="n2"
     )
     await bus.put(INVENTORY, inventory, node="n2", device_class="gpu")
-    async with open_page() as page:
-        await _drawn(page, url)
-        before = await page.run("[...document.querySelectorAll('#nodes .row')].map((row) => row.dataset.key)")
-        await page.until("document.querySelectorAll('#nodes .row').length === 2")
-        await page.run("document.querySelector('#nodes .row[data-key=n2]').click()")
-        await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-7\"]')")
-        address = await page.run("location.href")
-        await page.run("history.back()")
-        await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]')")
-        await page.show("about:blank")
-        await page.show(address)
-        await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-7\"]')")
+    await _drawn(page, url)
+    before = await page.run("[...document.querySelectorAll('#nodes .row')].map((row) => row.dataset.key)")
+    await page.until("document.querySelectorAll('#nodes .row').length === 2")
+    await page.run("document.querySelector('#nodes .row[data-key=n2]').click()")
+    await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-7\"]')")
+    address = await page.run("location.href")
+    await page.run("history.back()")
+    await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]')")
+    await page.show("about:blank")
+    await page.show(address)
+    await page.until("document.querySelector('#drawing .device[data-key=\"gpu/gpu-7\"]')")
 
     assert before[0] == NODE
     assert address == f"{url}#/nodes/n2"
 
 
-async def test_owner_of_the_legend_says_what_it_has(url: str) -> None:
+async def test_owner_of_the_legend_says_what_it_has(page: Page, url: str) -> None:
     """A click on it names the devices, the sick one with its reason."""
-    async with open_page() as page:
-        await _drawn(page, url)
-        await page.run("document.querySelector('.owner').click()")
-        text = await page.run("document.querySelector('#detail[open]').innerText")
+    await _drawn(page, url)
+    await page.run("document.querySelector('.owner').click()")
+    text = await page.run("document.querySelector('#detail[open]').innerText")
 
     assert "pod default/trainer on" in text
     assert "gpu-0, H100: unhealthy, fell-off-bus" in text
 
 
-async def test_owners_have_other_colours_when_their_letters_differ(url: str, bus: Bus) -> None:
+async def test_owners_have_other_colours_when_their_letters_differ(page: Page, url: str, bus: Bus) -> None:
     """Twelve owners of one node are twelve colours, as long as their
     letters are not twelve apart.
     """
@@ -268,31 +274,29 @@ async def test_owners_have_other_colours_when_their_letters_differ(url: str, bus
         allocations={owner.key: Allocation(owner=owner, holdings=(Holding(),)) for owner in owners},
     )
     await bus.put(LEDGER, ledger, node=NODE)
-    async with open_page() as page:
-        await _drawn(page, url)
-        await page.until("document.querySelectorAll('.owner').length === 12")
-        colours = await page.run(
-            "[...document.querySelectorAll('.owner .sign')].map((sign) => getComputedStyle(sign).backgroundColor)"
-        )
+    await _drawn(page, url)
+    await page.until("document.querySelectorAll('.owner').length === 12")
+    colours = await page.run(
+        "[...document.querySelectorAll('.owner .sign')].map((sign) => getComputedStyle(sign).backgroundColor)"
+    )
 
     assert len(set(colours)) == 12
 
 
 @pytest.mark.parametrize("width", [400, 1440])
-async def test_what_is_not_well_stands_first_and_dialogs_are_one(url: str, bus: Bus, width: int) -> None:
+async def test_what_is_not_well_stands_first_and_dialogs_are_one(page: Page, url: str, bus: Bus, width: int) -> None:
     """At any width above fleet and drawing.
 
     What the list opens has model, address and NUMA node, and says its reason once.
     """
-    async with open_page() as page:
-        await _drawn(page, url, width=width, height=800)
-        tops = await page.run("['sick', 'fleet'].map((id) => document.getElementById(id).getBoundingClientRect().top)")
-        wide = await page.run("document.querySelector('#decisions').getBoundingClientRect().width")
-        await page.run("document.querySelector('#sick-rows .row').click()")
-        from_list = await page.run("document.querySelector('#detail').innerText")
-        await page.run("document.querySelector('#detail').close()")
-        await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').click()")
-        from_drawing = await page.run("document.querySelector('#detail').innerText")
+    await _drawn(page, url, width=width, height=800)
+    tops = await page.run("['sick', 'fleet'].map((id) => document.getElementById(id).getBoundingClientRect().top)")
+    wide = await page.run("document.querySelector('#decisions').getBoundingClientRect().width")
+    await page.run("document.querySelector('#sick-rows .row').click()")
+    from_list = await page.run("document.querySelector('#detail').innerText")
+    await page.run("document.querySelector('#detail').close()")
+    await page.run("document.querySelector('#drawing .device[data-key=\"gpu/gpu-0\"]').click()")
+    from_drawing = await page.run("document.querySelector('#detail').innerText")
 
     assert tops == sorted(tops)
     assert wide > 300
@@ -301,7 +305,7 @@ async def test_what_is_not_well_stands_first_and_dialogs_are_one(url: str, bus: 
         assert text.count("config space reads ff") == 1
 
 
-async def test_nodes_are_searched_and_sick_ones_first_when_there_are_many(url: str, bus: Bus) -> None:
+async def test_nodes_are_searched_and_sick_ones_first_when_there_are_many(page: Page, url: str, bus: Bus) -> None:
     """Beyond some nodes there is a field that finds names, classes and states.
 
     The sick node stands first.
@@ -312,34 +316,35 @@ async def test_nodes_are_searched_and_sick_ones_first_when_there_are_many(url: s
         )
         await bus.put(INVENTORY, inventory, node=f"a{number}", device_class="nic")
     names = "[...document.querySelectorAll('#nodes .row')].map((row) => row.dataset.key)"
-    async with open_page() as page:
-        await _drawn(page, url)
-        await page.until("document.querySelectorAll('#nodes .row').length === 13")
-        all_names = await page.run(names)
-        await page.run(
-            "document.querySelector('#filter').value = 'a1 nic'; "
-            "document.querySelector('#filter').dispatchEvent(new Event('input'))"
-        )
-        filtered = await page.run(names)
-        await page.run(
-            "document.querySelector('#filter').value = 'sick'; "
-            "document.querySelector('#filter').dispatchEvent(new Event('input'))"
-        )
-        sick = await page.run(names)
+    await _drawn(page, url)
+    await page.until("document.querySelectorAll('#nodes .row').length === 13")
+    all_names = await page.run(names)
+    await page.run(
+        "document.querySelector('#filter').value = 'a1 nic'; "
+        "document.querySelector('#filter').dispatchEvent(new Event('input'))"
+    )
+    filtered = await page.run(names)
+    await page.run(
+        "document.querySelector('#filter').value = 'sick'; "
+        "document.querySelector('#filter').dispatchEvent(new Event('input'))"
+    )
+    sick = await page.run(names)
 
     assert all_names == [NODE, *(f"a{number}" for number in range(12))]
     assert filtered == ["a1", "a10", "a11"]
     assert sick == [NODE]
 
 
-async def test_wrong_password_is_told_where_it_is_typed(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> None:
+async def test_wrong_password_is_told_where_it_is_typed(
+    nats_server: NatsServer, bus: Bus, page: Page, tmp_path: Path
+) -> None:
     """The form says so after a wrong one and not before; the right one leads to the page."""
     password = tmp_path / "password"
     password.write_text("correct-horse-battery")
     settings = {"TOPOBUS_CONSOLE__PAGE__PORT": "0", "TOPOBUS_CONSOLE__PAGE__PASSWORD_FILE": str(password)}
     shown = "getComputedStyle(document.querySelector('#wrong')).display"
     type_in = "document.querySelector('#password').value = '{}'; document.querySelector('form').requestSubmit()"
-    async with service("console", nats_server.url, settings) as running, open_page() as page:
+    async with service("console", nats_server.url, settings) as running:
         url = (await running.logged("console.listening"))["url"]
         await page.show(f"{url}login")
         await page.until("document.readyState === 'complete' && document.querySelector('#wrong')")
