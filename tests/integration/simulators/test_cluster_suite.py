@@ -62,7 +62,7 @@ def suite(environment: dict[str, str], *arguments: str) -> subprocess.CompletedP
     command = [
         sys.executable,
         "-m",
-        "pytest",
+        "support.pytest_run",
         "tests/e2e/cluster/test_on_a_cluster.py",
         "-q",
         "-p",
@@ -71,9 +71,8 @@ def suite(environment: dict[str, str], *arguments: str) -> subprocess.CompletedP
         *arguments,
     ]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_") and key != "KUBECONFIG"}
-    return subprocess.run(
-        command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-    )
+    given = {**kept, "PYTHONPATH": str(ROOT / "tests"), **environment}
+    return subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
 
 
 @pytest.mark.timeout(_LIMIT_S + 60)
