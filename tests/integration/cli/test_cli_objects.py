@@ -45,11 +45,11 @@ def system() -> Iterator[UpSystem]:
 def clean(system: UpSystem) -> Iterator[UpSystem]:
     """The system with nothing stored, before and after."""
     yield system
-    for kind in ("pods", "claims", "templates", "classes"):
-        listed = json.loads(system.run("get", kind, "--json").stdout)
-        if stored := _stored(listed):
-            system.run("delete", kind, *stored)
-        _until(system, lambda listed: not _stored(listed), "get", kind)
+    stored = _stored(system.json("get", "pods,claims,templates,classes"))
+    for kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"):
+        if names := [item["metadata"]["name"] for item in stored if item["kind"] == kind]:
+            system.run("delete", kind, *names)
+            _until(system, lambda listed: not _stored(listed), "get", kind)
 
 
 def _until(system: UpSystem, is_enough: Callable[[Any], bool], *arguments: object) -> Any:
@@ -74,10 +74,10 @@ def _with_bus(system: UpSystem, work: Callable[[Bus], Any]) -> Any:
     return asyncio.run(session())
 
 
-def _stored(listed: dict[str, Any]) -> list[str]:
-    """Name what somebody stored: the built-in classes stay."""
+def _stored(listed: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give what somebody stored: the built-in classes stay."""
     return [
-        item["metadata"]["name"]
+        item
         for item in listed["items"]
         if BUILT_IN not in [condition.get("reason") for condition in item.get("status", {}).get("conditions", ())]
     ]
