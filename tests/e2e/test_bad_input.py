@@ -37,6 +37,7 @@ from topobus.formats.messages.messages import ApiObject, PlaceRequest, ReleaseRe
 from topobus.formats.messages.nouns import CLUSTER, PREFIX, Ask
 from topobus.formats.messages.plan_messages import PlanRequest
 from topobus.process.config import NatsSettings
+from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.device import Inventory
 from topobus.values.errors import ContractError
@@ -133,7 +134,11 @@ async def system(folder: Path) -> AsyncIterator[System]:
 
 @asynccontextmanager
 async def started(server: NatsServer, folder: Path) -> AsyncIterator[System]:
-    """Start the system on a server, and wait until it is complete."""
+    """Start the system on a server, and wait until it is complete.
+
+    Its machine is its own: what is asked of it may be an operation.
+    """
+    build("dgx", folder / "machine")
     async with (
         Bus.session(NatsSettings(url=server.url), name="topobus-cli") as bus,
         all_services(server.url, folder) as services,

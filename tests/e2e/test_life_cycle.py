@@ -17,7 +17,6 @@ from support.running import LIMIT_S, NODE, SERVICES, all_services, service, syst
 from topobus.bus.bus import Bus, ChangeKind, Start
 from topobus.formats.messages.catalogue import HEALTH, INVENTORY, LEDGER, PLACE
 from topobus.formats.messages.messages import HealthEvent, PlaceReply, PlaceRequest
-from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer, free_port
 from topobus.values.outcome import Placement, Refusal
 from topobus.values.request import PodRequest
@@ -60,7 +59,6 @@ async def test_service_waits_for_nats_and_stops_when_there_is_none(name: str, sh
     """Alone in the world a service says what it waits for, is not ready, and ends by itself at
     SIGTERM: after 4.5 s it would end with status 70.
     """
-    build("dgx", short_folder / "machine")
     async with service(name, f"nats://127.0.0.1:{free_port()}", system_settings(short_folder)) as alone:
         line = await alone.logged("bus.waiting")
         is_ready = await alone.is_ready()
@@ -154,7 +152,6 @@ async def test_twin_is_named_in_both_logs_when_topology_runs_twice(
     server: NatsServer, client: Bus, short_folder: Path
 ) -> None:
     """A second topology or device service of a node is found, and both say so."""
-    build("dgx", short_folder / "machine")
     settings = system_settings(short_folder)
     for name in ("topology", "gpu"):
         async with service("discovery", server.url, settings), service(name, server.url, settings) as first:

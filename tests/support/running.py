@@ -5,10 +5,14 @@ afterwards.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +148,10 @@ def gateway_settings(folder: Path) -> dict[str, str]:
 async def all_services(
     url: str, folder: Path, *, order: tuple[str, ...] = SERVICES, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Service]]:
-    """Run all eight (or those named) on the recorded demo machine below a folder.
+    """Run all eight (or those named) on the recorded demo machine, with their files below a folder.
 
     Not necessarily ready yet.
     """
-    root = folder / "machine"
-    if not root.exists():
-        build("dgx", root)
     async with AsyncExitStack() as stack:
         yield {
             name: await stack.enter_async_context(service(name, url, settings or system_settings(folder)))
@@ -159,8 +160,21 @@ async def all_services(
 
 
 def system_settings(folder: Path) -> dict[str, str]:
-    """Settings of all services of `all_services` as environment variables."""
-    return {"TOPOBUS_ALL__HARDWARE__ROOT": str(folder / "machine"), **gateway_settings(folder)}
+    """Settings of all services of `all_services` as environment variables.
+
+    Their machine is the folder's own where it has one, for tests that change it.
+    """
+    own = folder / "machine"
+    return {"TOPOBUS_ALL__HARDWARE__ROOT": str(own if own.exists() else demo_machine()), **gateway_settings(folder)}
+
+
+@cache
+def demo_machine() -> Path:
+    """Build the recorded demo machine, once for all tests that only read it."""
+    folder, owner = tempfile.mkdtemp(prefix="tb-"), os.getpid()
+    # A child that a test forks may end as an interpreter does.
+    atexit.register(lambda: shutil.rmtree(folder) if os.getpid() == owner else None)
+    return build("dgx", Path(folder) / "machine").root
 
 
 async def until_all_ready(running: Mapping[str, Service]) -> None:
