@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,17 +25,17 @@ def listed_codes() -> set[str]:
     return {code for item in items for code in re.findall(r"`([^`]+)`", re.sub(r"\([^)]*\)", "", item))}
 
 
-def modules() -> dict[Path, ast.Module]:
-    """All our modules that can make a Reason.
+def modules() -> dict[Path, str]:
+    """The source of all our modules that can make a Reason.
 
     Generated code and the test kit make none for users.
     """
-    found_modules = {}
-    for room in ("shared", "services"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            if not {"kubeletpb", "testing"} & set(path.parts):
-                found_modules[path] = ast.parse(path.read_text(encoding="utf-8"))
-    return found_modules
+    return {
+        path: path.read_text(encoding="utf-8")
+        for room in ("shared", "services")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if not {"kubeletpb", "testing"} & set(path.parts)
+    }
 
 
 def name_of(call: ast.Call) -> str:
@@ -96,10 +97,26 @@ def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
     return expressions
 
 
-def imported_names(within: Iterable[ast.AST]) -> frozenset[tuple[str | None, str]]:
-    """Each name that a module imports from another one, with that module."""
-    return frozenset(
-        (node.module, alias.name) for node in within if isinstance(node, ast.ImportFrom) for alias in node.names
+@dataclass(frozen=True)
+class Source:
+    """What a module defines, calls and imports."""
+
+    functions: tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]
+    calls: tuple[tuple[str, ast.Call], ...]
+    """With the bare name of what is called."""
+    imports: frozenset[tuple[str | None, str]]
+    """Each name from another module, with that module."""
+
+
+def read(text: str) -> Source:
+    """Read one module."""
+    nodes = tuple(ast.walk(ast.parse(text)))
+    return Source(
+        functions=tuple(node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)),
+        calls=tuple((name_of(node), node) for node in nodes if isinstance(node, ast.Call)),
+        imports=frozenset(
+            (node.module, alias.name) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        ),
     )
 
 
@@ -109,17 +126,9 @@ def codes_in_source() -> dict[str, set[str]]:
 
     Helpers that take a code are followed to their callers.
     """
-    # Each module is walked once: there are hundreds of them, and for each helper all are looked
-    # through.
-    nodes = {path: tuple(ast.walk(tree)) for path, tree in modules().items()}
-    functions_of = {
-        path: [node for node in within if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        for path, within in nodes.items()
-    }
-    calls_of = {
-        path: [(name_of(node), node) for node in within if isinstance(node, ast.Call)] for path, within in nodes.items()
-    }
-    imports_of = {path: imported_names(within) for path, within in nodes.items()}
+    text_of = modules()
+    # Three of four modules call nothing that makes a Reason, and are not parsed.
+    sources: dict[Path, Source] = {}
     # A helper's name may be another helper's in another module, so helpers are known by both.
     makers: dict[tuple[str, Path | None], tuple[int, str]] = {("Reason", None): (-1, "code")}
     codes: dict[str, set[str]] = {}
@@ -129,16 +138,19 @@ def codes_in_source() -> dict[str, set[str]]:
         seen.add(key)
         position, keyword = makers[key]
         module = ".".join(home.relative_to(ROOT).with_suffix("").parts[1:]) if home is not None else ""
-        for path, calls in calls_of.items():
-            if home not in (None, path) and (module, maker) not in imports_of[path]:
+        for path, text in text_of.items():
+            if f"{maker}(" not in text:
                 continue
-            for call in (call for called, call in calls if called == maker):
+            source = sources[path] = sources.get(path) or read(text)
+            if home not in (None, path) and (module, maker) not in source.imports:
+                continue
+            for call in (call for called, call in source.calls if called == maker):
                 value = argument(call, position, keyword)
                 # The innermost function around the call: its parameters make it a helper, its
                 # assignments say what a name can be.
                 around = [
                     function
-                    for function in functions_of[path]
+                    for function in source.functions
                     if function.lineno <= call.lineno <= (function.end_lineno or 0)
                 ]
                 inner = max(around, key=lambda function: function.lineno, default=None)
@@ -157,9 +169,9 @@ def codes_in_source() -> dict[str, set[str]]:
                     makers[inner.name, home_of_helper] = (place - is_method if place >= 0 else -1, value.id)
                     continue
                 expressions = assignments(inner)
-                for text in texts(value, expressions):
+                for code in texts(value, expressions):
                     where = f"{path.relative_to(ROOT)}:{call.lineno}"
-                    codes.setdefault(text if text is not None else f"<{ast.unparse(value)}>", set()).add(where)
+                    codes.setdefault(code if code is not None else f"<{ast.unparse(value)}>", set()).add(where)
     return codes
 
 
