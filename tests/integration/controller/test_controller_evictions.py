@@ -100,18 +100,6 @@ async def test_claim_stays_when_it_tolerates_the_rule(served: Home) -> None:
     assert _devices(stays) == [granted["device"]]
 
 
-async def test_claim_goes_after_its_seconds_when_it_tolerates_for_a_while(served: Home) -> None:
-    """A toleration of some seconds that are over since the taint came holds nothing off."""
-    await served.put(tolerant("while", {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}))
-    (granted,) = await served.results("while")
-
-    await served.put(rule(granted["device"]))  # it came in January
-
-    await served.until_claim(
-        "while", lambda api_object: api_object is not None and _condition(api_object).get("reason") == "TakenBack"
-    )
-
-
 async def test_sick_device_evicts_its_claim(served: Home) -> None:
     """A device whose driver has evidence of a fault loses its claim, which gets a healthy one."""
     await served.put(claim("job"))

@@ -358,25 +358,6 @@ async def test_prepare_refuses_the_field_and_changes_nothing(
     assert list(service.journal.glob("*.json")) == []
 
 
-async def test_attach_refuses_a_name_that_the_pod_has_already_and_changes_nothing(
-    service: Service, rig: NicRig
-) -> None:
-    """Only the sandbox can tell, so it is `attach` that refuses; the interface is as before."""
-    before = state_of(rig.name)
-    ip("-n", rig.pod, "link", "add", "net1", "type", "veth", "peer", "name", "other")
-    await service.start()
-    await service.device()
-    await service.prepare()
-
-    refusal = await service.attach()
-
-    assert isinstance(refusal, Refusal)
-    assert [(reason.code, reason.facts.get("field")) for reason in refusal.reasons] == [
-        ("name-taken", "interface.name")
-    ]
-    assert state_of(rig.name) == before
-
-
 async def test_two_claims_share_the_interface_also_when_the_service_was_killed_meanwhile(
     service: Service, rig: NicRig
 ) -> None:

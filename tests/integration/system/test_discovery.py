@@ -17,7 +17,6 @@ import pytest
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import ChangeKind
 from topobus.formats.messages.catalogue import MACHINE
-from topobus.process.config import NatsSettings
 from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.values.machine import Machine
@@ -193,27 +192,6 @@ async def test_discovery_publishes_again_when_the_entry_is_lost(
         again = await machine_when(bus, lambda machine: True)
 
     assert again == first
-
-
-async def test_discovery_waits_and_stops_when_there_is_no_server(
-    own_nats_server: NatsServer, laptop: RecordedMachine
-) -> None:
-    """Started before NATS it says that it waits, publishes once NATS is there, and ends within five
-    seconds of SIGTERM.
-    """
-    await own_nats_server.stop()
-    async with discovery(own_nats_server.url, laptop.root) as process:
-        await logged(process, "bus.waiting")
-        await own_nats_server.start()
-        async with Bus.session(NatsSettings(url=own_nats_server.url), name="late") as bus:
-            await bus.provision()
-            await machine_when(bus, lambda machine: True)
-
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(STOP_LIMIT_S):
-            status = await process.wait()
-
-    assert status == 0
 
 
 async def test_discovery_explains_when_the_root_is_no_machine(

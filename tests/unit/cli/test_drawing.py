@@ -7,7 +7,7 @@ from msgspec import structs
 
 from support.printed import printed
 from topobus.cli.render.machine_drawing import draw_machine
-from topobus.values.device import Device, DeviceRole, Inventory, KeptFunction
+from topobus.values.device import Device, Inventory
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.values.idset import CpuSet, NodeSet
 from topobus.values.ledger import Allocation, Holding, Ledger
@@ -201,30 +201,6 @@ def test_draw_machine_sums_up_memory_only_nodes_when_nothing_else_is_there() -> 
     assert any("memory-only NUMA nodes 2-33: 32 nodes, 2 TiB" in line for line in lines)
 
 
-def test_draw_machine_shows_pci_functions_when_no_service_has_looked() -> None:
-    """Without inventories GPUs, NICs and disks are drawn as the kernel names them, bridges and
-    other functions are not.
-    """
-    functions = tuple(
-        PciDevice(
-            address=PciAddress(0, bus, 0, 0),
-            vendor=0x10DE,
-            device=0x2330,
-            class_code=code,
-            root="pci0000:15",
-            numa_node=1,
-        )
-        for bus, code in ((0x17, 0x030200), (0x18, 0x020000), (0x19, 0x0C0330))
-    )
-    machine = machine_of(2, 4)
-
-    lines = drawn(Machine(node="n1", numa_nodes=machine.numa_nodes, cpus=machine.cpus, pci_devices=functions))
-
-    assert any("display 17:00.0 [10de:2330]" in line for line in lines)
-    assert any("nic 18:00.0" in line for line in lines)
-    assert not any("19:00.0" in line for line in lines)
-
-
 def test_draw_machine_says_the_scale_when_cores_do_not_fit() -> None:
     """When one sign stands for several cores, the drawing says how many, and a held core still
     shows.
@@ -233,62 +209,6 @@ def test_draw_machine_says_the_scale_when_cores_do_not_fit() -> None:
 
     assert any("cores a sign)" in line for line in lines)
     assert any("t···" in line for line in lines)
-
-
-def test_drawing_tells_what_a_function_is_for_when_it_is_not_offered() -> None:
-    """A GPU of a virtual machine stands where it sits, with what it is for.
-
-    A NIC for passthrough says so beside its model.
-    """
-    function = PciDevice(address=PciAddress(0, 0x18, 0, 0), vendor=1, device=1, numa_node=0, root="pci0000:15")
-    kept = KeptFunction(
-        pci=function.address, role=DeviceRole.PASSTHROUGH, why="kernel driver vfio-pci holds it for passthrough"
-    )
-    nic = Device(
-        name="nic-0",
-        device_class="nic",
-        model="ConnectX-7",
-        role=DeviceRole.PASSTHROUGH,
-        numa_nodes=NodeSet(0),
-        pcie_root="pci0000:15",
-    )
-    machine = structs.replace(machine_of(1, 4), pci_devices=(function,))
-
-    lines = drawn(
-        machine,
-        Inventory(node="n1", device_class="gpu", generation=1, kept=(kept,)),
-        Inventory(node="n1", device_class="nic", generation=1, devices=(nic,)),
-    )
-
-    assert any("gpu 18:00.0 passthrough: kernel driver vfio-pci holds it" in line for line in lines)
-    assert any("nic-0 passthrough ConnectX-7" in line for line in lines)
-
-
-def test_drawing_leaves_a_management_function_out_when_its_card_is_drawn() -> None:
-    """A card's own management function is no news.
-
-    One whose card shows nothing else is drawn with what it is for.
-    """
-    card, alone = PciAddress(0, 0x38, 0, 1), PciAddress(0, 0x39, 0, 0)
-    functions = tuple(
-        PciDevice(address=address, vendor=1, device=1, numa_node=0, root="pci0000:15")
-        for address in (card, PciAddress(0, 0x38, 0, 0), alone)
-    )
-    kept = tuple(
-        KeptFunction(pci=function.address, role=DeviceRole.MANAGEMENT, why="it flashes the card")
-        for function in functions[1:]
-    )
-    fpga = Device(
-        name="fpga-0000-38-00-0", device_class="fpga", pci=card, numa_nodes=NodeSet(0), pcie_root="pci0000:15"
-    )
-
-    lines = drawn(
-        structs.replace(machine_of(1, 4), pci_devices=functions),
-        Inventory(node="n1", device_class="fpga", generation=1, devices=(fpga,), kept=kept),
-    )
-
-    assert [line for line in lines if "fpga 38:00.0" in line] == []
-    assert any("fpga 39:00.0 management: it flashes the card" in line for line in lines)
 
 
 def test_draw_machine_sets_cores_apart_when_they_have_different_caches() -> None:
@@ -317,14 +237,6 @@ def test_draw_machine_leaves_the_gaps_out_when_there_are_too_many_caches() -> No
 
     assert any("L3      128 x 4 MiB for 2 cores each" in line for line in lines)
     assert not any("·· ··" in line for line in lines)
-
-
-def test_draw_machine_names_the_other_nodes_when_a_cache_is_shared_with_them() -> None:
-    """A cache of a whole socket with two NUMA nodes is not taken for two caches."""
-    lines = drawn(with_caches(machine_of(4, 8), 16, 105 << 20))
-
-    assert any("L3      105 MiB, shared with node 1" in line for line in lines)
-    assert any("L3      105 MiB, shared with node 0" in line for line in lines)
 
 
 def test_draw_machine_says_nothing_of_caches_when_the_machine_does_not_tell() -> None:
@@ -380,29 +292,6 @@ def test_draw_machine_names_cards_when_names_are_known() -> None:
     lines = drawn(machine, names={(0x10DE, 0x2330): "NVIDIA H100 SXM5 80GB"})
 
     assert any("display 17:00.0 NVIDIA H100 SXM5 80GB (nvidia)" in line for line in lines)
-
-
-def test_draw_machine_shows_a_card_when_no_driver_owns_it() -> None:
-    """On a running system, too, a card without a driver is in sight, and says so.
-
-    Disks, and functions that a service speaks of, are not drawn twice.
-    """
-    machine = structs.replace(
-        machine_of(1, 4),
-        pci_devices=(
-            card(0x17, 0x030200),
-            card(0x18, 0x030000, driver="ast"),
-            card(0x19, 0x010802),
-            card(0x1A, 0x030200),
-        ),
-    )
-    offered = structs.replace(gpu(0x1A), pci=PciAddress(0, 0x1A, 0, 0))
-
-    lines = drawn(machine, inventory_of(offered))
-
-    assert any("display 17:00.0 no driver: [10de:2330]" in line for line in lines)
-    assert any("display 18:00.0 not offered: [10de:2330] (ast)" in line for line in lines)
-    assert not any("19:00.0" in line or "1a:00.0" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -359,7 +359,9 @@ def test_layout_draws_a_kept_function_when_no_card_of_it_is_drawn() -> None:
         machine_of(0, pci_devices=functions), [inventory_of(fpga, without, device_class="fpga", kept=kept)]
     )
 
-    assert [name for _, _, name in tree_of(layout)] == ["fpga 39:00.0", "fpga-0", "fpga-1"]
+    leaves = [leaf for root in layout.panels[0].roots for branch in root.switches for leaf in branch.leaves]
+    assert [leaf.name for leaf in leaves] == ["fpga 39:00.0", "fpga-0", "fpga-1"]
+    assert leaves[0].text == "passthrough: it flashes the card"
 
 
 def test_holders_have_letters_of_their_names_when_these_are_free() -> None:

@@ -108,25 +108,6 @@ async def test_server_is_refused_when_another_authority_signed_it(server: ApiSer
     assert server.requests == ()
 
 
-async def test_calls_go_on_when_the_client_certificate_was_replaced(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A certificate that the server no longer takes is read again from the kubeconfig: the call
-    that met it succeeds, nobody restarts anything.
-    """
-    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
-    own = new.issue("server")
-    trusted = {"certificate-authority": str(new.own.certificate)}
-    async with tls_front(port_of(server), own, clients=new) as port:
-        url = f"https://127.0.0.1:{port}"
-        cluster = opened(kubeconfig(tmp_path, url, {"token": "secret", **in_data(old.issue("client"))}, **trusted))
-        with pytest.raises(PeerUnavailable):
-            await cluster.get(NODES, NODE)
-        kubeconfig(tmp_path, url, {"token": "secret", **in_data(new.issue("client"))}, **trusted)
-
-        node = await node_of(cluster)
-
-    assert node == NODE
-
-
 async def test_calls_go_on_when_the_token_was_replaced(server: ApiServerSimulator, tmp_path: Path) -> None:
     """An expired token costs one 401 and no failed call, whether it stands in the kubeconfig or in
     a file of its own.
@@ -352,22 +333,3 @@ async def test_claim_is_looked_for_again_when_the_server_no_longer_has_its_versi
 
     assert api_object is not None
     assert missing is None
-
-
-async def test_server_is_left_alone_when_it_wants_a_pause(server: ApiServerSimulator, tmp_path: Path) -> None:
-    """A server that limits requests says for how long: whoever asks next waits for that, whichever
-    part of the gateway it is.
-    """
-    cluster = opened(kubeconfig(tmp_path, server.url, {"token": "secret"}))
-    server.refuse("GET", "nodes", code=429, retry_after_s=30)
-    with pytest.raises(PeerUnavailable):
-        await cluster.get(NODES, NODE)
-
-    early = asyncio.create_task(cluster.get(NODES, NODE))
-    await asyncio.wait({early}, timeout=0.2)
-    asked = [request.code for request in server.requests if "nodes" in request.path]
-    early.cancel()
-    await asyncio.gather(early, return_exceptions=True)
-    await cluster.close()
-
-    assert asked == [429]
