@@ -30,39 +30,43 @@ from topobus.testing.drivers.driver_contract import DriverContract
 from topobus.testing.drivers.hands_contract import HandsContract
 from topobus.values.device import Device
 
+_PROFILES = Path(__file__).parent.parent / "data" / "profiles"
+# Its suite reads the machine hundreds of times.
+_CARDS = _PROFILES / "driver-cards.toml"
+
 
 class TestPciNetdevDriver(DriverContract):
-    """Eight RDMA cards of the demo machine."""
+    """Two RDMA cards under one switch."""
 
     def make_driver(self) -> DeviceDriver:
         """Make the driver."""
         return PciNetdevDriver()
 
     def record(self, into: Path) -> RecordedMachine:
-        """Build the demo machine."""
-        return build("dgx", into)
+        """Build the small machine."""
+        return build(_CARDS, into)
 
 
 class TestPciNetdevDriverWithVirtualFunctions(TestPciNetdevDriver):
-    """Physical and virtual functions of the EPYC machine, with its empty port plugged in."""
+    """Physical and virtual functions of three cards, with the empty port plugged in."""
 
     def record(self, into: Path) -> RecordedMachine:
-        """Build the EPYC machine."""
-        machine = build("epyc-8numa", into)
-        machine.write(f"{machine.folder('0000:01:00.1')}/net/enp1s0f1/carrier", "1")
+        """Build a machine that has them."""
+        machine = build(_PROFILES / "nic-functions.toml", into)
+        machine.write(f"{machine.folder('0000:16:00.1')}/net/enp22s0f1/carrier", "1")
         return machine
 
 
 class TestLinuxNetdevDriver(DriverContract):
-    """Two interfaces without hardware of their own, on the demo machine."""
+    """Two interfaces without hardware of their own, beside cards."""
 
     def make_driver(self) -> DeviceDriver:
         """Make the driver, with its two interfaces listed."""
         return LinuxNetdevDriver(InterfaceSettings(offer=(InterfaceRule(name="tenant-*", kind="veth"),)))
 
     def record(self, into: Path) -> RecordedMachine:
-        """Build the demo machine, and two interfaces."""
-        machine = build("dgx", into)
+        """Build the small machine, and two interfaces."""
+        machine = build(_CARDS, into)
         for index in (101, 102):
             add_interface(into, f"tenant-{index}", index, iflink=str(index + 100))
         return machine
@@ -73,15 +77,15 @@ class TestLinuxNetdevDriver(DriverContract):
 
 
 class TestXilinxDriver(DriverContract):
-    """Two Alveo cards of the demo machine, each of two functions."""
+    """Two Alveo cards, each of two functions."""
 
     def make_driver(self) -> DeviceDriver:
         """Make the driver."""
         return XilinxDriver()
 
     def record(self, into: Path) -> RecordedMachine:
-        """Build the demo machine."""
-        return build("dgx", into)
+        """Build the small machine."""
+        return build(_CARDS, into)
 
     def vanish(self, recorded: RecordedMachine, device: Device) -> None:
         """Take the card out: both functions leave."""
@@ -91,15 +95,15 @@ class TestXilinxDriver(DriverContract):
 
 
 class TestIntelDflDriver(DriverContract):
-    """The DFL card of the EPYC machine."""
+    """One DFL card."""
 
     def make_driver(self) -> DeviceDriver:
         """Make the driver."""
         return IntelDflDriver()
 
     def record(self, into: Path) -> RecordedMachine:
-        """Build the EPYC machine."""
-        return build("epyc-8numa", into)
+        """Build the small machine."""
+        return build(_CARDS, into)
 
 
 class TestIntelDflDriverThatPrograms(HandsContract):

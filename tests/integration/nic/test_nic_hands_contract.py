@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), 
 
 
 class TestLinuxNetdevHands(HandsContract):
-    """The demo machine's tree, with two interfaces that this kernel has, too: discovery reads the
-    tree, hands reach the kernel.
+    """The laptop's tree, with two interfaces that this kernel has, too: discovery reads the tree,
+    hands reach the kernel.
     """
 
     config = (
@@ -61,8 +61,8 @@ class TestLinuxNetdevHands(HandsContract):
         return driver
 
     def record(self, into: Path) -> RecordedMachine:
-        """Build the demo machine, and two interfaces in its tree and in this kernel."""
-        machine = build("dgx", into)
+        """Build the laptop, and two interfaces in its tree and in this kernel."""
+        machine = build("laptop", into)
         far = self.stack.enter_context(network_namespace())
         for index in (201, 202):
             name = self.stack.enter_context(veth_pair(far, peer=f"peer{index}"))
