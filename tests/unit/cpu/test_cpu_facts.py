@@ -29,13 +29,13 @@ def devices(root: Path, groups: str = "cpu") -> dict[str, Device]:
     return {device.name: device for device in driver.discover(tree, read_machine(tree, "n1")).devices}
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Two EPYC with eight NUMA nodes.
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two EPYC with eight NUMA nodes, as every test leaves them.
 
     CPU 1 is isolated and tickless, CPU 2 tells its frequencies.
     """
-    root = build("epyc-8numa", tmp_path / "machine").root
+    root = build("epyc-8numa", tmp_path_factory.mktemp("epyc") / "machine").root
     (root / CPUS / "isolated").write_text("1\n")
     (root / CPUS / "nohz_full").write_text("1\n")
     folder = root / CPUS / "cpu2/cpufreq"
@@ -61,9 +61,13 @@ def test_cpus_tell_isolation_and_frequencies(root: Path) -> None:
 
 def test_nohz_full_is_false_when_the_kernel_has_no_such_parameter(root: Path) -> None:
     """It writes `(null)` then."""
-    (root / CPUS / "nohz_full").write_text("  (null)\n")
-
-    assert devices(root)["cpu-1"].attributes["nohzFull"] is False
+    file = root / CPUS / "nohz_full"
+    before = file.read_text()
+    file.write_text("  (null)\n")
+    try:
+        assert devices(root)["cpu-1"].attributes["nohzFull"] is False
+    finally:
+        file.write_text(before)
 
 
 @pytest.mark.parametrize("groups", ["numa", "socket", "l3", "machine"])

@@ -16,6 +16,8 @@ from topobus.values.device import Device
 from topobus.values.health import Dimension, HealthState, Observation
 from topobus.values.pci import PciAddress
 
+_PROFILE = Path(__file__).parents[2] / "data" / "profiles" / "nic-functions.toml"
+
 
 class Card:
     """A recorded card with virtual functions, one of which a pod has."""
@@ -50,8 +52,8 @@ class Card:
 
 @pytest.fixture
 def card(tmp_path: Path) -> Card:
-    """The EPYC machine's card with virtual functions, healthy."""
-    machine = build("epyc-8numa", tmp_path / "machine")
+    """A card with virtual functions, healthy, beside another one."""
+    machine = build(_PROFILE, tmp_path / "machine")
     made = Card(machine)
     machine.set_carrier(str(made.parent), is_up=True)
     return made
