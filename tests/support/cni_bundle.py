@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.debian_packages import fetch_packages
 from support.nic_rig import NicRig
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.cni.settings import CniSettings
@@ -36,7 +36,6 @@ _LIBRARIES = (
     "libnetfilter-conntrack3",
 )
 _PACKAGES = ("containernetworking-plugins", "iptables", *_LIBRARIES, "busybox")
-_FETCH_S = 100.0
 _PROGRAMS = ("iptables", "ip6tables", "iptables-save", "ip6tables-save", "iptables-restore", "ip6tables-restore")
 _WRAPPER = """#!/bin/sh
 LD_LIBRARY_PATH={libraries} XTABLES_LIBDIR={extensions} exec {program} {name} "$@"
@@ -56,19 +55,13 @@ def provide_bundle() -> Bundle:
     """Give the bundle, fetched once; skip the test where it cannot be had or used."""
     if os.geteuid() != 0:
         pytest.skip("NOT CHECKED: only root can make network namespaces, so that no CNI plugin was run")
-    _HOME.mkdir(parents=True, exist_ok=True)
-    with (_HOME / ".cni-lock").open("w") as lock:
-        # The files of tests run side by side, and one fetch is enough.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [str(_ROOT / "tools" / "fetch-debian-package"), ",".join(_PACKAGES), "own", str(_HOME)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, check=False)
-        if done.returncode != 0:
-            pytest.skip(
-                "NOT CHECKED: Debian's containernetworking-plugins are not to be had here, so that none was "
-                f"run: {done.stderr[-300:]}"
-            )
-        folders = dict(zip(_PACKAGES, map(Path, done.stdout.split()), strict=True))
-        programs = _wrap(folders)
+    fetched = fetch_packages(*_PACKAGES)
+    if isinstance(fetched, str):
+        pytest.skip(
+            f"NOT CHECKED: Debian's containernetworking-plugins are not to be had here, so that none was run: {fetched}"
+        )
+    folders = dict(zip(_PACKAGES, fetched, strict=True))
+    programs = _wrap(folders)
     probe = subprocess.run(["ip", "netns", "list"], capture_output=True, check=False)
     if probe.returncode != 0:
         pytest.skip("NOT CHECKED: `ip netns` does not work here, so that no CNI plugin was run")

@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from support.debian_packages import fetch_packages
+
 __all__ = [
     "FIRMWARE",
     "LIBRARIES",
@@ -152,13 +154,9 @@ def musl_probe() -> tuple[Path, Path]:
 
     Skips where Debian's musl cannot be had.
     """
-    folders: list[Path] = []
-    for package in ("musl", "musl-dev"):
-        fetch = [str(_ROOT / "tools" / "fetch-debian-package"), package, "own", str(_ROOT / ".cache" / "debian")]
-        fetched = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
-        if fetched.returncode != 0:
-            pytest.skip(f"NOT TESTED: {package} cannot be had, so that no image with musl was run")
-        folders.append(Path(fetched.stdout.strip()))
+    folders = fetch_packages("musl", "musl-dev")
+    if isinstance(folders, str):
+        pytest.skip(f"NOT TESTED: musl cannot be had, so that no image with musl was run: {folders}")
     loader, headers = folders[0] / "lib/ld-musl-x86_64.so.1", folders[1] / "usr/include/x86_64-linux-musl"
     objects, target = folders[1] / "usr/lib/x86_64-linux-musl", _scratch() / "cuda-probe-musl"
     command = [

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from support.debian_packages import fetch_packages
+
 __all__ = ["OciRuntime", "oci_runtime"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 60.0
 
 
@@ -45,9 +46,8 @@ def _runc() -> str:
     """
     program = shutil.which("runc") or ""
     if not program:
-        fetch = [str(_ROOT / "tools" / "fetch-debian-package"), "runc", "own", str(_ROOT / ".cache" / "debian")]
-        fetched = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
-        program = f"{fetched.stdout.strip()}/usr/sbin/runc" if fetched.returncode == 0 else ""
+        fetched = fetch_packages("runc")
+        program = "" if isinstance(fetched, str) else f"{fetched[0]}/usr/sbin/runc"
     runs = bool(program) and subprocess.run([program, "--version"], capture_output=True, check=False).returncode == 0
     return program if runs else ""
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from docpages.metrics import METRIC_MODULES, descriptors_of, series_of
+from support.debian_packages import fetch_packages
 from support.kustomize import built
 from topobus.process.metric_descriptors import MetricDescriptor
 
@@ -233,10 +234,7 @@ def _promtool() -> str:
     installed = shutil.which("promtool")
     if installed is not None:
         return installed
-    fetch = [str(_ROOT / "tools" / "fetch-debian-package"), "prometheus", "own", str(_ROOT / ".cache" / "debian")]
-    fetched = subprocess.run(fetch, capture_output=True, text=True, check=False)
-    if fetched.returncode != 0:
-        pytest.skip(
-            f"no promtool on the PATH, and Debian's package prometheus cannot be had: {fetched.stderr.strip()[-300:]}"
-        )
-    return str(Path(fetched.stdout.strip()) / "usr" / "bin" / "promtool")
+    fetched = fetch_packages("prometheus")
+    if isinstance(fetched, str):
+        pytest.skip(f"no promtool on the PATH, and Debian's package prometheus cannot be had: {fetched}")
+    return str(fetched[0] / "usr" / "bin" / "promtool")
