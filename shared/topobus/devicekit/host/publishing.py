@@ -296,13 +296,13 @@ class DevicePublisher:
         # Before the write: whoever reads the new inventory may ask for its devices before the write is
         # confirmed, and one that timed out may have been done.
         self.devices, self.counter_sets = merged.devices, merged.counter_sets
+        self._metrics.set_affected(self.devices, self._holders.owners, self._holders.pods)
         await self._store.put(self._make_inventory(merged, machine))
         if self._store.is_refused:
             # A device of an inventory that was refused is forgotten with the next look. Otherwise one
             # bad device would stay as a lost one, and the list could not be published after it has
             # become good again.
             self.devices = tuple(device for device in merged.devices if device.name in offered)
-        self._metrics.set_affected(self.devices, self._holders.owners, self._holders.pods)
         news = [device for device in self.devices if self._announcer.is_news(device)]
         # Each device has a subject of its own, so nothing of one device is overtaken; one after the
         # other, thousands would take a minute.
