@@ -134,14 +134,16 @@ async def _kinds(cluster: Cluster, fleet: NodeFleet) -> dict[str, PodKind]:
         kinds |= {
             # One may be at a time, for a node of two CPUs has one to give and one for all others.
             "cpu": made(workers=1, requests=(request("cpu", 1),)),
+            # Pods by claim take each interface as it comes free: were there as many as interfaces, kubelet would
+            # never see one for a pod by resource.
             "interface": made(
-                workers=INTERFACES,
+                workers=INTERFACES - 1,
                 requests=(request("nic", 1, _IS_OURS),),
                 config=(config,),
                 wants={"nic": 1},
                 interface="net1",
             ),
-            "resource": made(workers=1, resources={"topobus.dev/nic": 1}, wants={"nic": 1}),
+            "resource": made(workers=2, resources={"topobus.dev/nic": 1}, wants={"nic": 1}),
             "plain": made(workers=3),
         }
     return kinds
