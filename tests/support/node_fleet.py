@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from support.installation import Processes, command, setting
-from support.real_hands import HandsInstallation, Interface, host_interfaces, make_bench
+from support.real_hands import HandsInstallation, Interface, host_interfaces, make_bench, remove_bench
 
 __all__ = ["INTERFACES", "Befall", "NodeFleet"]
 
@@ -92,6 +92,8 @@ class NodeFleet:
         """End all of it."""
         for installation in (*self.nodes.values(), self._center):
             installation.close()
+        for node in self._bench:
+            remove_bench(INTERFACES, self.on[node])
 
     def faults(self, chance: random.Random) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
         """What may befall, by name: each ends when all is there again.

@@ -30,6 +30,7 @@ __all__ = [
     "installed_hands",
     "interface_of_process",
     "make_bench",
+    "remove_bench",
     "run_ip",
     "veth_bench",
 ]
@@ -102,12 +103,12 @@ def veth_bench(count: int) -> Iterator[dict[str, Interface]]:
     try:
         yield make_bench(count)
     finally:
-        _remove_bench(count)
+        remove_bench(count)
 
 
 def make_bench(count: int, on: Sequence[str] = ()) -> dict[str, Interface]:
     """Make what `veth_bench` does, again where it exists."""
-    _remove_bench(count, on)
+    remove_bench(count, on)
     run_ip("link", "add", BRIDGE, "type", "bridge", on=on)
     run_ip("addr", "add", BRIDGE_ADDRESS, "dev", BRIDGE, on=on)
     run_ip("link", "set", BRIDGE, "up", on=on)
@@ -119,7 +120,8 @@ def make_bench(count: int, on: Sequence[str] = ()) -> dict[str, Interface]:
     return {f"tbh{number}": interfaces[f"tbh{number}"] for number in range(count)}
 
 
-def _remove_bench(count: int, on: Sequence[str] = ()) -> None:
+def remove_bench(count: int, on: Sequence[str] = ()) -> None:
+    """Remove what `make_bench` made, or what is there of it."""
     names = [BRIDGE, *(f"tbhp{number}" for number in range(count)), *(f"tbh{number}" for number in range(count))]
     for name in names:
         subprocess.run([*on, "ip", "link", "del", name], capture_output=True, timeout=20, check=False)
