@@ -74,7 +74,7 @@ class ServedByClaims:
             )
 
     def serves(self, offer: Offer) -> bool:
-        """Return whether claims serve a resource."""
+        """Return whether claims serve a resource. The node state's `changed` announces changes."""
         why = self._obstacle(offer)
         if self._said.get(offer.resource) != why:
             self._said[offer.resource] = why

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import GatewaySettings
@@ -29,6 +29,10 @@ from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.vendor_profiles import profile_in
 
+if TYPE_CHECKING:
+    # It loads the evaluator of selectors, which a gateway without a cluster does not need.
+    from topobus.gateway.cluster.served_by_claims import ServedByClaims
+
 __all__ = ["DevicePlugins"]
 
 # In seconds. kubelet itself would wait without a limit, and all admissions of the node wait with
@@ -37,22 +41,6 @@ _FOREIGN_PREFER_S = 1.0
 # In seconds. kubelet updates its Node every 10 s when its devices have changed
 # (nodeStatusUpdateFrequency), and the update takes a moment.
 _NODE_TOLD_S = 15.0
-
-
-class ClaimedResources(Protocol):
-    """Decides which resources claims serve."""
-
-    async def wait(self) -> None:
-        """Wait a short time until the first answers are reliable."""
-        ...
-
-    def serves(self, offer: Offer) -> bool:
-        """Return whether claims serve a resource. The node state's `changed` announces changes."""
-        ...
-
-    async def is_known_to_kubelet(self, resource: str) -> bool:
-        """Return whether kubelet counts devices of a resource."""
-        ...
 
 
 class DevicePlugins:
@@ -69,7 +57,7 @@ class DevicePlugins:
         foreign: ForeignPlugins | None,
         clock: Clock,
         is_awaited: Callable[[], bool],
-        claimed: ClaimedResources | None,
+        claimed: ServedByClaims | None,
     ) -> None:
         """`foreign` has the plugins registered with us. `claimed` is None without a cluster."""
         self.classes: dict[str, str] = {}
