@@ -20,11 +20,11 @@ from msgspec import structs
 from topobus.bus.bus import AmbiguousWrite, Bus, Conflict, Entry, Received, Unreadable
 from topobus.bus.server_config.up_subjects import up_nouns
 from topobus.engine.health.silence import Answered, Silent, SilentBecause
-from topobus.formats.messages.catalogue import DECISION, HINT, INVENTORY, LEDGER, LINK, PREFER
+from topobus.formats.messages.catalogue import DECISION, FORGET, HINT, INVENTORY, LEDGER, LINK, PREFER
 from topobus.formats.messages.device_classes import DEVICE_SERVICES
 from topobus.formats.messages.forget_messages import ForgetReply, ForgetRequest, ForgottenKey, KeyOutcome
 from topobus.formats.messages.messages import DisagreementEvent, HealthEvent
-from topobus.formats.messages.nouns import Ask, Event, State
+from topobus.formats.messages.nouns import CLUSTER, Ask, Event, State
 from topobus.formats.messages.operation_messages import ClassMaintenance
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
@@ -66,6 +66,10 @@ class NodeRemoval:
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
+
+    async def begin(self) -> None:
+        """Answer from now on, one request at a time."""
+        await self._bus.answer(FORGET, self.forget, concurrency=1, node=CLUSTER)
 
     async def forget(self, request: ForgetRequest) -> ForgetReply:
         """Remove the records of a node, or return why not. A repeated request continues with what

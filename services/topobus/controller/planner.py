@@ -11,7 +11,7 @@ after plans for one node. Requests of the reconcile loops to nodes never wait fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from topobus.bus.asks.heavy_lane import Workload
 from topobus.controller.config import ControllerSettings
@@ -20,6 +20,7 @@ from topobus.controller.state.node_state import NodeState
 from topobus.engine.scheduling.rank import holding_nodes, rank_nodes
 from topobus.formats.messages import catalogue
 from topobus.formats.messages.messages import PlaceReply, PlaceRequest
+from topobus.formats.messages.nouns import CLUSTER
 from topobus.formats.messages.plan_messages import NodeAnswer, PlanReply, PlanRequest
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
@@ -44,9 +45,16 @@ class Planner:
     """Answers PLAN."""
 
     def __init__(
-        self, settings: ControllerSettings, runtime: Runtime, state: NodeState, metrics: ControllerMetrics
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        state: NodeState,
+        metrics: ControllerMetrics,
+        is_whole: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_whole` returns whether the copies in `state` are complete."""
         self._settings = settings
+        self._is_whole = is_whole
         self._bus = runtime.bus
         self._state = state
         self._metrics = metrics
@@ -55,20 +63,27 @@ class Planner:
         self._free_for_plans = asyncio.Semaphore(settings.parallel_asks)
         self._silent: dict[str, str] = {}
 
-    def workload(self) -> Workload[PlanRequest, PlanReply]:
-        """Define which plans are expensive, and how many of those may run and wait."""
-        return Workload(
+    async def begin(self) -> None:
+        """Answer plans from now on.
+
+        A replica in the queue group without a complete copy would take plans away from those that have
+        one, so it begins when its copies are complete.
+        """
+        workload = Workload(
             is_heavy=self._asks_many,
             at_once=self._settings.parallel_plans,
             most_waiting=_MOST_WAITING,
             busy=lambda retry_after_s: PlanReply(retry_after_s=retry_after_s),
         )
+        await self._bus.answer(catalogue.PLAN, self.plan, workload=workload, node=CLUSTER)
 
     async def plan(self, request: PlanRequest) -> PlanReply:
         """Place a pod on the best node, or return each node's refusal.
 
-        Errors: raises PeerUnavailable when no node is known at all.
+        Errors: raises PeerUnavailable when no node is known at all, and while the copies are read again.
         """
+        if not self._is_whole():
+            raise PeerUnavailable("the controller is reading its copies again", retry_after_s=self._settings.retry_s)
         reply = await self._plan(request)
         self.log_silent_nodes()
         outcome = "placed" if reply.chosen is not None and isinstance(reply.chosen.result, Placement) else "refused"

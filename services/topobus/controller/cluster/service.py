@@ -40,14 +40,10 @@ from topobus.controller.store.cluster_events import EventRecorder
 from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.cel.selector import CelCompiler
-from topobus.formats.messages import catalogue
-from topobus.formats.messages.nouns import CLUSTER
-from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
 from topobus.kubernetes.informers import Informer
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
-from topobus.values.errors import PeerUnavailable
 
 __all__ = ["ClusterController", "serve_cluster"]
 
@@ -137,7 +133,7 @@ class ClusterController:
             self._queue("housekeeping"),
             is_own=cluster.housekeeping == "own",
         )
-        self._planner = Planner(settings, runtime, self._state, metrics)
+        self._planner = Planner(settings, runtime, self._state, metrics, lambda: self._copies.is_whole)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
         runtime.readiness.set("cluster", is_ready=False, why="no snapshot yet")
 
@@ -181,12 +177,8 @@ class ClusterController:
             if not self._copies.is_whole:
                 continue
             if not is_planning:
-                # Only now: a replica in the queue group without a complete copy would take plans
-                # away from those that have one.
-                await self._runtime.bus.answer(
-                    catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER
-                )
-                await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
+                await self._planner.begin()
+                await self._removal.begin()
                 is_planning = True
             if not all(informer.is_whole for informer in self._informers.values()):
                 continue
@@ -243,8 +235,3 @@ class ClusterController:
                 claims=len(self._state.claims),
                 pods=len(self._state.pods),
             )
-
-    async def _plan(self, request: PlanRequest) -> PlanReply:
-        if not self._copies.is_whole:
-            raise PeerUnavailable("the controller is reading its copies again", retry_after_s=self._settings.retry_s)
-        return await self._planner.plan(request)

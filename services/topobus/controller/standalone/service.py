@@ -45,13 +45,9 @@ from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.nats_store import NatsStore, NatsWatch
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.engine.cel.selector import CelCompiler
-from topobus.formats.messages import catalogue
-from topobus.formats.messages.nouns import CLUSTER
-from topobus.formats.messages.plan_messages import PlanReply, PlanRequest
 from topobus.process.logging import get_logger
 from topobus.process.service import Runtime
 from topobus.process.work_queue import WorkQueue
-from topobus.values.errors import PeerUnavailable
 
 __all__ = ["serve"]
 
@@ -111,7 +107,7 @@ class _Controller:
             settings.binding_timeout_s, runtime, self._state, allocator, deallocation, self._queue("binding")
         )
         self._pods = ClaimTemplateReconciler(runtime, self._state, self._queue("templates"))
-        self._planner = Planner(settings, runtime, self._state, metrics)
+        self._planner = Planner(settings, runtime, self._state, metrics, lambda: self._is_whole)
         self._removal = NodeRemoval(runtime.bus, runtime.clock)
         nodes = NodeFilter(settings, runtime, self._state, allocator, self._planner, self._consumers)
         self._classic = ClassicScheduler(runtime, self._state, nodes.nodes_without, self._queue("classic-pods"))
@@ -210,12 +206,8 @@ class _Controller:
             if not self._is_whole:
                 continue
             if not is_planning:
-                # Only now: a replica in the queue group without a complete copy would take plans
-                # away from those that have one.
-                await self._runtime.bus.answer(
-                    catalogue.PLAN, self._plan, workload=self._planner.workload(), node=CLUSTER
-                )
-                await self._runtime.bus.answer(catalogue.FORGET, self._removal.forget, concurrency=1, node=CLUSTER)
+                await self._planner.begin()
+                await self._removal.begin()
                 is_planning = True
                 # The copies of a fleet live as long as the process. Without this the garbage
                 # collector would traverse them in each full collection, a second with 1,000 DGX.
@@ -237,8 +229,3 @@ class _Controller:
                 self._changed.set()
             waits = [queue.wait_s() for queue in self._queues]
             wait_s = min((due_s for due_s in waits if due_s is not None), default=None)
-
-    async def _plan(self, request: PlanRequest) -> PlanReply:
-        if not self._is_whole:
-            raise PeerUnavailable("the controller is reading its copies again", retry_after_s=self._settings.retry_s)
-        return await self._planner.plan(request)
