@@ -14,7 +14,7 @@ import signal
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -114,7 +114,6 @@ class System:
     node: str
     nats_url: str
     supervisor: Supervisor
-    http_ports: Mapping[str, int] = field(default_factory=dict)
     services: tuple[str, ...] = SERVICES
     """Those that run here besides NATS."""
     has_users: bool = False
@@ -216,7 +215,6 @@ async def start_system(
             node=node,
             nats_url=nats_url,
             supervisor=supervisor,
-            http_ports=ports,
             services=services,
             has_users=has_users,
             tls_ca_file=certificate.authority_file,

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from topobus.bus.server_config.server_users import takes_second_name
 from topobus.cli.exits import UsageError
 from topobus.cli.options import OutputOptions
 
-__all__ = ["known_user", "show_password"]
+__all__ = ["check_overlap", "known_user", "show_password"]
 
 
 def known_user(user: str, names: Sequence[str]) -> str:
@@ -22,6 +23,18 @@ def known_user(user: str, names: Sequence[str]) -> str:
     if user not in names:
         raise UsageError(f"unknown user {user!r}", next_step=f"known are {', '.join(names)}")
     return user
+
+
+def check_overlap(users: Sequence[str], *, is_overlapping: bool) -> None:
+    """Check that passwords of these users can be replaced while the previous ones stay valid.
+
+    Errors: raises UsageError for a user whose clients are not ours.
+    """
+    others = [user for user in users if is_overlapping and not takes_second_name(user)]
+    if others:
+        raise UsageError(
+            f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap"
+        )
 
 
 def show_password(options: OutputOptions, user: str, password: str) -> None:

@@ -32,7 +32,7 @@ from topobus.bus.login.user_keys import (
 )
 from topobus.bus.server_config.nats_accounts import Shape
 from topobus.bus.server_config.server_users import takes_second_name
-from topobus.cli.commands.key_users import known_user, show_password
+from topobus.cli.commands.key_users import check_overlap, known_user, show_password
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.users_file import UsersForm, changed_form, user_names, write_users
@@ -163,11 +163,7 @@ def rotate(
     changed = [
         known_user(user, names) for user in users or names if users or not is_overlapping or takes_second_name(user)
     ]
-    others = [user for user in changed if not takes_second_name(user)]
-    if is_overlapping and others:
-        raise UsageError(
-            f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap"
-        )
+    check_overlap(changed, is_overlapping=is_overlapping)
     make_passwords(folder, names, is_for_group=is_for_group)
     for user in changed:
         change_password(folder, user, is_overlapping=is_overlapping, is_for_group=is_for_group)

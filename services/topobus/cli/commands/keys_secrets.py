@@ -14,8 +14,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from topobus.bus.server_config.server_users import takes_second_name
-from topobus.cli.commands.key_users import known_user, show_password
+from topobus.cli.commands.key_users import check_overlap, known_user, show_password
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, UsageError
 from topobus.cli.kubeconfigs import find_kubeconfig
@@ -137,11 +136,7 @@ async def rotate(
         known_user(user, users_of(has_leaves=True, classes=tuple(filter(has_own_service, users or ()))))
         for user in users or ()
     ]
-    others = [user for user in changed if not takes_second_name(user)]
-    if is_overlapping and others:
-        raise UsageError(
-            f"{others[0]!r} takes no second name: its clients are not ours", next_step="rotate it without --overlap"
-        )
+    check_overlap(changed, is_overlapping=is_overlapping)
     if server_after_s is None:
         # Both passwords are valid: a client with the new one continues with the old one until the
         # server has the new one.

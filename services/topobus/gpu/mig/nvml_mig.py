@@ -72,7 +72,7 @@ def read_mig(library: Any, handle: Any, profiles: Sequence[MigProfile]) -> MigGp
     ordered = (
         msgspec.structs.replace(instances[gi], computes=_sorted(instances[gi].computes)) for gi in sorted(instances)
     )
-    return MigGpu(is_on=True, profiles=tuple(profiles), instances=tuple(ordered))
+    return MigGpu(profiles=tuple(profiles), instances=tuple(ordered))
 
 
 def make_gpu_instance(library: Any, handle: Any, profile: MigProfile, start: int) -> int:

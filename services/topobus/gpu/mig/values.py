@@ -69,7 +69,6 @@ class MigInstance(Struct, frozen=True, kw_only=True):
 class MigGpu(Struct, frozen=True, kw_only=True):
     """The state of MIG on one GPU."""
 
-    is_on: bool = False
     profiles: tuple[MigProfile, ...] = ()
     """By id."""
     instances: tuple[MigInstance, ...] = ()

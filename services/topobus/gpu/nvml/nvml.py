@@ -258,7 +258,7 @@ class Nvml:
         try:
             return self._mig(address, handle)
         except self._nvml.NVMLError as err:
-            return MigGpu(is_on=True, fault=f"NVML does not report its instances: {err}")
+            return MigGpu(fault=f"NVML does not report its instances: {err}")
 
     def _mig(self, address: PciAddress, handle: Any) -> MigGpu:
         if not self._nvml.nvmlDeviceGetMigMode(handle)[0]:

@@ -12,7 +12,7 @@ passwords itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from topobus.bus.server_config.nats_accounts import Account, Crossing, CrossingKind, User
 
@@ -23,19 +23,11 @@ __all__ = ["render_accounts", "render_passwords"]
 _RESPONSE_LIMIT = "5m"
 
 
-def _by_variable(user: User) -> str:
-    return f"${user.variable}"
-
-
-def render_accounts(described: Sequence[Account], *, password: Callable[[User], str] = _by_variable) -> str:
-    """Render the `accounts` of a server's configuration, and which of them is the server's own.
-
-    Shapes: password — the text in place of a user's password: the name of a variable, or a quoted
-    text (a bcrypt hash).
-    """
+def render_accounts(described: Sequence[Account]) -> str:
+    """Render the `accounts` of a server's configuration, and which of them is the server's own."""
     lines = ["accounts {"]
     for account in described:
-        lines += [f"  {account.name}: {{", *_account_lines(account, password), "  }"]
+        lines += [f"  {account.name}: {{", *_account_lines(account), "  }"]
     lines += ["}", *(f"system_account: {account.name}" for account in described if account.is_system)]
     return "\n".join(lines) + "\n"
 
@@ -48,13 +40,13 @@ def render_passwords(passwords: Mapping[str, str]) -> str:
     return "".join(f"{variable}: {json.dumps(text)}\n" for variable, text in sorted(passwords.items()))
 
 
-def _account_lines(account: Account, password: Callable[[User], str]) -> Iterator[str]:
+def _account_lines(account: Account) -> Iterator[str]:
     if account.has_jetstream:
         yield "    jetstream: enabled"
     if account.users:
         yield "    users: ["
         for user in account.users:
-            yield from _user_lines(user, password(user))
+            yield from _user_lines(user)
         yield "    ]"
     if account.exports:
         yield "    exports: ["
@@ -77,9 +69,9 @@ def _exports(crossed: Iterable[Crossing]) -> dict[tuple[CrossingKind, str], list
     return exports
 
 
-def _user_lines(user: User, password: str) -> Iterator[str]:
+def _user_lines(user: User) -> Iterator[str]:
     kinds = f"allowed_connection_types: [{', '.join(user.connection_types)}], " if user.connection_types else ""
-    yield f"      {{ user: {user.name}, password: {password}, {kinds}permissions: {{"
+    yield f"      {{ user: {user.name}, password: ${user.variable}, {kinds}permissions: {{"
     for verb, subjects in user.rights.items():
         yield f"        {verb}: {{ allow: ["
         yield from (f'          "{subject}"' for subject in subjects)

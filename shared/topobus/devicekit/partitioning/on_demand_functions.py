@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.left_out import LeftOut
@@ -155,9 +155,7 @@ class OnDemandFunctions:
                 if before is not None and before.is_whole is not own.is_whole:
                     return _refuse(f"{device.name} and {before.devices[0]} cannot be had at once", devices)
                 names = (*(before.devices if before is not None else ()), device.name)
-                wishes[address] = FunctionWish(
-                    name=own.name, parts=own.parts, is_whole=own.is_whole, devices=names, removes=own.removes
-                )
+                wishes[address] = structs.replace(own, devices=names)
         return self.cuts.prepare(tree, wishes, context, edits) if wishes else edits()
 
     def undo(self, tree: Tree, device: Device, context: PrepareContext) -> None:
