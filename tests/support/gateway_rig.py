@@ -20,10 +20,10 @@ from topobus.bus.bus import Bus
 from topobus.engine.health.silence import SilenceSettings
 from topobus.formats.messages.catalogue import PODS
 from topobus.formats.messages.messages import PodsReply, PodsRequest
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.config import ClusterSettings, DeadlineSettings, GatewaySettings, KubeletSettings, RuntimeSettings
 from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.gateway.service import serve
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import Clock, SystemClock
 from topobus.process.config import NatsSettings
 from topobus.process.readiness import Readiness

@@ -18,7 +18,6 @@ from topobus.engine.health.silence import unheard
 from topobus.engine.shapes.cpu_places import cpus_left, for_claims
 from topobus.engine.shapes.shapes import Shapes, shapes_of
 from topobus.formats.messages.catalogue import ALIGNMENT, INVENTORY, LEDGER
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.containers.live_containers import LiveContainers
 from topobus.gateway.device_plugins.rules.device_ids import with_kubelet_ids
 from topobus.gateway.device_plugins.rules.holdings import with_lingering
@@ -34,6 +33,7 @@ from topobus.gateway.device_plugins.rules.lists import (
 from topobus.gateway.device_plugins.rules.replicas import ShareHolders, share_holders
 from topobus.gateway.hand_outs import HandOuts
 from topobus.gateway.key_locks import KeyLocks
+from topobus.process.broadcast import Broadcast
 from topobus.process.logging import get_logger
 from topobus.values.device import Device, Inventory
 from topobus.values.device_sharing import HeldShare

@@ -21,7 +21,6 @@ from topobus.formats.messages.catalogue import PODS, PREPARE
 from topobus.formats.messages.messages import ApiObject, KubeletRegistrations
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_devices import ClaimDevices
 from topobus.gateway.claims.claim_files import ClaimFiles
@@ -57,6 +56,7 @@ from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.gateway.reconcile.reconciliation import Reconciler
 from topobus.gateway.reconcile.user_naming import UserNaming
+from topobus.process.broadcast import Broadcast
 from topobus.process.logging import get_logger
 from topobus.process.packages import needing_extra
 from topobus.process.service import Runtime

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from topobus.bus.bus import Bus
 from topobus.bus.streams.state import Change, ChangeKind
 from topobus.engine.alignment.planning.node_view import aligned_view, with_ledger
 from topobus.engine.health.strays import stray_devices, without_strays
 from topobus.formats.messages.catalogue import INVENTORY, MACHINE
+from topobus.process.broadcast import Broadcast
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.values.device import Inventory
@@ -39,8 +40,8 @@ class NodeInputs:
     def __init__(self, bus: Bus, alignment: NodeAlignment, readiness: Readiness) -> None:
         self.machine: Machine | None = None
         self.inventories: dict[str, Inventory] = {}
-        self._changed = asyncio.Event()
-        """Set and replaced at each change of `inventories`."""
+        self._changed = Broadcast()
+        """Announced at each change of `inventories`."""
         self._bus = bus
         self._node = alignment.node
         self._alignment = alignment
@@ -129,10 +130,7 @@ class NodeInputs:
         The gateway follows the same inventories and may be ahead: kubelet allocates what it has
         just offered, and does not ask again when that is refused.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_BEHIND_S):
-                while not all(map(self._lists, devices)):
-                    await self._changed.wait()
+        await self._changed.until(lambda: all(map(self._lists, devices)), asyncio.timeout(_BEHIND_S))
 
     def _lists(self, devices: Mapping[str, tuple[str, ...]]) -> bool:
         """Say whether the inventories list these devices. CPUs are the machine's."""
@@ -148,12 +146,13 @@ class NodeInputs:
 
         A device that does not exist counts as shown.
         """
-        while True:
-            changed, inventory = self._changed, self.inventories.get(device_class)
+
+        def is_shown() -> bool:
+            inventory = self.inventories.get(device_class)
             listed = inventory.device(device) if inventory is not None else None
-            if listed is None or listed.maintenance == maintenance:
-                return
-            await changed.wait()
+            return listed is None or listed.maintenance == maintenance
+
+        await self._changed.until(is_shown)
 
     async def _watch_inventories(self) -> None:
         async with aclosing(self._bus.watch(INVENTORY, node=self._node)) as changes:
@@ -167,8 +166,7 @@ class NodeInputs:
                     self._readiness.set("inventories", is_ready=True)
                 else:
                     self.inventories, self._static = self._apply(change), None
-                    self._changed.set()
-                    self._changed = asyncio.Event()
+                    self._changed.announce()
 
     def _apply(self, change: Change[Inventory]) -> dict[str, Inventory]:
         device_class = change.parts["device_class"]

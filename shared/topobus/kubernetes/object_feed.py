@@ -8,11 +8,11 @@ and the other objects are still stored.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable
 from functools import partial
 
 from topobus.formats.kubernetes.objects import ObjectKey
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import ContractError
@@ -36,7 +36,7 @@ class ObjectFeed:
         self._listed: set[ObjectKey] | None = None
         """The objects reported by the running list. None: no list is running."""
         self._position = 0
-        self._moved = asyncio.Event()
+        self._moved = Broadcast()
         self.is_whole = False
         """Whether a complete list has been stored."""
 
@@ -45,13 +45,7 @@ class ObjectFeed:
 
         False when the copy does not get there in time.
         """
-        try:
-            async with self._clock.timeout(timeout_s):
-                while self._position < revision:
-                    await self._moved.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self._moved.until(lambda: self._position >= revision, self._clock.timeout(timeout_s))
 
     def begin_list(self) -> None:
         """Begin a list that reports all existing objects."""
@@ -83,8 +77,7 @@ class ObjectFeed:
     def advance(self, revision: int) -> None:
         """Note that everything up to a revision has been reported."""
         self._position = revision
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
+        self._moved.announce()
 
     def reset(self) -> None:
         """Forget all that was reported, because the store and its revisions were replaced."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from topobus.formats.containers.cdi import parse
+from topobus.process.broadcast import Broadcast
 from topobus.runtimepb.nri.v1alpha1 import api_pb2 as nri
 from topobus.runtimepb.ttrpc.v1 import api_pb2 as ttrpc
 from topobus.values.edits import Mount
@@ -127,7 +128,7 @@ class SimulatedRuntime:
     _stream: int = 1
     _waiting: dict[int, asyncio.Future[ttrpc.Response]] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: Broadcast = field(default_factory=Broadcast)
     """Set, and replaced, whenever a container or the connection has changed."""
 
     @asynccontextmanager
@@ -157,18 +158,13 @@ class SimulatedRuntime:
 
         It is checked whenever a container, or the connection, has changed.
         """
-        async with asyncio.timeout(60):
-            while not holds():
-                await self._changed.wait()
-
-    def _announce(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        if not await self._changed.until(holds, asyncio.timeout(60)):
+            raise TimeoutError
 
     def disconnect(self) -> None:
         """End the connection, as a runtime does with a plugin that was too slow."""
         self.synchronized.clear()
-        self._announce()
+        self._changed.announce()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -418,7 +414,7 @@ class SimulatedRuntime:
                     failed.append(update)
                 else:
                     self._apply(made, update.linux.resources)
-            self._announce()
+            self._changed.announce()
             if self.silent:
                 return
             response = ttrpc.Response(payload=nri.UpdateContainersResponse(failed=failed).SerializeToString())
@@ -453,7 +449,7 @@ class SimulatedRuntime:
             self.disconnect()
             return
         self.synchronized.set()
-        self._announce()
+        self._changed.announce()
 
     async def _call(self, method: str, request: Message) -> bytes:
         stream_id, self._stream = self._stream, self._stream + 2
@@ -486,7 +482,7 @@ class SimulatedRuntime:
         self._store(made, resources)
         if made.state == nri.CONTAINER_RUNNING and made.stored is not None:
             self._set_cpus(made, made.stored)
-        self._announce()
+        self._changed.announce()
 
     def _store(self, made: MadeContainer, resources: nri.LinuxResources) -> None:
         """Store the changes of a container. What is not named stays."""
@@ -507,7 +503,7 @@ class SimulatedRuntime:
             self.control_group(made).write_text(f"{cpus}\n", encoding="ascii")
         if self.when_applied is not None:
             self.when_applied(made)
-        self._announce()
+        self._changed.announce()
 
     def control_group(self, made: MadeContainer) -> Path:
         """Name the cgroup file with the CPUs of a container."""

@@ -19,7 +19,6 @@ from topobus.engine.shapes.shapes import shapes_of
 from topobus.formats.containers.cdi import file_name
 from topobus.formats.messages.messages import Adopted, AdoptRequest, ApiObject, Prepared, PrepareRequest
 from topobus.gateway.asks import StillAtWork
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_devices import ClaimDevices
@@ -35,6 +34,7 @@ from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.containers.live_containers import LiveContainer, LiveContainers
 from topobus.gateway.metrics import ClaimMetrics
+from topobus.process.broadcast import Broadcast
 from topobus.values.device import Device, Inventory
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import PeerUnavailable

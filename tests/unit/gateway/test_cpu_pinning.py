@@ -13,7 +13,6 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
@@ -25,6 +24,7 @@ from topobus.gateway.containers.rules.exclusive import ExclusiveUse
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
 from topobus.gateway.metrics import CpusetMetrics
 from topobus.gateway.node_state import NodeState
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import SystemClock
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.values.device import Device, Inventory

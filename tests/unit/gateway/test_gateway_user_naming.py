@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.device_plugins.pod_resources import Listing
 from topobus.gateway.reconcile import user_naming
 from topobus.gateway.reconcile.rules.pods import PodUse
 from topobus.gateway.reconcile.user_naming import UserNaming
+from topobus.process.broadcast import Broadcast
 from topobus.values.errors import PeerUnavailable
 from topobus.values.ledger import Allocation, AllocationPhase, Holding, Ledger
 from topobus.values.request import Owner, OwnerKind

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from topobus.gateway.broadcast import Broadcast
+from topobus.process.broadcast import Broadcast
 from topobus.values.names import ClaimUid
 
 __all__ = ["Attempts", "Failure"]

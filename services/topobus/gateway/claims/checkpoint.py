@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from topobus.devicekit.containers.cdi_files import remove_leftovers, write
 from topobus.formats.messages.codec import decode, encode
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.disk import DiskWork
+from topobus.process.broadcast import Broadcast
 from topobus.process.tracing import span
 from topobus.values.errors import ConfigError, ContractError
 from topobus.values.names import ClaimUid

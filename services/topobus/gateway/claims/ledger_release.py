@@ -16,12 +16,12 @@ import uuid
 from collections.abc import Sequence
 
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.broadcast import first_of
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_reading import ReadClaim
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.node_state import NodeState
+from topobus.process.broadcast import first_of
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError
 from topobus.values.names import ClaimUid

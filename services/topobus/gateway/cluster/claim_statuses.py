@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from topobus.engine.shapes.shapes import SHAPE_CLASS
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
@@ -28,6 +27,7 @@ from topobus.gateway.cluster.objects import CLAIMS, Rejected
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.kubernetes.answers import INVALID
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import PeerUnavailable, TopobusError

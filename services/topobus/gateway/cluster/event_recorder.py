@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.cluster.rules.shortening import shortened
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.errors import TopobusError

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.cluster.objects import NODES, Rejected
 from topobus.gateway.cluster.rules.class_conditions import (
     ClassState,
@@ -30,6 +29,7 @@ from topobus.gateway.cluster.rules.class_conditions import (
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
 from topobus.process.backoff import full_jitter
+from topobus.process.broadcast import Broadcast, first_of
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness

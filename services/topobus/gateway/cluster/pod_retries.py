@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.cluster.cluster_reports import ClusterReports
@@ -38,6 +37,7 @@ from topobus.gateway.cluster.rules.waiting import (
 )
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
+from topobus.process.broadcast import Broadcast, first_of
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.process.work_queue import Again, WorkQueue

@@ -28,7 +28,6 @@ from topobus.formats.kubernetes.pool_slices import own_part, publishable
 from topobus.formats.kubernetes.resource import CounterSet, SliceDevice, SliceSpec, Taint
 from topobus.formats.kubernetes.slices import shared_counters, slice_device, slice_order
 from topobus.formats.messages.messages import ApiObject
-from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.cluster.node_readiness import read_node
 from topobus.gateway.cluster.objects import SLICES, ClusterChangeKind, Rejected
 from topobus.gateway.cluster.rules.slices import (
@@ -53,6 +52,7 @@ from topobus.gateway.cluster.slice_metrics import SliceMetrics
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
 from topobus.process.backoff import full_jitter
+from topobus.process.broadcast import Broadcast, first_of
 from topobus.process.logging import get_logger
 from topobus.process.readiness import Readiness
 from topobus.values.device import Device, Inventory

@@ -22,7 +22,6 @@ from typing import Protocol
 
 from msgspec import Struct, structs
 
-from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.containers.cpuset_reports import CpusetReports
@@ -37,6 +36,7 @@ from topobus.gateway.containers.rules.cpusets import (
 from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse
 from topobus.gateway.containers.values import CpusetUpdate, RunningContainer
 from topobus.gateway.node_state import NodeState
+from topobus.process.broadcast import Broadcast, first_of
 from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
 from topobus.values.cpu_groups import cpus_of

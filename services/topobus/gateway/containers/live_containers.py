@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from topobus.devicekit.passthrough.function_users import openers
 from topobus.gateway.boot import LIVE
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
+from topobus.process.broadcast import Broadcast
 from topobus.process.logging import get_logger
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError, PeerUnavailable

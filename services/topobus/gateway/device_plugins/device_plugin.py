@@ -23,7 +23,6 @@ from msgspec import structs
 
 from topobus.formats.messages.messages import Adopted, AdoptRequest, Prepared, PrepareRequest
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.broadcast import Broadcast, first_of
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.containers.live_containers import why_lingering
 from topobus.gateway.device_plugins.ahead import Ahead, PreparationAhead
@@ -45,6 +44,7 @@ from topobus.gateway.metrics import CallMetrics
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.process.broadcast import Broadcast, first_of
 from topobus.process.logging import get_logger
 from topobus.values.device import Inventory
 from topobus.values.edits import ContainerEdits, DeviceNode

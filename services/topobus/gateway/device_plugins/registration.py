@@ -19,7 +19,6 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from topobus.gateway.broadcast import first_of
 from topobus.gateway.config import SHORT_NAME, DeadlineSettings
 from topobus.gateway.device_plugins.device_plugin import DevicePlugin
 from topobus.gateway.device_plugins.sockets import (
@@ -33,6 +32,7 @@ from topobus.gateway.device_plugins.withdrawn_plugin import WithdrawnPlugin
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.process.broadcast import first_of
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
 from topobus.values.errors import ConfigError

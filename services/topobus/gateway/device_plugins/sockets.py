@@ -17,9 +17,9 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import grpc.aio
 
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.device_plugins.malformed_calls import MalformedAnswers, MalformedCalls
 from topobus.gateway.metrics import CallMetrics
+from topobus.process.broadcast import Broadcast
 from topobus.process.clock import until_tick
 from topobus.process.folder_events import FolderEvents
 from topobus.process.logging import get_logger

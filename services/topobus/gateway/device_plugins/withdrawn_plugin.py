@@ -18,10 +18,10 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from topobus.gateway.broadcast import Broadcast
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.process.broadcast import Broadcast
 from topobus.values.request import OwnerKind
 
 __all__ = ["WithdrawnPlugin", "held_by_plugin"]

@@ -24,7 +24,6 @@ from prometheus_client import Gauge
 
 from topobus.formats.messages.messages import Adopted, AdoptRequest, Disagreement
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.broadcast import first_of
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.containers.live_containers import why_lingering
 from topobus.gateway.containers.rules.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
@@ -37,6 +36,7 @@ from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconcile.pod_usage import PodLook
 from topobus.gateway.reconcile.rules.pods import Lacking
 from topobus.gateway.reconcile.user_naming import UserNaming
+from topobus.process.broadcast import first_of
 from topobus.process.heartbeat import Heartbeat
 from topobus.process.logging import get_logger
 from topobus.values.device_sharing import HeldShare

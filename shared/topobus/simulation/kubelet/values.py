@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.process.broadcast import Broadcast
 from topobus.values.edits import ContainerEdits
 from topobus.values.hint import Hint
 from topobus.values.idset import CpuSet
@@ -234,7 +235,7 @@ class EventLog:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._start = monotonic()
-        self._grown = asyncio.Event()
+        self._grown = Broadcast()
         self._entries: list[KubeletEvent] = []
 
     def add(
@@ -249,8 +250,7 @@ class EventLog:
 
     def wake(self) -> None:
         """Make all waiters check again."""
-        grown, self._grown = self._grown, asyncio.Event()
-        grown.set()
+        self._grown.announce()
 
     def all(self) -> tuple[KubeletEvent, ...]:
         """Everything so far."""
@@ -258,8 +258,7 @@ class EventLog:
 
     async def more_than(self, count: int) -> tuple[KubeletEvent, ...]:
         """Wait for more events."""
-        while len(self._entries) <= count:
-            await self._grown.wait()
+        await self._grown.until(lambda: len(self._entries) > count)
         return self.all()
 
     async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
@@ -267,15 +266,6 @@ class EventLog:
 
         Errors: raises TimeoutError that names what was awaited and which events came instead.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    await self._grown.wait()
-        except TimeoutError as err:
-            seen = (
-                ", ".join(f"{kubelet_event.event}({kubelet_event.subject})" for kubelet_event in self._entries[-12:])
-                or "nothing"
-            )
-            raise TimeoutError(
-                f"kubelet simulator: waited {timeout_s} s for {what}; the last events were {seen}"
-            ) from err
+        if not await self._grown.until(holds, asyncio.timeout(timeout_s)):
+            seen = ", ".join(f"{event.event}({event.subject})" for event in self._entries[-12:]) or "nothing"
+            raise TimeoutError(f"kubelet simulator: waited {timeout_s} s for {what}; the last events were {seen}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.process.broadcast import Broadcast
 from topobus.testing.apiserver.patches import reordered
 from topobus.testing.apiserver.routes import place_of
 from topobus.testing.apiserver.shapes import (
@@ -72,7 +73,7 @@ class Store:
         self._history = History()
         self._version = 1
         self._compacted = 0
-        self._looked = asyncio.Event()
+        self._looked = Broadcast()
 
     @property
     def version(self) -> int:
@@ -81,20 +82,15 @@ class Store:
 
     def wake(self) -> None:
         """Make all waiters for a state check again."""
-        looked, self._looked = self._looked, asyncio.Event()
-        looked.set()
+        self._looked.announce()
 
     async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Wait until a condition is true.
 
         Errors: raises TimeoutError that names what was awaited.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    await self._looked.wait()
-        except TimeoutError as err:
-            raise TimeoutError(f"API server simulator: waited {timeout_s} s for {what}") from err
+        if not await self._looked.until(holds, asyncio.timeout(timeout_s)):
+            raise TimeoutError(f"API server simulator: waited {timeout_s} s for {what}")
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

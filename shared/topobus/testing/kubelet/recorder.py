@@ -26,6 +26,7 @@ from topobus.kubeletpb.dra.v1 import api_pb2_grpc as dra_rpc
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
+from topobus.process.broadcast import Broadcast
 from topobus.simulation.kubelet.wire import deadline_of, to_plain
 
 __all__ = ["Record", "RecordingDriver", "RecordingPlugin", "device"]
@@ -75,7 +76,7 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         self.hangs: Callable[[str], bool] = lambda event: False
         """Says of which calls the answer never comes."""
         self._devices = list(devices)
-        self._changed = asyncio.Event()
+        self._changed = Broadcast()
         self._server: grpc.aio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -123,8 +124,7 @@ class RecordingPlugin(rpc.DevicePluginServicer):
     def show(self, devices: Iterable[pb.Device]) -> None:
         """Send another list on every stream."""
         self._devices = list(devices)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.announce()
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
         """Answer the options."""
@@ -136,7 +136,7 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         self.calls.append({"event": "ListAndWatch.open", "deadline_s": _deadline(context)})
         try:
             while True:
-                changed = self._changed
+                changed = self._changed.ticket()
                 message = pb.ListAndWatchResponse(devices=self._devices)
                 self.calls.append({"event": "ListAndWatch.send", "msg": to_plain(message)})
                 yield message
