@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import os
 import re
 import secrets
@@ -30,6 +29,7 @@ from topobus.process.own_folder import objection_to_folder
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import ConfigError
+from topobus.values.names import is_loopback
 
 __all__ = [
     "DEFAULT_PORT",
@@ -38,7 +38,6 @@ __all__ = [
     "ContextState",
     "announced_context",
     "check_name",
-    "is_loopback",
     "name_of_folder",
     "process_start",
 ]
@@ -259,18 +258,6 @@ class ContextFolder:
         with os.fdopen(handle, "wb") as opened:
             opened.write(content)
         unready.replace(file)
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine's loopback interface.
-
-    >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("10.0.0.1"), is_loopback("nats")
-    (True, True, False, False)
-    """
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _server_of(url: str) -> tuple[str, int, bool]:

@@ -17,10 +17,11 @@ from msgspec import Struct
 
 from topobus.bus.connection.endpoint import read_url
 from topobus.cli.config import CliSettings
-from topobus.cli.contexts import DEFAULT_PORT, Context, ContextFolder, ContextState, is_loopback
+from topobus.cli.contexts import DEFAULT_PORT, Context, ContextFolder, ContextState
 from topobus.cli.exits import NotFoundError, UsageError
 from topobus.process.config import NatsSettings, load_settings, origin_of
 from topobus.values.errors import ConfigError, PeerUnavailable
+from topobus.values.names import is_loopback
 
 __all__ = ["VARIABLE", "Target", "check_server_url", "choose_target", "is_local", "refuses"]
 

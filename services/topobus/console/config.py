@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from topobus.console.rules.access import is_loopback
 from topobus.process.config import ServiceSettings
 from topobus.values.errors import ConfigError
+from topobus.values.names import is_loopback
 
 __all__ = ["ClusterSettings", "ConsoleSettings", "PageSettings", "check_settings"]
 

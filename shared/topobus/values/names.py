@@ -5,6 +5,7 @@ if it mixed them up. A uid whose kind another field names (`Owner.uid`, `metadat
 str until code has read that field.
 """
 
+import ipaddress
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ __all__ = [
     "is_dns_label",
     "is_dns_subdomain",
     "is_extended_resource_name",
+    "is_loopback",
     "meant_name",
     "next_generation",
     "to_dns_label",
@@ -86,6 +88,18 @@ def to_dns_label(text: str) -> str:
     if not label:
         raise ValueError(f"cannot make a DNS label of {text!r}: it has no letter or digit")
     return label
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host name or address is this machine's loopback interface.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "nats")]
+    [True, True, True, False, False, False]
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def meant_name(written: str, names: Collection[str]) -> str:

@@ -6,12 +6,11 @@ Pure: it compares no password and reads no clock.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-__all__ = ["Attempts", "Places", "allowed_hosts", "is_allowed_host", "is_loopback", "is_same_origin"]
+__all__ = ["Attempts", "Places", "allowed_hosts", "is_allowed_host", "is_same_origin"]
 
 # A name or an address, and a port. Other characters that a browser could send are refused
 # (`localhost:1@evil.example`).
@@ -22,18 +21,6 @@ _WINDOW_S = 60.0
 _TOGETHER = 20
 # Addresses remembered. The oldest is dropped first.
 _MOST_ADDRESSES = 1024
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches an address.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("example.com")
-    (True, True, True, False, False)
-    """  # noqa: E501
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def allowed_hosts(host: str, more: Iterable[str]) -> frozenset[str]:

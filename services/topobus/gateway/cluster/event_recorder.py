@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.gateway.cluster.rules.shortening import shortened
+from topobus.kubernetes.answers import CONFLICT, NOT_FOUND
 from topobus.process.broadcast import Broadcast
 from topobus.process.clock import Clock, is_set_within
 from topobus.process.logging import get_logger
@@ -41,7 +42,6 @@ _WAITING = 500
 # Events that are remembered, in all. The oldest is forgotten, and a repeat of it would be written
 # as a new event.
 _REMEMBERED = 5000
-_NOT_FOUND, _CONFLICT = 404, 409
 
 
 class Involved(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -156,7 +156,7 @@ class EventRecorder:
         if series.written:
             body = {"count": count, "lastTimestamp": series.last}
             rejected = await self._cluster.patch_event(involved.namespace, series.name, body)
-            if rejected is None or rejected.code != _NOT_FOUND:
+            if rejected is None or rejected.code != NOT_FOUND:
                 series.written = count
                 return rejected.message if rejected is not None else ""
         event = self._event(key, series)
@@ -164,7 +164,7 @@ class EventRecorder:
         rejected = await self._cluster.create_event(involved.namespace, event)
         series.written = count
         # Conflict: it exists already, created by the previous process.
-        return rejected.message if rejected is not None and rejected.code != _CONFLICT else ""
+        return rejected.message if rejected is not None and rejected.code != CONFLICT else ""
 
     def _event(self, key: tuple[Involved, str, str, bool], series: _Series) -> dict[str, Any]:
         involved, reason, message, is_warning = key

@@ -37,6 +37,7 @@ from topobus.gateway.cluster.rules.waiting import (
 )
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
+from topobus.kubernetes.answers import CONFLICT, NOT_FOUND
 from topobus.process.broadcast import Broadcast, first_of
 from topobus.process.clock import Clock
 from topobus.process.logging import get_logger
@@ -329,7 +330,7 @@ class PodRetries:
 
     def _is_refused(self, pod: NodePod, what: str, rejected: Rejected | None) -> bool:
         # A pod that is gone or was replaced is no failure.
-        if rejected is not None and rejected.code not in (404, 409):
+        if rejected is not None and rejected.code not in (NOT_FOUND, CONFLICT):
             self._log_failure(what, f"{what} pod {pod.namespace}/{pod.name}: {rejected.message}")
         elif rejected is None:
             self._failed_calls.pop(what, None)

@@ -51,6 +51,7 @@ from topobus.gateway.cluster.rules.uncounted import countable, keeps_counters
 from topobus.gateway.cluster.slice_metrics import SliceMetrics
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.node_state import NodeState
+from topobus.kubernetes.answers import CONFLICT, INVALID, NOT_FOUND
 from topobus.process.backoff import full_jitter
 from topobus.process.broadcast import Broadcast, first_of
 from topobus.process.logging import get_logger
@@ -67,9 +68,6 @@ __all__ = ["SlicePublisher"]
 
 _PART = "slices"
 _BACKOFF_LIMIT_S = 10.0
-_INVALID = 422
-_GONE = 404
-_CONFLICT = 409
 _OVERTAKEN = "another writer changed a slice in the meantime"
 _WITHOUT_LISTS = "the API server accepts no list attributes: the slice is written without them"
 _UNCOUNTED = "the API server stores no counters: the pool is published again without partitions"
@@ -396,7 +394,7 @@ class SlicePublisher:
             )
             self._count("delete", refused)
             if refused is not None:
-                return _OVERTAKEN if refused.code == _CONFLICT else refused.message
+                return _OVERTAKEN if refused.code == CONFLICT else refused.message
             if self._present is not None:
                 self._present.pop(deletion.name, None)
         for verb, objects, write in (
@@ -430,19 +428,19 @@ class SlicePublisher:
             answer = await self._cluster.create(SLICES, new, is_dry_run=True)
             if not isinstance(answer, Rejected):
                 self._notice_dropped(dropped_fields(new, answer))
-            elif answer.code == _INVALID and has_lists(new):
+            elif answer.code == INVALID and has_lists(new):
                 self._notice_dropped(LIST_FIELDS)
 
     def _refused(self, api_object: ApiObject, answer: Rejected) -> str:
-        if answer.code == _GONE and self._present is not None:
+        if answer.code == NOT_FOUND and self._present is not None:
             self._present.pop(_name(api_object), None)
             self._wake.announce()
-        if answer.code == _INVALID and has_lists(api_object) and not self._dropped.issuperset(LIST_FIELDS):
+        if answer.code == INVALID and has_lists(api_object) and not self._dropped.issuperset(LIST_FIELDS):
             # A server that does not support lists sees an attribute without a value, and refuses
             # the slice as a whole.
             self._notice_dropped(LIST_FIELDS)
             return _WITHOUT_LISTS
-        return _OVERTAKEN if answer.code in (_GONE, _CONFLICT) else answer.message
+        return _OVERTAKEN if answer.code in (NOT_FOUND, CONFLICT) else answer.message
 
     def _notice_dropped(self, fields: Sequence[str]) -> None:
         """Remember what this server does not keep, and log it once."""
