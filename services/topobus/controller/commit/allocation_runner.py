@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -27,6 +28,8 @@ from topobus.values.request import PodRequest
 from topobus.values.view import NodeView
 
 __all__ = ["CHEAP_STEPS", "LONGEST_S", "AllocationRunner"]
+
+T = TypeVar("T")
 
 CHEAP_STEPS = 5_000
 """Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some
@@ -63,17 +66,11 @@ class AllocationRunner:
         quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
         outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
         if isinstance(outcome, GaveUp) and self._budget > quick and not is_cheap:
-            abandoned = threading.Event()
+            search = partial(allocate, given, self._compiler, step_budget=self._budget, is_brief=is_brief)
             end = started + LONGEST_S
-
-            def is_over() -> bool:
-                return abandoned.is_set() or self._clock.monotonic() > end
-
-            search = partial(allocate, step_budget=self._budget, is_brief=is_brief, is_abandoned=is_over)
-            try:
-                outcome = await asyncio.to_thread(search, given, self._compiler)
-            finally:
-                abandoned.set()
+            outcome = await _in_thread(
+                lambda is_left: search(is_abandoned=lambda: is_left() or self._clock.monotonic() > end)
+            )
         return self._measured(outcome, started)
 
     async def search_near(
@@ -90,12 +87,8 @@ class AllocationRunner:
         delayed.
         """
         started = self._clock.monotonic()
-        near = partial(allocate_near, pod=pod, step_budget=self._budget)
-        abandoned = threading.Event()
-        try:
-            outcome = await asyncio.to_thread(near, given, wished, view, self._compiler, is_abandoned=abandoned.is_set)
-        finally:
-            abandoned.set()
+        near = partial(allocate_near, given, wished, view, self._compiler, pod=pod, step_budget=self._budget)
+        outcome = await _in_thread(lambda is_left: near(is_abandoned=is_left))
         return self._measured(outcome, started)
 
     async def bring_closer(self, given: AllocationInput, outcome: Allocated, view: NodeView) -> Allocated:
@@ -103,13 +96,9 @@ class AllocationRunner:
         are some.
         """
         started = self._clock.monotonic()
-        abandoned = threading.Event()
-        try:
-            closer = await asyncio.to_thread(
-                bring_closer, given, outcome, view, self._compiler, is_abandoned=abandoned.is_set
-            )
-        finally:
-            abandoned.set()
+        closer = await _in_thread(
+            lambda is_left: bring_closer(given, outcome, view, self._compiler, is_abandoned=is_left)
+        )
         self._metrics.searches.observe(self._clock.monotonic() - started)
         self._metrics.steps.inc(closer.steps - outcome.steps)
         return closer
@@ -126,3 +115,12 @@ class AllocationRunner:
         self._metrics.searches.observe(self._clock.monotonic() - started)
         self._metrics.steps.inc(outcome.steps)
         return outcome
+
+
+async def _in_thread(work: Callable[[Callable[[], bool]], T]) -> T:
+    """Run a search in a thread. It is given the question whether its caller was cancelled."""
+    left = threading.Event()
+    try:
+        return await asyncio.to_thread(work, left.is_set)
+    finally:
+        left.set()
