@@ -31,12 +31,13 @@ class AffinityTerm:
     namespaces: frozenset[str]
     namespace_selector: LabelSelector | None = None
 
-    def matches(self, namespace: str, labels: Mapping[str, str], namespaces: Mapping[str, Mapping[str, str]]) -> bool:
+    def matches(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Say whether it applies to a pod in a namespace with these labels.
 
-        Shapes: namespaces — name to labels; one that is not known has none.
+        Namespaces' labels are not known here: a term with a namespace selector covers the namespaces
+        that it names, and all where it selects all.
         """
-        is_meant = namespace in self.namespaces or selects(self.namespace_selector, namespaces.get(namespace, {}))
+        is_meant = namespace in self.namespaces or selects(self.namespace_selector, {})
         return is_meant and selects(self.selector, labels)
 
 

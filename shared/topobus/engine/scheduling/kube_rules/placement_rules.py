@@ -98,7 +98,7 @@ class PlacementRules:
         placement, node = self.placement, at.node
         ports = why_ports_taken(node.name, placement.ports, self.ports_on(node.name)) if placement.ports else None
         uneven = why_uneven(self.spread, node)
-        apart = why_apart(placement.group, placement.affinity, self.counts, node, {})
+        apart = why_apart(placement.group, placement.affinity, self.counts, node)
         yield from (reason for reason in (ports, uneven, apart) if reason is not None)
 
 
@@ -128,8 +128,6 @@ def count_rules(
 ) -> PlacementRules:
     """Count the pods on the nodes for one pod.
 
-    Namespaces' labels are not known here: a term with a namespace selector covers the namespaces
-    that it names, and all where it selects all.
     Cost: one look at each group for each term, and at each node for each spread constraint.
     """
     listed = list(groups)
@@ -138,5 +136,5 @@ def count_rules(
     if placement.spread:
         seen = [SpreadNode(at.node, is_wanted(placing, at.node), is_tolerated(placing, at)) for at in nodes.values()]
         spread = count_spread(placement.group.namespace, placement.group.labels, placement.spread, seen, listed)
-    counts = count_affinity(placement.group, placement.affinity, listed, labels, {})
+    counts = count_affinity(placement.group, placement.affinity, listed, labels)
     return PlacementRules(placement, counts, spread, ports_on)

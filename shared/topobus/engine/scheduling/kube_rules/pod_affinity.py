@@ -83,26 +83,24 @@ def count_affinity(
     affinity: tuple[AffinityTerm, ...],
     groups: Groups,
     labels: Mapping[str, Mapping[str, str]],
-    namespaces: Mapping[str, Mapping[str, str]],
 ) -> AffinityCounts:
     """Count the pods that matter to a pod, by topology domain.
 
-    Shapes: pod — its labels and anti-affinity; affinity — its affinity; labels, namespaces — of
-            nodes and namespaces, by name.
+    Shapes: pod — its labels and anti-affinity; affinity — its affinity; labels — of nodes, by name.
     Cost: one look at each group for each term.
     """
     near: dict[TopologyPair, int] = {}
     unwanted: dict[TopologyPair, int] = {}
     unwilling: dict[TopologyPair, int] = {}
     for group, counts in groups:
-        if affinity and all(term.matches(group.namespace, group.labels, namespaces) for term in affinity):
+        if affinity and all(term.matches(group.namespace, group.labels) for term in affinity):
             for term in affinity:
                 by_domain(term.topology_key, counts, labels, near)
         for term in pod.anti_affinity:
-            if term.matches(group.namespace, group.labels, namespaces):
+            if term.matches(group.namespace, group.labels):
                 by_domain(term.topology_key, counts, labels, unwanted)
         for term in group.anti_affinity:
-            if term.matches(pod.namespace, pod.labels, namespaces):
+            if term.matches(pod.namespace, pod.labels):
                 by_domain(term.topology_key, counts, labels, unwilling)
     return AffinityCounts(near, unwanted, unwilling)
 
@@ -112,7 +110,6 @@ def why_apart(
     affinity: tuple[AffinityTerm, ...],
     counts: AffinityCounts,
     node: Node,
-    namespaces: Mapping[str, Mapping[str, str]],
 ) -> Reason | None:
     """Explain why other pods keep a pod off a node. None when they do not."""
     lacking = [term.topology_key for term in affinity if term.topology_key not in node.labels]
@@ -122,7 +119,7 @@ def why_apart(
         )
     missed = [term for term in affinity if not counts.near.get((term.topology_key, node.labels[term.topology_key]))]
     # The first of a series of pods that want to be near each other finds no pod to be near to.
-    is_first = not counts.near and all(term.matches(pod.namespace, pod.labels, namespaces) for term in affinity)
+    is_first = not counts.near and all(term.matches(pod.namespace, pod.labels) for term in affinity)
     if missed and not is_first:
         key = missed[0].topology_key
         return _reason(
