@@ -62,6 +62,7 @@ class Planner:
         self._free = asyncio.Semaphore(settings.parallel_asks)
         self._free_for_plans = asyncio.Semaphore(settings.parallel_asks)
         self._silent: dict[str, str] = {}
+        """Nodes that did not answer, which one log line names together."""
 
     async def begin(self) -> None:
         """Answer plans from now on.
@@ -213,7 +214,7 @@ class Planner:
                     node=node,
                 )
             except PeerUnavailable as err:
-                self._note_silence(node, err)
+                self._silent[node] = str(err)
                 return None
             except Exception as err:  # noqa: BLE001 - boundary: one node of a plan; its failure must not stop the other nodes or the loop
                 get_logger().warning("node.failed", node=node, op_id=op_id, error=str(err), kind=type(err).__name__)
@@ -228,10 +229,6 @@ class Planner:
                     facts={"node": node},
                 )
                 return PlaceReply(decision_id="", node=node, result=Refusal(reasons=(reason,)))
-
-    def _note_silence(self, node: str, err: PeerUnavailable) -> None:
-        """Collect the silent nodes, which one log line then names together."""
-        self._silent[node] = str(err)
 
     def log_silent_nodes(self) -> None:
         """Log which nodes were silent since the last line, all in one line."""
