@@ -14,6 +14,7 @@ import pytest
 
 from support.cni_bundle import Bundle, provide_bundle
 from support.net_namespaces import Namespace, new_namespace
+from support.nic_rig import NicRig, nic_rig
 from topobus.nic.cni.records import AttachmentRecords
 from topobus.nic.cni.rules.chain import Chain, parse_chain
 from topobus.nic.cni.rules.messages import CniResult, Target
@@ -99,3 +100,10 @@ def node(bundle: Bundle, tmp_path: Path) -> Iterator[Node]:
         host = stack.enter_context(new_namespace("host"))
         pod = stack.enter_context(new_namespace("pod"))
         yield Node(bundle, host, pod, tmp_path, stack)
+
+
+@pytest.fixture
+def rig() -> Iterator[NicRig]:
+    """One interface of this machine, and one pod."""
+    with nic_rig() as made:
+        yield made

@@ -4,13 +4,12 @@ whatever the chain left behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.cni_bundle import Bundle, driver_of
-from support.nic_rig import FAR, NicRig, nic_rig, ping, state_of
+from support.nic_rig import FAR, NicRig, ping, state_of
 from support.real_interfaces import ip, why_not_here
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.values.outcome import Refusal
@@ -20,13 +19,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), 
 
 STATIC = {"type": "static", "addresses": [{"address": "10.213.7.2/24"}]}
 MOVED = [{"type": "host-device", "ipam": STATIC}, {"type": "tuning", "mtu": 1400, "mac": "02:73:00:00:00:98"}]
-
-
-@pytest.fixture
-def rig() -> Iterator[NicRig]:
-    """One interface, one pod."""
-    with nic_rig() as made:
-        yield made
 
 
 def test_interface_comes_back_as_it_was_when_a_chain_moved_and_tuned_it(

@@ -4,13 +4,12 @@ plugin, and is afterwards all that it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.cni_bundle import Bundle, driver_of
-from support.nic_rig import FAR, NicRig, nic_rig, ping, state_of
+from support.nic_rig import FAR, NicRig, ping, state_of
 from support.real_interfaces import why_not_here
 from topobus.devicekit.device_record import DeviceRecord, RecordState
 from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
@@ -20,13 +19,6 @@ from topobus.values.sandbox import AttachedInterface
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
 
 ADDRESS = "10.213.7.5/24"
-
-
-@pytest.fixture
-def rig() -> Iterator[NicRig]:
-    """One interface, one pod."""
-    with nic_rig() as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ real packets, on this machine's kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from support.nic_rig import FAR, NEAR, NicRig, nic_rig, ping, state_of
+from support.nic_rig import FAR, NEAR, NicRig, ping, state_of
 from support.real_interfaces import ip, why_not_here
 from topobus.devicekit.device_record import DeviceRecord
 from topobus.devicekit.driver import PrepareContext
@@ -19,13 +18,6 @@ from topobus.values.request import Owner, OwnerKind
 from topobus.values.sandbox import AttachedInterface
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_not_here()), reason=why_not_here())]
-
-
-@pytest.fixture
-def rig() -> Iterator[NicRig]:
-    """One interface, one pod."""
-    with nic_rig() as made:
-        yield made
 
 
 def fields(answer: object) -> list[tuple[str, object]]:

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from support.laws import steps
-from support.nic_rig import FAR, NEAR, OWNER, NicRig, interface_config, nic_rig, ping, state_of
+from support.nic_rig import FAR, NEAR, OWNER, NicRig, interface_config, ping, state_of
 from support.reading import Reader
 from support.real_interfaces import ip, network_namespace, veth_pair, why_not_here
 from topobus.bus.bus import Bus
@@ -172,13 +172,6 @@ async def _lines(process: asyncio.subprocess.Process) -> AsyncGenerator[str, Non
     assert process.stdout is not None
     while line := await process.stdout.readline():
         yield line.decode("utf-8", "replace")
-
-
-@pytest.fixture
-def rig() -> Iterator[NicRig]:
-    """One interface, one pod."""
-    with nic_rig() as made:
-        yield made
 
 
 @pytest_asyncio.fixture

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from support.attachments import NIC, prepare
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device, no
 from topobus.formats.messages.adjust_messages import Adjusted, AdjustReply, AdjustRequest
@@ -17,14 +18,10 @@ from topobus.gateway.config import RuntimeSettings
 from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.simulation.container_runtime import NotStarted, Refused, SimulatedRuntime
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.kubelet import ClaimReference
-from topobus.values.dra_names import DRIVER
 from topobus.values.edits import ContainerEdits, DeviceNode, Mount
-from topobus.values.idset import CpuSet
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
-NIC = ClaimReference(name="net", uid="u-net", drivers=(DRIVER,))
 CDI = ("topobus.dev/nic=claim-u-net-nic-0",)
 BESIDE = ("topobus.dev/nic=claim-u-net-nic-1",)
 SHORT_S = 0.2
@@ -41,19 +38,6 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
             made.settings, runtime=RuntimeSettings(socket=str(made.root / "nri.sock"))
         )
         yield made
-
-
-@pytest.fixture(params=["methods", "state-change"])
-def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
-    """A runtime of either generation; the test starts it."""
-    return SimulatedRuntime(rig.root / "nri.sock", CpuSet(0, 1), dialect=request.param, cdi_dir=rig.cdi_dir)
-
-
-async def prepare(rig: Rig) -> str:
-    """Prepare the claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver(DRIVER)
-    (prepared,) = await rig.kubelet.prepare_claims([NIC])
-    return prepared.error
 
 
 def answering(edits: ContainerEdits, *, of: str = "nic-0") -> AdjustReply:

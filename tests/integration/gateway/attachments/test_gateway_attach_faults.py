@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from support.attachments import prepare
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
 from topobus.formats.messages.messages import ApiObject
@@ -51,13 +52,6 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 def runtime(rig: Rig) -> SimulatedRuntime:
     """A runtime; the test starts it."""
     return SimulatedRuntime(rig.root / "nri.sock", CpuSet(0, 1), cdi_dir=rig.cdi_dir)
-
-
-async def prepare(rig: Rig, reference: ClaimReference) -> str:
-    """Prepare a claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver(DRIVER)
-    (prepared,) = await rig.kubelet.prepare_claims([reference])
-    return prepared.error
 
 
 async def test_gateway_goes_on_when_a_device_service_refuses_without_a_reason(

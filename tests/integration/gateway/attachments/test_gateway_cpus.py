@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from support.attachments import prepare
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
@@ -77,13 +78,6 @@ def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
     return SimulatedRuntime(
         rig.root / "nri.sock", ALL, dialect=request.param, cdi_dir=rig.cdi_dir, control_groups=rig.root
     )
-
-
-async def prepare(rig: Rig, reference: ClaimReference) -> str:
-    """Prepare a claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver(DRIVER)
-    (prepared,) = await rig.kubelet.prepare_claims([reference])
-    return prepared.error
 
 
 async def test_pool_shrinks_before_the_pod_starts_and_grows_back_when_a_claim_ends(

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from support.attachments import prepare
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
 from topobus.gateway.config import RuntimeSettings
@@ -22,7 +23,6 @@ from topobus.simulation.container_runtime import MadeContainer, NotStarted, NotS
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
 from topobus.values.dra_names import DRIVER
-from topobus.values.idset import CpuSet
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
 
@@ -50,12 +50,6 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
         await made.plane.store(claim("first", FIRST.uid, "gpu-0"))
         await made.plane.store(claim("second", SECOND.uid, "gpu-0"))
         yield made
-
-
-@pytest.fixture(params=["methods", "state-change"])
-def runtime(rig: Rig, request: pytest.FixtureRequest) -> SimulatedRuntime:
-    """A runtime of either generation; the test starts it."""
-    return SimulatedRuntime(rig.root / "nri.sock", CpuSet(0, 1), dialect=request.param, cdi_dir=rig.cdi_dir)
 
 
 async def fail() -> None:
@@ -106,13 +100,6 @@ async def end(runtime: SimulatedRuntime, container: MadeContainer) -> None:
     """Let the container end after all."""
     runtime.hung.clear()
     await runtime.end(container)
-
-
-async def prepare(rig: Rig, reference: ClaimReference) -> str:
-    """Prepare a claim as kubelet does; gives its error."""
-    await rig.kubelet.wait_for_driver(DRIVER)
-    (prepared,) = await rig.kubelet.prepare_claims([reference])
-    return prepared.error
 
 
 async def test_claims_device_stays_held_when_its_pod_is_deleted_by_force_and_a_container_runs_on(

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from msgspec import structs
 
+from support.dra_claims import prepare
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device, no
 from topobus.gateway.cluster.pod_retries import ANNOTATION
@@ -22,7 +23,6 @@ from topobus.testing.kubelet import (
     ClaimReference,
     Container,
     Pod,
-    PreparedClaim,
     Rejection,
 )
 from topobus.values.dra_names import DRIVER
@@ -98,13 +98,6 @@ def annotated(server: ApiServerSimulator) -> str:
 def event_messages(server: ApiServerSimulator) -> dict[str, str]:
     """Kind of an object to what its event says."""
     return {event["involvedObject"]["kind"]: event["message"] for event in server.objects("Event")}
-
-
-async def prepare(rig: Rig, reference: ClaimReference) -> PreparedClaim:
-    """Prepare a claim through kubelet."""
-    await rig.kubelet.wait_for_driver(DRIVER)
-    (prepared,) = await rig.kubelet.prepare_claims([reference])
-    return prepared
 
 
 async def tell_of_changes(rig: Rig, server: ApiServerSimulator, pod: Pod) -> None:

@@ -13,9 +13,9 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
+from support.plugin_pods import admitted
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
-    Admission,
     Capacity,
     ClaimReference,
     Container,
@@ -53,13 +53,6 @@ def pod(uid: str, **resources: int) -> Pod:
     """A pod with one container; `gpu_h100=2` asks two of the pool."""
     wanted = {f"topobus.dev/{name.replace('_', '-')}": count for name, count in resources.items()}
     return Pod(name=f"pod-{uid}", uid=uid, containers=(Container(name="main", resources=wanted),))
-
-
-async def admitted(rig: Rig, wanted: Pod) -> Admission:
-    """Admit a pod that must be admitted."""
-    answer = await rig.kubelet.admit(wanted)
-    assert isinstance(answer, Admission), answer
-    return answer
 
 
 def held(rig: Rig) -> dict[str, dict[str, tuple[str, ...]]]:

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device, no
+from support.plugin_pods import admitted
 from support.shared_devices import GIB, RESOURCE, share_claim, shared_gpus
 from topobus.engine.ledger.ledger_invariant import check_holders
 from topobus.simulation.nats_server import NatsServer
@@ -37,13 +38,6 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 def pod(uid: str, count: int = 1) -> Pod:
     """A pod with one container that asks for so many replicas."""
     return Pod(name=f"pod-{uid}", uid=uid, containers=(Container(name="main", resources={RESOURCE: count}),))
-
-
-async def admitted(rig: Rig, wanted: Pod) -> Admission:
-    """Admit a pod that must be admitted."""
-    answer = await rig.kubelet.admit(wanted)
-    assert isinstance(answer, Admission), answer
-    return answer
 
 
 def replicas(admission: Admission) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ import pytest
 import pytest_asyncio
 from msgspec import structs
 
+from support.dra_claims import prepare
 from support.gateway_rig import IMPATIENT, Rig, make_rig
 from support.node_plane import NODE, device
 from support.partitioned_cards import card, counters_of
 from topobus.formats.containers.cdi import parse
 from topobus.formats.messages.messages import ApiObject
 from topobus.simulation.nats_server import NatsServer
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
 from topobus.values.dra_names import DRIVER
 
 pytestmark = [pytest.mark.integration, pytest.mark.memory_bus]
@@ -48,13 +49,6 @@ async def given(
         ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
     )
     return ClaimReference(name=name, uid=f"u-{name}", drivers=(DRIVER,))
-
-
-async def prepare(rig: Rig, reference: ClaimReference) -> PreparedClaim:
-    """Prepare one claim."""
-    await rig.kubelet.wait_for_driver(DRIVER)
-    (prepared,) = await rig.kubelet.prepare_claims([reference])
-    return prepared
 
 
 async def undo(rig: Rig, reference: ClaimReference) -> None:

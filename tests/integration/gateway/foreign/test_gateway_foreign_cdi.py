@@ -4,32 +4,18 @@ container runtime can use them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
-from support.foreign_rig import CLASS, TRAINING, claim_of, make_foreign_rig, pod, trivial_plugin
+from support.foreign_rig import CLASS, TRAINING, claim_of, pod, trivial_plugin
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
 from support.public_cdi_files import GENERATORS
 from topobus.formats.containers.cdi import CdiDevice, CdiSpec, parse, render
-from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Rejection
 from topobus.values.dra_names import DRIVER, foreign_device
 from topobus.values.edits import ContainerEdits, Hook
 
 pytestmark = pytest.mark.integration
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """A node with two NUMA nodes and no devices of ours.
-
-    A gateway with a folder for others' plugins.
-    """
-    async with make_foreign_rig(nats_server.url) as made:
-        yield made
 
 
 async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig) -> None:

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from support.foreign_rig import (
     CLASS,
@@ -23,7 +21,6 @@ from support.foreign_rig import (
     claim_of,
     connected,
     inventory,
-    make_foreign_rig,
     plain_plugin,
     pod,
     trivial_plugin,
@@ -37,7 +34,6 @@ from topobus.gateway.config import ForeignSettings
 from topobus.gateway.containers.rules.edit_limits import EditRights
 from topobus.gateway.device_plugins.rules.preference import plugin_choices
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
-from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import (
     Admission,
     Rejection,
@@ -48,16 +44,6 @@ from topobus.values.health import HealthState
 from topobus.values.idset import NodeSet
 
 pytestmark = pytest.mark.integration
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """A node with two NUMA nodes and no devices of ours.
-
-    A gateway with a folder for others' plugins.
-    """
-    async with make_foreign_rig(nats_server.url) as made:
-        yield made
 
 
 async def container_started_again(rig: Rig) -> None:

@@ -8,22 +8,19 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from support.foreign_rig import inventory, make_foreign_rig, trivial_plugin, unregistered_plugin
+from support.foreign_rig import inventory, trivial_plugin, unregistered_plugin
 from support.gateway_rig import Rig
 from support.kubelet_plugins import device as listed
 from support.node_plane import NODE
 from topobus.devicekit.host import host
 from topobus.engine.health.silence import Answered
 from topobus.formats.messages.catalogue import PREPARE
-from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Admission, Container, Pod
 from topobus.values.dra_names import DRIVER
 from topobus.values.health import HealthState
@@ -31,16 +28,6 @@ from topobus.values.health import HealthState
 pytestmark = pytest.mark.integration
 
 ONE, TWO, THREE = "acme.example/one", "other.example/two", "third.example/three"
-
-
-@pytest_asyncio.fixture
-async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
-    """A node with two NUMA nodes and no devices of ours.
-
-    A gateway with a folder for others' plugins.
-    """
-    async with make_foreign_rig(nats_server.url) as made:
-        yield made
 
 
 class _EndingHost:
