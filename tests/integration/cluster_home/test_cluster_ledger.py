@@ -189,8 +189,10 @@ async def test_other_devices_are_tried_when_the_node_refuses(rig: Rig) -> None:
     one avoids those devices.
     """
     rig.topology.refuse_next = 2
+    # Refused devices are left alone for this long, and a busy machine may take longer for an intent.
+    settings = msgspec.structs.replace(rig.home.settings, retry_s=30.0)
     rig.home.put(claim("c", device_class_name=GPU), pod("p", "c"))
-    async with rig.home.controller():
+    async with rig.home.controller(settings=settings):
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
     gpus = [device["name"] for device in rig.home.get("ResourceSlice", f"{NODE}-gpu")["spec"]["devices"]]

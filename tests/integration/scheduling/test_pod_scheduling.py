@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from support.controllers import SETTINGS, controller
+from support.controllers import SETTINGS, controller, reasons
 from support.reading import Reader
 from support.scheduling_home import TEMPLATE, Place, claim, pod
 from topobus.bus.bus import Start
@@ -56,9 +56,11 @@ async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> No
     await served.apply(claim("early", 1, allocation_mode="Immediate"))
     await served.apply(pod("trainer", "late", "early", gpus=1, template="two-gpus"))
     node = await served.scheduled("trainer")
+    (made,) = [owner.rpartition("/")[2] for owner in served.held(node) if "/trainer-made-" in owner]
 
     await served.delete("pod", "trainer")
-    await served.until("pod", "trainer", lambda value: value is None)
+    await served.gone("pod", "trainer")
+    await served.gone("resourceclaim", made)
     await served.until_reason("late", "WaitsForPod")
     await served.until(
         "resourceclaim", "early", lambda value: value is not None and not value.status.get("reservedFor")
@@ -274,11 +276,12 @@ async def test_pod_is_told_per_node_when_it_fits_nowhere(served: Place) -> None:
     await served.apply(claim("all", 8))
     await served.apply(pod("greedy", "all", extra="  nodeName: n1"))
 
-    message = await served.until_reason("greedy", "Unschedulable", "pod")
+    # Before that the pod is told that its claim is being allocated.
+    greedy = await served.until("pod", "greedy", lambda value: "node n1" in reasons(value).get("Unschedulable", ""))
     claim_message = await served.until_reason("all", "DoesNotFit")
     assert (
         "node n1: request r wants 8 devices of class gpu.topobus.dev, found 2 of 8 (6 devices: held by claim "
-        "default/full)" in message
+        "default/full)" in reasons(greedy)["Unschedulable"]
     )
     assert "6 devices: held by claim default/full" in claim_message
     await served.delete("resourceclaim", "full")
