@@ -166,11 +166,10 @@ def _has_its_loop(item: pytest.Item) -> bool:
 _LONG = (
     "test_bad_input.py",
     "test_cluster_suite.py",
-    "test_drivers_nic_fpga_cpu.py",
-    "test_nic_hands_contract.py",
     "test_mps_service.py",
     "test_console_browser.py",
     "test_demo.py",
+    "test_nic_hands_contract.py",
     "test_gateway_crashes.py",
     "test_hands_crashes.py",
     "test_life_cycle.py",
