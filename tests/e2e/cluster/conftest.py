@@ -34,7 +34,7 @@ import pytest_asyncio
 from support.cluster import Cluster
 from support.installation import Installation, make_installation
 
-_HERE = Path(__file__).resolve().parent
+_HERE = "tests/e2e/cluster/"
 _WANTED = ("KUBECONFIG", "TOPOBUS_KUBELET_DIR")
 # A control plane without nodes is enough for these.
 _WITHOUT_NODES = ("test_migration.py", "test_tokens.py", "test_what_if.py", "test_why.py")
@@ -52,23 +52,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Else keep the order of the file, whatever order the other tests are put
     into: its last test uninstalls.
     """
-    places = [index for index, item in enumerate(items) if _HERE in item.path.parents]
+    places = [index for index, item in enumerate(items) if item.nodeid.startswith(_HERE)]
     in_order = sorted((items[index] for index in places), key=lambda item: (str(item.path), item.reportinfo()[1] or 0))
     for index, item in zip(places, in_order, strict=True):
         items[index] = item
-    for item in items:
-        if _HERE in item.path.parents:
-            # Several states a test, each of which may take TOPOBUS_CLUSTER_LIMIT_S.
-            item.add_marker(pytest.mark.timeout(1200))
-            missing = _missing(item)
-            if missing:
-                reason = f"NOT CHECKED ON A CLUSTER: {' and '.join(missing)} not set"
-                item.add_marker(pytest.mark.skip(reason=reason))
+    for item in in_order:
+        # Several states a test, each of which may take TOPOBUS_CLUSTER_LIMIT_S.
+        item.add_marker(pytest.mark.timeout(1200))
+        missing = _missing(item)
+        if missing:
+            reason = f"NOT CHECKED ON A CLUSTER: {' and '.join(missing)} not set"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say it once more where everybody looks."""
-    skipped = [stat for stat in terminalreporter.stats.get("skipped", []) if "tests/e2e/cluster/" in stat.nodeid]
+    skipped = [stat for stat in terminalreporter.stats.get("skipped", []) if stat.nodeid.startswith(_HERE)]
     if skipped and _missing():
         terminalreporter.write_sep("!", f"{len(skipped)} CLUSTER TESTS DID NOT RUN: set {', '.join(_WANTED)}", red=True)
     elif skipped:
