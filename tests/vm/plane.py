@@ -1,8 +1,10 @@
 """The control plane of machine `node`, on this host: etcd, API server, scheduler and the
 controllers that claims need; and a nats-server, which is slow when emulated.
 
-A test in the guest writes into the file `gates` which feature gates it wants: all that have gates
-are started again with them, and `gates-set` says so.
+A test in the guest makes a file `gates` of the feature gates that it wants: all that have gates are
+started again with them, and the file is taken away. The guest reads nothing that this host writes
+meanwhile: where a file's size differs between a guest's look at it and its read, Linux 6.12 asks
+for the missing bytes without end (9p), and the reader hangs.
 
 All listen on free ports of the loopback address, keep what they have in one folder, and end with
 the block. The certificate is the API server's own, and clients are configured not to check it,
@@ -65,8 +67,7 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[Callable[[]
     home = job / "plane"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
-    for name in ("gates", "gates-set"):
-        (job / name).write_text("")
+    (job / "gates").unlink(missing_ok=True)
     api, store, peer, nats = _free_ports(4)
     fetch = [checkout / "tools/fetch-debian-package", "etcd-server", "own", checkout / ".cache/debian"]
     etcd = Path(subprocess.run(fetch, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()) / "usr/bin/etcd"
@@ -128,13 +129,15 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[Callable[[]
 
     def set_gates() -> None:
         nonlocal gates
+        if not (job / "gates").exists():
+            return
         wanted = (job / "gates").read_text()
         if wanted != gates:
             gates = wanted
             end(*_GATED)
             for name in _GATED:
                 start(name)
-            replace_text(job / "gates-set", gates)
+        (job / "gates").unlink()
 
     try:
         for name in commands:
@@ -142,17 +145,6 @@ def control_plane(checkout: Path, root: Path, job: Path) -> Iterator[Callable[[]
         yield set_gates
     finally:
         end(*reversed(running))
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Write a text into a new file that takes the place of `file`.
-
-    A guest that is reading `file` reads the old text to its end. Were `file` itself shorter
-    meanwhile, Linux 6.12 would ask for the rest of it without end (9p), and the reader would hang.
-    """
-    new = file.with_name(f".{file.name}")
-    new.write_text(text, encoding="utf-8")
-    new.rename(file)
 
 
 def _free_ports(count: int) -> list[int]:

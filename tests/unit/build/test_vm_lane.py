@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from vm.plane import replace_text
-
 ROOT = Path(__file__).resolve().parents[3]
 LANE = ROOT / "tests/vm"
 MACHINES = sorted(path.name for path in (LANE / "machines").iterdir())
@@ -65,17 +63,3 @@ def test_nothing_of_it_runs_outside_of_a_guest() -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
     assert "no tests collected" in done.stdout, done.stdout + done.stderr
-
-
-def test_guest_reads_the_old_text_to_its_end_when_another_takes_its_place(tmp_path: Path) -> None:
-    """A file that becomes shorter while a guest reads it hangs the reader."""
-    file = tmp_path / "gates-set"
-    replace_text(file, "DRAConsumableCapacity=false")
-
-    with file.open() as reader:
-        replace_text(file, "DRADeviceTaints=false")
-        read = reader.read()
-
-    assert read == "DRAConsumableCapacity=false"
-    assert file.read_text() == "DRADeviceTaints=false"
-    assert [*tmp_path.iterdir()] == [file]
