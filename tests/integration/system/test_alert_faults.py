@@ -183,9 +183,8 @@ async def test_holder_of_a_device_is_named_when_it_is_idle_and_when_it_is_sick(
             _GPU: (Observation(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus"),)
         }
         await until(lambda: _sum(bench.metrics, "topobus_device_held", device=_GPU, pod="trainer", state="unhealthy"))
-        affected = _sum(bench.metrics, "topobus_device_affected_pods", state="unhealthy")
+        await until(lambda: _sum(bench.metrics, "topobus_device_affected_pods", state="unhealthy") == 1)
 
-    assert affected == 1
 
 
 async def test_class_is_named_when_its_inventory_cannot_be_published(bench: DeviceBench) -> None:
