@@ -57,6 +57,7 @@ async def test_device_is_withheld_over_a_restart_until_its_source_says_healthy(b
             event = await bench.event(lambda event: event.device == FIRST and bool(event.health.conditions))
             back = await _report(bus, VerdictState.HEALTHY)
             recovered = await bench.inventory(has_state(HealthState.HEALTHY, FIRST))
+            await bench.event(lambda event: event.device == FIRST and event.previous is HealthState.RECOVERING)
         history = [event.health.state for event in await bench.events(FIRST)]
 
     assert taken == Taken(devices=(FIRST,))
