@@ -190,24 +190,6 @@ async def test_client_notices_nothing_when_the_service_is_killed_and_started_aga
     lives.check_nothing_left()
 
 
-async def test_claim_is_refused_with_the_log_when_its_daemon_does_not_start(lives: MpsLives) -> None:
-    """What was begun is undone, and the next try succeeds as soon as the reason has gone."""
-    lives.mps.behave("fails")
-
-    refused = await lives.prepare()
-
-    assert isinstance(refused, Refusal)
-    assert [reason.code for reason in refused.reasons] == ["mps-start-failed"]
-    assert "Failed to start" in (lives.mps.state_dir / "failed" / lives.first / "control.log").read_text(
-        encoding="utf-8"
-    )
-    lives.check_nothing_left()
-    lives.mps.behave()
-    check_prepared(await lives.prepare())
-    assert await lives.unprepare() is None
-    lives.check_nothing_left()
-
-
 @pytest.mark.law
 async def test_nothing_is_left_when_killed_at_any_step_of_prepare(lives: MpsLives) -> None:
     """Asked again, as after every second death, the claim has one daemon that serves.

@@ -9,7 +9,7 @@ import pytest
 from topobus.formats.kubernetes import pod_request
 from topobus.formats.messages.messages import ApiObject
 from topobus.values.errors import ContractError
-from topobus.values.request import ContainerKind, DeviceRequest, Policy, Scope
+from topobus.values.request import ContainerKind, DeviceRequest
 
 
 def _pod(resources: dict[str, Any], **metadata: Any) -> ApiObject:
@@ -164,15 +164,6 @@ def test_pod_request_knows_sidecars_and_init_containers_when_the_pod_has_them() 
         ("b", ContainerKind.SIDECAR),
         ("c", ContainerKind.APP),
     ]
-
-
-def test_pod_request_takes_policy_and_scope_when_annotated() -> None:
-    """The annotations override the node's policy and scope."""
-    request = pod_request(
-        _pod({}, annotations={"topobus.dev/policy": "restricted", "topobus.dev/scope": "pod"}), uid="u"
-    )
-
-    assert (request.policy, request.scope) == (Policy.RESTRICTED, Scope.POD)
 
 
 @pytest.mark.parametrize(
