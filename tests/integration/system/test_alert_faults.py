@@ -206,14 +206,13 @@ async def test_polls_are_counted_when_a_driver_fails(bench: DeviceBench) -> None
     await bench.publish_machine()
     async with bench.service(driver):
         await bench.inventory(lambda inventory: len(inventory.devices) == 1)
+        await until(lambda: _sum(bench.metrics, "topobus_device_driver_call_seconds_bucket", call="look", le="1.0"))
         before = _sum(bench.metrics, "topobus_device_driver_failures_total")
         driver.error = OSError("no such device")
         await until(lambda: _sum(bench.metrics, "topobus_device_driver_failures_total", outcome="failed") > 3)
-        looks = _sum(bench.metrics, "topobus_device_driver_call_seconds_bucket", call="look", le="1.0")
         driver.error = None
 
     assert before == 0
-    assert looks > 0
 
 
 async def test_prepares_are_counted_when_the_device_service_does_not_answer(nats_server: NatsServer) -> None:

@@ -111,6 +111,7 @@ async def test_device_stays_held_and_its_file_stays_when_the_gateway_starts_agai
         restarted = await rig.kubelet.restart_container(ONE, "main")
         await rig.kubelet.remove(ONE)
         await until_gone(rig.root / "devinfo", name)
+        await rig.plane.asks.wait_for("released")
         after = (sorted(files(rig)), rig.plane.ledger.allocations)
 
     assert restarted == ""
