@@ -95,12 +95,14 @@ async def test_options_are_said_anew_while_they_stand_there(bus: Bus) -> None:
     clock = ManualClock()
     task = asyncio.create_task(AlignmentPublisher(bus, MINE, clock).run())
     revisions: list[int] = []
-    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n1")) as changes:
+    async with (
+        asyncio.timeout(60),
+        clock.ticking(SAID_EVERY_S),
+        aclosing(bus.watch(ALIGNMENT, node="n1")) as changes,
+    ):
         async for change in changes:
             if change.kind is ChangeKind.PUT:
                 revisions.append(change.revision)
-                await clock.asleep(SAID_EVERY_S)
-                clock.advance(SAID_EVERY_S)
             if len(revisions) == 3:
                 break
     task.cancel()
@@ -143,12 +145,14 @@ async def test_options_are_written_over_when_what_stands_there_cannot_be_read(bu
 
     garbage = await write_garbage(bus, ALIGNMENT, node="n1")
     said: list[NodeAlignment | None] = []
-    async with asyncio.timeout(60), aclosing(bus.watch(ALIGNMENT, node="n1")) as changes:
+    async with (
+        asyncio.timeout(60),
+        clock.ticking(SAID_EVERY_S),
+        aclosing(bus.watch(ALIGNMENT, node="n1")) as changes,
+    ):
         async for change in changes:
             if change.revision > garbage:
                 said.append(change.value)
-                await clock.asleep(SAID_EVERY_S)
-                clock.advance(SAID_EVERY_S)
             if len(said) == 2:
                 break
     task.cancel()
