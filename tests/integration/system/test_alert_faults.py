@@ -186,7 +186,6 @@ async def test_holder_of_a_device_is_named_when_it_is_idle_and_when_it_is_sick(
         await until(lambda: _sum(bench.metrics, "topobus_device_affected_pods", state="unhealthy") == 1)
 
 
-
 async def test_class_is_named_when_its_inventory_cannot_be_published(bench: DeviceBench) -> None:
     """TopobusInventoryUnpublished: more devices than an inventory may have."""
     driver = ToyDriver(count=1)
