@@ -57,7 +57,9 @@ async def test_what_if_predicts_which_pods_have_a_node(plane: WhyPlane, change: 
         said = await _asked(put, change.without, tmp_path)
 
         gone = {each.rpartition("/")[2] for each in change.without if each.startswith("pod/")}
-        for name in sorted({*homeless, *gone}):
+        # Those that wait first: kube-scheduler would begin to give them what the others leave, and of a claim
+        # whose pod is deleted meanwhile nothing takes the devices back.
+        for name in sorted({*homeless, *gone}, key=lambda name: (bool(before[name]), name)):
             await plane.drop("Pod", name)
         for each in change.without:
             if each.startswith("node/"):
