@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.bitstream_files import gbs
@@ -238,6 +238,8 @@ KINDS = ["fpga-port", "gpu-passthrough", "nic-passthrough"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@example(parts=[[("doom", 1), ("come", 1), ("doom", 2), ("come", 0)]])
+@example(parts=[[("come", 0), ("refuse", 3), ("go", 0), ("come", 1)]])
 @settings(max_examples=examples(15), deadline=None)
 @given(parts=st.lists(st.one_of(VISITS, st.lists(ACTS, max_size=4)), min_size=1, max_size=3))
 def test_device_is_given_and_offered_to_nobody_whose_cleaning_has_not_succeeded(

@@ -126,6 +126,9 @@ class CleaningHistory:
             await self._wait(0)
             self._merge()
         await self._come(1)
+        if self._holder is None:
+            # The first answer was why earlier work for this owner failed, which is told once.
+            await self._come(1)
         assert self._holder is OWNERS[1], "a clean device was kept back"
 
     async def _start(self) -> None:
@@ -215,9 +218,14 @@ class CleaningHistory:
         if isinstance(answer, Prepared):
             assert is_again or not self.hardware.is_stained, "a device was given before its cleaning succeeded"
             self.hardware.stain()
-        if isinstance(answer, Prepared) or (self._fate.is_dead and self._holder is None):
-            # The owner that a dead process served is not known.
+        # Whether a dead process served its owner is not known; where another one was leaving, the
+        # hands may have undone that one's first.
+        may_have = self._fate.is_dead and (self._holder is None or (not is_again and self._has_entry(owner)))
+        if isinstance(answer, Prepared) or may_have:
             self._holder, self._is_leaving = owner, self._fate.is_dead
+
+    def _has_entry(self, owner: Owner) -> bool:
+        return self._hands.journal.owner_entry(self._name, owner) is not None
 
     def _is_known_to_leave(self) -> bool:
         """Return whether the hands themselves know that the holder leaves. Then they refuse others,
