@@ -77,6 +77,8 @@ class Deafening:
         self._names = names
         self.lost = ""
         """`request` or `answer`: what of the next writes is lost."""
+        self.before_answer: Callable[[], Awaitable[None]] | None = None
+        """What happens between the next write and its answer."""
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._peer, name)
@@ -89,6 +91,9 @@ class Deafening:
             done = await real(*arguments, **options)
             if self.lost == "answer":
                 raise self._error
+            if self.before_answer is not None:
+                meanwhile, self.before_answer = self.before_answer, None
+                await meanwhile()
             return done
 
         return write

@@ -305,6 +305,34 @@ async def test_watch_drops_an_object_when_somebody_deletes_it(place: Place) -> N
     assert place.copied(OTHER) is not None
 
 
+@pytest.mark.parametrize("later", ["changed", "deleted"])
+async def test_copy_shows_what_came_after_a_write_when_the_watch_is_faster_than_the_answer(
+    place: Place, later: str
+) -> None:
+    """An answer that is late brings back neither what was replaced since nor what was deleted."""
+    made = stored(await place.store.create(KEY, FRESH))
+    watched = place.watched("resourceclaim")
+    newest: list[Stored] = []
+
+    async def others_go_on() -> None:
+        ours = await place.rival.get(KEY)
+        assert ours is not None
+        if later == "deleted":
+            assert isinstance(await place.rival.delete(KEY, ours.revision), Deleted)
+            await watched.until(lambda: place.copied(KEY) is None)
+            return
+        newest.append(stored(await place.rival.put(KEY, ours.revision, noted(ours.value, "theirs"))))
+        await watched.until(lambda: (copied := place.copied(KEY)) and copied.revision == newest[0].revision)
+
+    async with watched.running():
+        place.peer.before_answer = others_go_on
+        stored(await place.store.put(KEY, made.revision, noted(made.value, "ours")))
+
+        copied = place.copied(KEY)
+
+    assert (copied and copied.revision) == (newest[0].revision if newest else None)
+
+
 async def test_watch_drops_what_went_while_nobody_watched(place: Place) -> None:
     """After a gap of which the store keeps no history the objects are told anew: who is not among
     them is gone, also one made anew under its name.

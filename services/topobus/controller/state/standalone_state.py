@@ -59,6 +59,9 @@ class StandaloneState(ClusterState):
         super().__init__()
         self._described: dict[str, Node] = {}
         self.objects: dict[ObjectKey, Stored] = {}
+        self.watched_revision = 0
+        """Of the bucket's newest change that the watch has brought; 0 before it, and after the bucket
+        was lost."""
         self.shared_epoch = 0
         """Grows with every change of an object that others refer to: classes, templates, slices,
         rules, parameters and nodes, but not claims and pods."""

@@ -96,6 +96,10 @@ class ApiServerStore:
             )
         except PeerUnavailable as err:
             return await self._unknown(kind, key, err)
+        if self._known(key) is None and not isinstance(written, Rejected):
+            # The watch brought its deletion before the answer: the copy has what came after this write.
+            self._count(kind, "done")
+            return _stored(kind, written)
         return await self._outcome(kind, key, written)
 
     async def delete(self, key: ObjectKey, revision: int) -> Deleted | Conflict | Unknown:
@@ -159,9 +163,13 @@ class ApiServerStore:
         if kept is not None:
             return kept
         # The copy does not keep this object, but the caller asked for it.
-        parts = {part: plain.get(part) or {} for part in ("metadata", "spec", "status")}
-        api_object = ApiObject(api_version=str(plain.get("apiVersion")), kind=kind.name, **parts)
-        return Stored(version_of(api_object), api_object)
+        return _stored(kind, plain)
+
+
+def _stored(kind: Kind, plain: dict[str, Any]) -> Stored:
+    parts = {part: plain.get(part) or {} for part in ("metadata", "spec", "status")}
+    api_object = ApiObject(api_version=str(plain.get("apiVersion")), kind=kind.name, **parts)
+    return Stored(version_of(api_object), api_object)
 
 
 def _refusal(kind: Kind, key: ObjectKey, rejected: Rejected) -> PeerUnavailable:

@@ -55,6 +55,9 @@ class NatsStore:
             get_logger().debug("object.write-lost", object=name_of(value), revision=revision)
             return Conflict()
         stored = Stored(written.revision, value)
+        if written.revision <= self._state.watched_revision:
+            # The watch was faster than the answer: the copy has this write, or what came after it.
+            return stored
         try:
             self._state.put_object(key, stored)
         except ContractError as err:
@@ -103,7 +106,6 @@ class NatsWatch:
         self._dropped = dropped
         self._forgotten = forgotten
         self._feed = ObjectFeed(clock, self._drop, refused)
-        self._newest = 0
         self._trouble = "no snapshot yet"
 
     @property
@@ -134,7 +136,7 @@ class NatsWatch:
     def _take(self, change: Change[ApiObject]) -> None:
         if change.kind is ChangeKind.RESET:
             self._trouble = "the history was lost, a new snapshot follows"
-            self._newest = 0
+            self._state.watched_revision = 0
             self._feed.reset()
             self._feed.begin_list()
             self._state.clear_objects()
@@ -142,10 +144,10 @@ class NatsWatch:
             return
         if change.kind is ChangeKind.SNAPSHOT_END:
             self._trouble = ""
-            self._feed.end_list(self._newest)
+            self._feed.end_list(self._state.watched_revision)
             return
         key = ObjectKey(change.parts["kind"], change.parts["namespace"], change.parts["name"])
-        self._newest = change.revision
+        self._state.watched_revision = change.revision
         if change.kind is ChangeKind.UNREADABLE:
             self._fall_back(key, change)
         elif change.kind is ChangeKind.PUT and change.value is not None:
