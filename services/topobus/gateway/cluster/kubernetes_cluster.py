@@ -290,8 +290,15 @@ class KubernetesCluster:
             return Rejected(code=_TOO_MANY_REQUESTS, reason="TooManyRequests", message=err.message)
         return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
 
-    async def watch(self, kind: Kind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
-        """Follow objects until cancelled. A lasting outage is logged once."""
+    async def watch(
+        self, kind: Kind, *, fields: str, lists_after_loss: bool = False
+    ) -> AsyncGenerator[ClusterChange, None]:
+        """Follow objects until cancelled. A lasting outage is logged once.
+
+        `lists_after_loss`: give a snapshot after each lost connection, for whoever has to know that
+        it may be another server. A server that starts again accepts a version as old as the newest
+        change of the kind, and says by nothing that it has other features.
+        """
         kind = msgspec.structs.replace(kind, fields=fields)
         version = ""
         is_troubled = False
@@ -328,6 +335,8 @@ class KubernetesCluster:
                 is_troubled = True
                 # It may come back with another version.
                 self._api.drop_versions()
+                if lists_after_loss:
+                    version = ""
                 pause_s = full_jitter(failures, least_s=self._settings.retry_s, most_s=BACKOFF_LIMIT_S)
                 await asyncio.sleep(max(pause_s, min(err.retry_after_s, BACKOFF_LIMIT_S)))
                 failures += 1

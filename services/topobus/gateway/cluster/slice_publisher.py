@@ -136,7 +136,8 @@ class SlicePublisher:
             await self._publish()
 
     async def _follow_slices(self) -> None:
-        async for change in self._cluster.watch(SLICES, fields=f"spec.nodeName={self._state.node}"):
+        fields = f"spec.nodeName={self._state.node}"
+        async for change in self._cluster.watch(SLICES, fields=fields, lists_after_loss=True):
             if change.kind is ClusterChangeKind.SNAPSHOT:
                 self._present = {_name(api_object): api_object for api_object in change.objects}
                 self._shown_inventories.clear()

@@ -86,12 +86,15 @@ async def test_partitions_come_when_the_server_learns_counters(rig: Rig, server:
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
 
+@pytest.mark.parametrize("has_history", [False, True], ids=["history-lost", "history-kept"])
 async def test_slices_are_written_again_when_features_are_switched_off_under_stored_ones(
-    rig: Rig, server: ApiServerSimulator
+    rig: Rig, server: ApiServerSimulator, has_history: bool
 ) -> None:
     """The server keeps the fields of slices that it has stored, and its scheduler does not use
     them: the next server is asked, so the card is offered without counters, and what is dropped is
     told.
+
+    Also where the gateway's watch can continue, because no slice has changed since.
     """
     shares = ["spec.devices.*.allowMultipleAllocations", "spec.devices.*.capacity.*.requestPolicy"]
     await rig.plane.show("gpu", *card(), counter_sets=counters_of("gpu-0"))
@@ -99,8 +102,9 @@ async def test_slices_are_written_again_when_features_are_switched_off_under_sto
     async with rig.gateway():
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
         server.set_drops({"ResourceSlice": [*COUNTERS, *shares]})
-        server.put({"kind": "Node", "metadata": {"name": "other"}})
-        server.compact()
+        if not has_history:
+            server.put({"kind": "Node", "metadata": {"name": "other"}})
+            server.compact()
         server.close_watches()
         await server.until(lambda: len(shown(server).get("gpu", [])) == 1, what="the card alone")
         await rig.readiness.until(lambda report: "stores no counters" in report.get("slices", ""))
