@@ -69,7 +69,7 @@ class AllocationRunner:
             search = partial(allocate, given, self._compiler, step_budget=self._budget, is_brief=is_brief)
             end = started + LONGEST_S
             outcome = await _in_thread(
-                lambda is_left: search(is_abandoned=lambda: is_left() or self._clock.monotonic() > end)
+                lambda is_abandoned: search(is_abandoned=lambda: is_abandoned() or self._clock.monotonic() > end)
             )
         return self._measured(outcome, started)
 
@@ -88,7 +88,7 @@ class AllocationRunner:
         """
         started = self._clock.monotonic()
         near = partial(allocate_near, given, wished, view, self._compiler, pod=pod, step_budget=self._budget)
-        outcome = await _in_thread(lambda is_left: near(is_abandoned=is_left))
+        outcome = await _in_thread(lambda is_abandoned: near(is_abandoned=is_abandoned))
         return self._measured(outcome, started)
 
     async def bring_closer(self, given: AllocationInput, outcome: Allocated, view: NodeView) -> Allocated:
@@ -97,7 +97,7 @@ class AllocationRunner:
         """
         started = self._clock.monotonic()
         closer = await _in_thread(
-            lambda is_left: bring_closer(given, outcome, view, self._compiler, is_abandoned=is_left)
+            lambda is_abandoned: bring_closer(given, outcome, view, self._compiler, is_abandoned=is_abandoned)
         )
         self._metrics.searches.observe(self._clock.monotonic() - started)
         self._metrics.steps.inc(closer.steps - outcome.steps)
@@ -119,8 +119,8 @@ class AllocationRunner:
 
 async def _in_thread(work: Callable[[Callable[[], bool]], T]) -> T:
     """Run a search in a thread. It is given the question whether its caller was cancelled."""
-    left = threading.Event()
+    abandoned = threading.Event()
     try:
-        return await asyncio.to_thread(work, left.is_set)
+        return await asyncio.to_thread(work, abandoned.is_set)
     finally:
-        left.set()
+        abandoned.set()
