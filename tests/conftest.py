@@ -164,6 +164,7 @@ def _has_its_loop(item: pytest.Item) -> bool:
 
 # Files of about ten seconds and more on a quiet machine, the longest first.
 _LONG = (
+    "test_repairs.py",  # on a real bus, where it waits for minutes
     "test_bad_input.py",
     "test_cluster_suite.py",
     "test_mps_service.py",
