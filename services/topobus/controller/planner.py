@@ -50,7 +50,7 @@ class Planner:
         runtime: Runtime,
         state: NodeState,
         metrics: ControllerMetrics,
-        is_whole: Callable[[], bool] = lambda: True,
+        is_whole: Callable[[], bool],
     ) -> None:
         """`is_whole` returns whether the copies in `state` are complete."""
         self._settings = settings

@@ -44,7 +44,7 @@ async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have
         )
     lost = await bus.ask(catalogue.PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node="b-node")
     runtime = runtime_on(bus)
-    planner = Planner(ControllerSettings(), runtime, state, ControllerMetrics(runtime.registry))
+    planner = Planner(ControllerSettings(), runtime, state, ControllerMetrics(runtime.registry), lambda: True)
 
     again = await planner.plan(PlanRequest(op_id="op-1", pod=TRAINER))
 

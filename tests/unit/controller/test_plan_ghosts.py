@@ -28,7 +28,7 @@ def planner(state: StandaloneState, bus: Bus) -> Planner:
     runtime = Runtime(
         name="controller", node="c", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry
     )
-    return Planner(ControllerSettings(), runtime, state, ControllerMetrics(registry))
+    return Planner(ControllerSettings(), runtime, state, ControllerMetrics(registry), lambda: True)
 
 
 async def test_plan_asks_no_node_that_has_published_nothing_but_an_inventory() -> None:
