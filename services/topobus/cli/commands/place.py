@@ -282,10 +282,7 @@ async def release_pod(
         stored = await bus.get_or_last(OBJECT, kind="pod", namespace=namespace, name=name)
         if isinstance(stored, Unreadable):
             # Its devices are released by the ledger: the controller may never be able to.
-            output.note(
-                f"what is stored of pod {namespace}/{name} cannot be read; `topobus delete pod {name} -n "
-                f"{namespace}` removes it"
-            )
+            _note_unreadable(output, "pod", namespace, name)
             stored = None
         held = await _holdings_of(bus, OwnerKind.POD, namespace, name, node)
         # Holdings besides the stored pod's own are from an earlier `place`, or from a pod that was
@@ -325,10 +322,7 @@ async def release_claim(
     async with open_bus(options, NamesSystem.ALWAYS) as bus:
         stored = await bus.get_or_last(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
         if isinstance(stored, Unreadable):
-            output.note(
-                f"what is stored of claim {namespace}/{name} cannot be read; `topobus delete claim {name} -n "
-                f"{namespace}` removes it"
-            )
+            _note_unreadable(output, "claim", namespace, name)
             stored = stored.last
         uid = metadata_of(stored.value).uid if stored is not None else ""
         held = await _holdings_of(bus, OwnerKind.CLAIM, namespace, name, node)
@@ -345,6 +339,13 @@ async def release_claim(
                 f"no claim {namespace}/{name} holds anything{where}", next_step="`topobus holders` lists who holds what"
             )
         return await _release_each(bus, others, output)
+
+
+def _note_unreadable(output: Output, kind: str, namespace: str, name: str) -> None:
+    output.note(
+        f"what is stored of {kind} {namespace}/{name} cannot be read; `topobus delete {kind} {name} -n {namespace}` "
+        "removes it"
+    )
 
 
 async def _release_each(bus: Bus, held: Iterable[tuple[str, Owner]], output: Output) -> int:
