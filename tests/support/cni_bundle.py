@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.debian_packages import fetch_packages
+from support.debian_packages import UNPACKED, fetch_packages
 from support.nic_rig import NicRig
 from topobus.nic.cni.attachment import CniAttachment
 from topobus.nic.cni.settings import CniSettings
@@ -24,8 +24,6 @@ from topobus.nic.plugins.linux_netdev import LinuxNetdevDriver
 
 __all__ = ["Bundle", "driver_of", "provide_bundle"]
 
-_ROOT = Path(__file__).resolve().parents[2]
-_HOME = _ROOT / ".cache" / "debian"
 _LIBRARIES = (
     "libip4tc2",
     "libip6tc2",
@@ -95,7 +93,7 @@ def driver_of(rig: NicRig, bundle: Bundle, folder: Path, plugins: list[dict[str,
 
 def _wrap(folders: dict[str, Path]) -> Path:
     """Write the programs of the package iptables as scripts that find their own libraries."""
-    programs = _HOME / "cni-programs"
+    programs = UNPACKED / "cni-programs"
     programs.mkdir(exist_ok=True)
     libraries = [next(folders[name].glob("usr/lib/*-linux-*")) for name in _LIBRARIES]
     extensions = next(folders["iptables"].glob("usr/lib/*-linux-*/xtables"), folders["libxtables12"])
