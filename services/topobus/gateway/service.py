@@ -36,9 +36,13 @@ from topobus.gateway.claims.forgotten_claims import ForgottenClaims
 from topobus.gateway.claims.ledger_release import LedgerRelease
 from topobus.gateway.claims.rules.socket_paths import driver_sockets
 from topobus.gateway.claims.sandbox_attachments import SandboxAttachments
-from topobus.gateway.cluster.cluster_reports import ClusterReports
+from topobus.gateway.cluster.claim_statuses import ClaimStatuses
+from topobus.gateway.cluster.device_health import DeviceHealthReports
+from topobus.gateway.cluster.event_recorder import EventRecorder
 from topobus.gateway.cluster.node_readiness import NodeReadiness
 from topobus.gateway.cluster.node_verdicts import NodeVerdicts
+from topobus.gateway.cluster.pod_details import ClusterPodDetails
+from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.pod_retries import PodRetries
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.slice_publisher import SlicePublisher
@@ -114,6 +118,16 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[KubernetesCluster 
 
 
 @dataclass(frozen=True)
+class _ClusterWork:
+    """What tells the cluster of this node's claims, and reads of their pods what it alone knows."""
+
+    statuses: ClaimStatuses
+    events: PodEvents
+    recorder: EventRecorder
+    details: ClusterPodDetails
+
+
+@dataclass(frozen=True)
 class _Work:
     """The parts that run only in the gateway that holds the node lock."""
 
@@ -124,7 +138,7 @@ class _Work:
     record: AllocationRecord
     runtime_door: RuntimeDoor | None
     """None where nothing needs the container runtime's plugin interface."""
-    reports: ClusterReports | None
+    cluster: _ClusterWork | None
     """None without a cluster."""
 
 
@@ -237,8 +251,8 @@ class _Gateway:
                     # A write that is no longer awaited must not overwrite the next gateway's files.
                     await self._work.preparer.finish()
                     await self._work.record.finish()
-                    if self._work.reports is not None:
-                        await self._work.reports.finish()
+                    if self._work.cluster is not None:
+                        await self._work.cluster.statuses.finish()
                 self._lock.end()
 
     async def _begin(self) -> _Work:
@@ -255,11 +269,11 @@ class _Gateway:
         self._state.containers.is_of_earlier_boot = record.is_of_earlier_boot
         read_claim = stored_claims(self._runtime.bus, settings.nats)
         releaser: LedgerRelease | None = None
-        reports: ClusterReports | None = None
+        cluster: _ClusterWork | None = None
         if self._cluster is not None:
             read_claim = self._cluster.read_claim
             reported = await asyncio.to_thread(ReportRecord.open, path.with_name("reports.json"))
-            reports = ClusterReports(self._cluster, reported, self._runtime, self._state, checkpoint)
+            cluster = self._cluster_work(self._cluster, reported, checkpoint)
             releaser = LedgerRelease(self._state, self._asks, read_claim, checkpoint, settings.deadlines)
         elif settings.nats.is_nodes_own and settings.offers_any_dra:
             # Not refused, because device plugins need no claims.
@@ -271,24 +285,25 @@ class _Gateway:
             self._state.inventories,
             checkpoint.of_claim,
         )
-        hearer = reports or ClaimReports()
+        reports = cluster.statuses if cluster is not None else ClaimReports()
         attachments = SandboxAttachments(
             self._asks,
             checkpoint,
             read_claim,
             self._runtime.clock,
             settings.runtime.attach_s,
-            reports=hearer,
+            reports=reports,
             describe=metadata.attached,
+            with_details=cluster.details.of if cluster is not None else None,
         )
-        runtime_door = self._runtime_door(checkpoint, attachments, hearer)
+        runtime_door = self._runtime_door(checkpoint, attachments, cluster)
         pinning = runtime_door.pinning if runtime_door is not None else None
         files = self._claim_files(metadata, pinning)
         ledger = ClaimLedger(self._state, self._asks, read_claim, checkpoint, releaser)
         devices = ClaimDevices(self._asks, checkpoint, self._state.device, self._state.containers.why_held)
         steps = ClaimSteps(self._state, read_claim, checkpoint, ledger, devices, attachments, pinning, files)
         preparer = ClaimPreparer(
-            self._state, checkpoint, settings.deadlines, ledger, steps, files, hearer, self._claim_metrics
+            self._state, checkpoint, settings.deadlines, ledger, steps, files, reports, self._claim_metrics
         )
         await preparer.restore(is_offered=settings.offers_any_dra)
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
@@ -296,8 +311,18 @@ class _Gateway:
         self._forwarder.open(preparer)
         look = self._pod_look(checkpoint, runtime_door)
         forgotten = ForgottenClaims(preparer, checkpoint, read_claim, look, settings.deadlines, self._runtime.node)
-        self._work = _Work(preparer, forgotten, releaser, look, record, runtime_door, reports)
+        self._work = _Work(preparer, forgotten, releaser, look, record, runtime_door, cluster)
         return self._work
+
+    def _cluster_work(self, cluster: KubernetesCluster, reported: ReportRecord, checkpoint: Checkpoint) -> _ClusterWork:
+        """Continue where the previous process ended, according to what it reported."""
+        clock, node = self._runtime.clock, self._runtime.node
+        recorder = EventRecorder(cluster, clock, node)
+        events = PodEvents(recorder, node)
+        tell = self._remark("claim-status")
+        statuses = ClaimStatuses(cluster, reported, checkpoint, events, clock, node, tell=tell)
+        statuses.restore()
+        return _ClusterWork(statuses, events, recorder, ClusterPodDetails(cluster, clock))
 
     def _claim_files(self, metadata: ClaimMetadata, pinning: CpuPinning | None) -> ClaimFiles:
         return ClaimFiles(
@@ -321,7 +346,7 @@ class _Gateway:
         )
 
     def _runtime_door(
-        self, checkpoint: Checkpoint, attachments: SandboxAttachments, reports: ClaimReports
+        self, checkpoint: Checkpoint, attachments: SandboxAttachments, cluster: _ClusterWork | None
     ) -> RuntimeDoor | None:
         """Build the plugin of the container runtime.
 
@@ -340,7 +365,11 @@ class _Gateway:
             attachments,
             self._asks,
             self._remark("nri"),
-            CpusetReports(reports, self._cpuset_metrics, self._remark("cpusets")),
+            CpusetReports(
+                cluster.events.cpus_differed if cluster is not None else None,
+                self._cpuset_metrics,
+                self._remark("cpusets"),
+            ),
             self._plugins.pods.cpus,
         )
 
@@ -398,7 +427,7 @@ class _Gateway:
     def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
         """Publish slices, settle claims and follow waiting pods, where there is a cluster."""
         releaser = work.releaser
-        if self._cluster is None or releaser is None or self._checkpoint is None or work.reports is None:
+        if self._cluster is None or releaser is None or self._checkpoint is None or work.cluster is None:
             return
         publisher = SlicePublisher(
             self._cluster,
@@ -426,12 +455,13 @@ class _Gateway:
         )
         group.create_task(conditions.run())
         group.create_task(releaser.run())
-        group.create_task(work.reports.run())
+        statuses, events, clock = work.cluster.statuses, work.cluster.events, self._runtime.clock
+        group.create_task(statuses.run())
+        group.create_task(work.cluster.recorder.run())
+        health = DeviceHealthReports(self._state, self._checkpoint, statuses, events, clock)
         attempts, settings = work.preparer.attempts, self._settings.cluster
-        clock, reports = self._runtime.clock, work.reports
-        group.create_task(
-            PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, reports).run()
-        )
+        retries = PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, clock, events, health)
+        group.create_task(retries.run())
 
     def _pass_on_verdicts(self) -> Callable[[ApiObject], Awaitable[None]] | None:
         """Return what passes on what the Node's conditions say of devices. None: nothing does."""

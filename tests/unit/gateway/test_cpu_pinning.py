@@ -74,10 +74,6 @@ class Reports:
     def __init__(self) -> None:
         self.told: asyncio.Queue[CpuDifference] = asyncio.Queue()
 
-    def cpus_differed(self, difference: CpuDifference) -> None:
-        """Keep it."""
-        self.told.put_nowait(difference)
-
 
 async def no_cpus() -> CpuSet:
     """Say that kubelet's CPU manager gives none."""
@@ -97,7 +93,7 @@ def pinning_of(root: Path, file: Path, reports: Reports, state: SimpleNamespace 
     """A machine, by default of two CPUs, of which a prepared claim has the first."""
     state = state or state_of(cpus=2)
     kernel = KernelCpusets(Tree(HardwareSettings(root=str(root))))
-    cpuset_reports = CpusetReports(reports, CpusetMetrics(CollectorRegistry()), lambda _: None)
+    cpuset_reports = CpusetReports(reports.told.put_nowait, CpusetMetrics(CollectorRegistry()), lambda _: None)
     return CpuPinning(
         Runtime(file), None, cast(NodeState, state), lambda: [ENTRY], SystemClock(), no_cpus, kernel, cpuset_reports
     )

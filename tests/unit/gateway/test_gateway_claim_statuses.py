@@ -20,8 +20,10 @@ from topobus.gateway.claims.rules.claim_allocation import AllocatedDevice
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry, SandboxAttachment
 from topobus.gateway.claims.rules.device_status import replaced_statuses
 from topobus.gateway.cluster.claim_statuses import ClaimStatuses
+from topobus.gateway.cluster.event_recorder import EventRecorder, Involved
 from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.cluster.objects import Rejected
+from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.testing.clock import LoopClock
@@ -110,6 +112,17 @@ class Server:
         return [(name, states) for _, name, states in self.writes]
 
 
+class Notes:
+    """Takes the place of who writes events, and keeps what people would read."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def note(self, involved: Involved, reason: str, message: str, *, is_warning: bool) -> None:
+        """Keep it."""
+        self.said.append((involved.kind, reason))
+
+
 @pytest.fixture
 def server() -> Server:
     """An API server."""
@@ -124,6 +137,7 @@ async def statuses(
     said: list[str] | None = None,
     boot_id: str = "",
     checkpoint: Checkpoint | None = None,
+    recorder: EventRecorder | None = None,
 ) -> AsyncIterator[ClaimStatuses]:
     """A process whose checkpoint has these entries, or that the test fills."""
     tell = said.append if said is not None else lambda _: None
@@ -132,6 +146,7 @@ async def statuses(
         cast(KubernetesCluster, server),
         ReportRecord.open(folder / "reports.json"),
         checkpoint or Checkpoint(folder / "checkpoint.json", by_key, boot_id=boot_id),
+        PodEvents(recorder or cast(EventRecorder, Notes()), "n1"),
         LoopClock(),
         "n1",
         tell=tell,
@@ -165,6 +180,22 @@ async def test_claim_is_written_at_once_when_prepared_attached_and_undone(server
 
     assert server.writes == [(0, "cpus", ["Prepared"]), (1, "net", ["Attached"]), (2, "cpus", []), (2, "net", [])]
     assert ReportRecord.open(tmp_path / "reports.json").reports == {}
+
+
+async def test_people_are_told_once_when_the_next_process_finds_what_is_in_a_pod(
+    server: Server, tmp_path: Path
+) -> None:
+    """What a pod has becomes an event on the pod and the claim, and none when it is found again."""
+    notes, nic = Notes(), entry("net")
+    recorder = cast(EventRecorder, notes)
+    async with statuses(server, tmp_path, recorder=recorder) as made:
+        made.attached(nic, SANDBOX, {"nic-0": NET1})
+        await asyncio.sleep(1)
+    async with statuses(server, tmp_path, in_pod(nic), recorder=recorder) as made:
+        made.attached(nic, SANDBOX, {"nic-0": NET1})
+        await asyncio.sleep(1)
+
+    assert notes.said == [("Pod", "DevicesAttached"), ("ResourceClaim", "DevicesAttached")]
 
 
 async def test_classes_of_a_claim_are_written_beside_each_other(server: Server, tmp_path: Path) -> None:

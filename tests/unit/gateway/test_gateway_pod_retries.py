@@ -98,8 +98,9 @@ async def following(cluster: SmallCluster, tmp_path: Path) -> AsyncIterator[PodR
     cluster.state = state
     checkpoint = Checkpoint.load(tmp_path / "checkpoint.json")
     events = PodEvents(EventRecorder(cast(Any, cluster), LoopClock(), NODE), NODE)
-    reports = cast(Any, SimpleNamespace(events=events, health=SimpleNamespace(tell=lambda _: {})))
-    retries = PodRetries(cast(Any, cluster), state, Attempts(), checkpoint, ClusterSettings(), LoopClock(), reports)
+    health = cast(Any, SimpleNamespace(tell=lambda _: {}))
+    settings, clock = ClusterSettings(), LoopClock()
+    retries = PodRetries(cast(Any, cluster), state, Attempts(), checkpoint, settings, clock, events, health)
     task = asyncio.create_task(retries.run())
     try:
         yield retries

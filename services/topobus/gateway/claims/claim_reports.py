@@ -1,8 +1,8 @@
-"""What the cluster learns of claims on this node, and what it alone knows of their pods.
+"""What is told of claims on this node to whoever shows it to people.
 
 `ClaimReports` itself does nothing: that is all of it on a node without a cluster.
-`cluster.cluster_reports` has the form for a cluster. No call fails, and none but `with_details`
-waits, because kubelet and the container runtime wait for the caller.
+`cluster.claim_statuses` is the form for a cluster. No call waits or fails, because kubelet and the
+container runtime wait for the caller.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from topobus.gateway.claims.claim_key import ClaimKey
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
-from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.values.outcome import Refusal
 from topobus.values.sandbox import AttachedInterface, Sandbox
 
@@ -28,9 +27,6 @@ class ClaimReports:
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
         """Report that nothing of a claim is prepared any more."""
-
-    def cpus_differed(self, difference: CpuDifference) -> None:
-        """Report that a container ran on other CPUs than promised."""
 
     def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
         """Report that all devices of a claim are in a sandbox.
@@ -51,11 +47,3 @@ class ClaimReports:
 
     def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
         """Report why a sandbox's devices could not be taken out unchanged. It is retried."""
-
-    async def with_details(self, sandbox: Sandbox) -> Sandbox:
-        """Return the sandbox with its host ports, or with the reason why they are unknown
-        (`ports_unknown`). In that case only devices that must open the ports are refused.
-
-        Answers within half a second, because the runtime waits. Errors: raises nothing.
-        """
-        return sandbox

@@ -69,9 +69,11 @@ class SandboxAttachments:
         *,
         reports: ClaimReports,
         describe: Callable[[ClaimEntry, Mapping[str, AttachedInterface]], Awaitable[None]],
+        with_details: Callable[[Sandbox], Awaitable[Sandbox]] | None,
     ) -> None:
         """`limit_s` is how long the runtime waits for one event. `describe` writes what devices
-        became in a sandbox to files that its containers read.
+        became in a sandbox to files that its containers read. `with_details` adds to a sandbox what
+        the cluster alone knows of its pod, within half a second (`ClusterPodDetails.of`).
         """
         self.why_no_runtime: Callable[[], str] = lambda: _NO_RUNTIME
         """Returns why no events arrive. Empty: they do."""
@@ -82,6 +84,7 @@ class SandboxAttachments:
         self._limit_s = limit_s
         self._reports = reports
         self._describe = describe
+        self._with_details = with_details
         self._sandboxes: dict[str, Sandbox] = {}
         """The existing sandboxes, by id."""
         self._attaching: dict[str, _Attaching] = {}
@@ -311,7 +314,8 @@ class SandboxAttachments:
             self._reports.attached(entry, former.sandbox, former.interfaces)
             return None
         # An attachment that was begun continues with the same values, also after a crash.
-        begun = former or SandboxAttachment(sandbox=await self._reports.with_details(sandbox))
+        detailed = await self._with_details(sandbox) if former is None and self._with_details is not None else sandbox
+        begun = former or SandboxAttachment(sandbox=detailed)
         entry = await self._checkpoint.change(key, _with(begun))
         if entry is None or not self._checkpoint.is_ready(entry):
             return rules.claim_undone(sandbox)

@@ -1,5 +1,5 @@
 """Writes what happened to claims' devices on this node into the claims' `status.devices`, and
-removes it when they are undone.
+removes it when they are undone. News for people also become events (`pod_events`).
 
 The wanted status is on disk (`report_record`) before it is written, by one server-side apply for
 each claim and driver, under the driver's name. A write that failed is repeated with growing pauses.
@@ -19,11 +19,13 @@ from msgspec import structs
 from topobus.engine.shapes.shapes import SHAPE_CLASS
 from topobus.gateway.claims.checkpoint import Checkpoint
 from topobus.gateway.claims.claim_key import ClaimKey
+from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.claims.rules.claim_allocation import is_allocated_here
 from topobus.gateway.claims.rules.claim_cdi import cdi_device_name
 from topobus.gateway.claims.rules.claim_entry import ClaimEntry
 from topobus.gateway.claims.rules.device_status import ClaimReport, device_statuses, joint_report, text_of
 from topobus.gateway.cluster.objects import CLAIMS, Rejected
+from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.report_record import ReportRecord
 from topobus.gateway.cluster.rules.device_faults import HealthNote
 from topobus.kubernetes.answers import INVALID
@@ -51,7 +53,7 @@ _REFUSED_S = (10.0, 300.0)
 _MOST_DOUBLINGS = 16
 
 
-class ClaimStatuses:
+class ClaimStatuses(ClaimReports):
     """Writes the status of the claims of one node."""
 
     def __init__(
@@ -59,6 +61,7 @@ class ClaimStatuses:
         cluster: KubernetesCluster,
         record: ReportRecord,
         checkpoint: Checkpoint,
+        events: PodEvents,
         clock: Clock,
         node: str,
         *,
@@ -68,6 +71,7 @@ class ClaimStatuses:
         self._cluster = cluster
         self._record = record
         self._checkpoint = checkpoint
+        self._events = events
         self._clock = clock
         self._node = node
         self._tell = tell
@@ -93,7 +97,7 @@ class ClaimStatuses:
         for entry in running.values():
             attachment = entry.attachment
             if attachment is not None and attachment.is_attached:
-                self.attached(entry, attachment.sandbox, attachment.interfaces)
+                self._report(entry, pod=str(attachment.sandbox), interfaces=attachment.interfaces)
             elif entry.to_attach and (earlier := self._wanted.get(entry.key)) is not None and earlier.is_ready:
                 # The devices were detached, and the gateway was killed before that was written.
                 self._withdraw(entry.key)
@@ -101,8 +105,6 @@ class ClaimStatuses:
                 self.prepared(entry)
         for uid in {report.uid for report in self._wanted.values()}:
             self._join(uid)
-
-    # Called for the events of `ClaimReports`.
 
     def prepared(self, entry: ClaimEntry) -> None:
         """Report devices as ready if they need no sandbox.
@@ -112,15 +114,17 @@ class ClaimStatuses:
         if not entry.to_attach and entry.devices:
             self._report(entry)
 
-    def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> bool:
-        """Report what the devices are in a pod. True when it has changed."""
-        return self._report(entry, pod=str(sandbox), interfaces=dict(interfaces))
+    def attached(self, entry: ClaimEntry, sandbox: Sandbox, interfaces: Mapping[str, AttachedInterface]) -> None:
+        """Report what the devices are in a pod. A repetition after a start causes no event."""
+        if self._report(entry, pod=str(sandbox), interfaces=interfaces):
+            self._events.attached(entry, sandbox, interfaces)
 
     def failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
         """Report why the devices are in no pod.
 
-        Nothing is reported while they are ready in another pod.
+        The status stays while they are ready in another pod.
         """
+        self._events.attach_failed(entry, sandbox, refusal)
         present = self._wanted.get(entry.key)
         if present is not None and present.devices and present.is_ready and present.pod not in ("", str(sandbox)):
             return
@@ -130,6 +134,10 @@ class ClaimStatuses:
     def detached(self, entry: ClaimEntry) -> None:
         """Withdraw the report, because the devices are in no pod any more."""
         self._withdraw(entry.key)
+
+    def detach_failed(self, entry: ClaimEntry, sandbox: Sandbox, refusal: Refusal) -> None:
+        """Report why the devices could not be taken out of a sandbox, by events alone."""
+        self._events.detach_failed(entry, sandbox, refusal)
 
     def unprepared(self, claim: ClaimKey, device_class: str) -> None:
         """Withdraw the report, because nothing of the claim is prepared."""

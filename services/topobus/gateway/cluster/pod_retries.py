@@ -21,8 +21,9 @@ from msgspec import structs
 
 from topobus.gateway.claims.attempts import Attempts
 from topobus.gateway.claims.checkpoint import Checkpoint
-from topobus.gateway.cluster.cluster_reports import ClusterReports
+from topobus.gateway.cluster.device_health import DeviceHealthReports
 from topobus.gateway.cluster.objects import CLAIMS, PODS, ClusterChangeKind, Rejected
+from topobus.gateway.cluster.pod_events import PodEvents
 from topobus.gateway.cluster.rules.device_faults import lost_claim
 from topobus.gateway.cluster.rules.waiting import (
     NodePod,
@@ -86,7 +87,8 @@ class PodRetries:
         checkpoint: Checkpoint,
         settings: ClusterSettings,
         clock: Clock,
-        reports: ClusterReports,
+        events: PodEvents,
+        health: DeviceHealthReports,
     ) -> None:
         self._cluster = cluster
         self._state = state
@@ -94,8 +96,8 @@ class PodRetries:
         self._checkpoint = checkpoint
         self._settings = settings
         self._clock = clock
-        self._events = reports.events
-        self._health = reports.health
+        self._events = events
+        self._health = health
         self._changed = Broadcast()
         self._pods: dict[PodUid, NodePod] = {}
         self._has_seen_pods = False

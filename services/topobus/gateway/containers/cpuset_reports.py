@@ -1,5 +1,5 @@
 """Reports containers whose CPUs differ from the promised ones, and why the kernel's cpusets cannot
-be read: in the log, in a metric, in the gateway's readiness and in the claims' reports. No call
+be read: in the log, in a metric, in the gateway's readiness and by events in the cluster. No call
 waits.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topobus.gateway.claims.claim_reports import ClaimReports
 from topobus.gateway.containers.rules.cpusets import CpuDifference
 from topobus.gateway.metrics import CpusetMetrics
 from topobus.process.logging import get_logger
@@ -18,11 +17,14 @@ __all__ = ["CpusetReports"]
 class CpusetReports:
     """Reports on one node's containers.
 
-    Args: tell_unseen — called with the reason why the cpusets cannot be read, empty when they can.
+    Args: tell — called with each difference, where there is a cluster; tell_unseen — called with the
+    reason why the cpusets cannot be read, empty when they can.
     """
 
-    def __init__(self, reports: ClaimReports, metrics: CpusetMetrics, tell_unseen: Callable[[str], None]) -> None:
-        self._reports = reports
+    def __init__(
+        self, tell: Callable[[CpuDifference], None] | None, metrics: CpusetMetrics, tell_unseen: Callable[[str], None]
+    ) -> None:
+        self._tell = tell
         self._metrics = metrics
         self._tell_unseen = tell_unseen
         self.unseen = ""
@@ -57,4 +59,5 @@ class CpusetReports:
             if not difference.error
             else "look into the container runtime's log",
         )
-        self._reports.cpus_differed(difference)
+        if self._tell is not None:
+            self._tell(difference)
