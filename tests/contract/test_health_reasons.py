@@ -11,6 +11,7 @@ import pytest
 
 from lab.device_faults import FAULTS
 from support.nvml_faults import NVML_FAULTS
+from topobus.values.health_reasons import HEALTH_REASONS
 
 _ROOT = Path(__file__).parent.parent.parent
 _PAGE = _ROOT / "docs" / "reference" / "health-reasons.md"
@@ -30,14 +31,34 @@ _WITHOUT_A_FAULT = {
 }
 
 
+def _rows() -> list[list[str]]:
+    return [line.split("|") for line in _PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+
+
 def _documented() -> dict[str, set[str]]:
     """States by code, from the page's tables."""
-    rows = [line.split("|") for line in _PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     states: dict[str, set[str]] = {}
-    for row in rows:
+    for row in _rows():
         for code in re.findall(r"`([a-z-]+)`", row[1]):
             states.setdefault(code, set()).update(re.findall(r"Unhealthy|Degraded|Unknown", f"{row[3]} {row[4]}"))
     return states
+
+
+def test_page_has_the_codes_of_the_catalogue_with_dimension_and_state() -> None:
+    """A policy of repairs may name these codes and no other, and a sign is as bad as its page says."""
+    listed = {code: (row[2].strip(), row[3]) for row in _rows() for code in re.findall(r"`([a-z-]+)`", row[1])}
+    different = [
+        code
+        for code, reason in HEALTH_REASONS.items()
+        if code in listed
+        and not (
+            (str(reason.dimension) in listed[code][0] or listed[code][0] == "any")
+            and str(reason.state).capitalize() in listed[code][1]
+        )
+    ]
+
+    assert sorted(listed) == sorted(HEALTH_REASONS)
+    assert different == []
 
 
 def test_every_documented_reason_has_a_recorded_fault_or_a_reason_why_not() -> None:

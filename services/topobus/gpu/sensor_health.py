@@ -13,6 +13,7 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
 from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health_reasons import sign
 
 __all__ = ["health_indicator_sign", "ras_counts", "ras_sign", "survivability_sign", "temperature_sign"]
 
@@ -29,14 +30,7 @@ def temperature_sign(tree: Tree, folder: str) -> Observation | None:
             path = f"{folder}/hwmon/{monitor}/{name.removesuffix('_crit')}_input"
             now, critical = tree.read_int(path), tree.read_int(f"{folder}/hwmon/{monitor}/{name}")
             if now is not None and critical and now >= critical:
-                return Observation(
-                    dimension=Dimension.THERMAL,
-                    state=HealthState.UNHEALTHY,
-                    reason="too-hot",
-                    message=f"{now / 1000:g} °C, critical is {critical / 1000:g} °C",
-                    evidence={"path": path, "value": str(now)},
-                    action=RecoveryAction.WAIT,
-                )
+                return sign("too-hot", f"{now / 1000:g} °C, critical is {critical / 1000:g} °C", path, now)
     return None
 
 
@@ -52,13 +46,12 @@ def ras_sign(tree: Tree, folder: str, counters: CounterRises) -> Observation | N
         counts = ras_counts(tree, path)
         rise = counters.rise(path, counts.get("ue"))
         if rise:
-            return Observation(
+            return sign(
+                "ras-uncorrected",
+                f"{rise} new uncorrected error(s) in block {block}",
+                path,
+                counts["ue"],
                 dimension=Dimension.MEMORY if block == "umc" else Dimension.COMPUTE,
-                state=HealthState.UNHEALTHY,
-                reason="ras-uncorrected",
-                message=f"{rise} new uncorrected error(s) in block {block}",
-                evidence={"path": path, "value": str(counts["ue"])},
-                action=RecoveryAction.RESET_DEVICE,
             )
     return None
 
@@ -80,13 +73,11 @@ def survivability_sign(tree: Tree, folder: str) -> Observation | None:
     text = tree.read(path)
     if text is None:
         return None
-    return Observation(
-        dimension=Dimension.FIRMWARE,
-        state=HealthState.UNHEALTHY,
-        reason="survivability-mode",
-        message="the kernel driver runs the card in survivability mode: its firmware must be repaired",
-        evidence={"path": path, "value": text.splitlines()[0][:60] if text else ""},
-        action=RecoveryAction.REPLACE,
+    return sign(
+        "survivability-mode",
+        "the kernel driver runs the card in survivability mode: its firmware must be repaired",
+        path,
+        text.splitlines()[0][:60] if text else "",
     )
 
 
@@ -106,11 +97,11 @@ def health_indicator_sign(tree: Tree, folder: str) -> Observation | None:
         raise HardwareError(
             f"{path} under {tree.root}: got {text[:60]!r}, wanted ok, warning or critical", path=path, raw=text[:200]
         )
-    return Observation(
-        dimension=Dimension.COMPUTE,
+    return sign(
+        "health-indicator",
+        f"the kernel driver's health indicator of the card is {text}",
+        path,
+        text,
         state=HealthState.UNHEALTHY if text == "critical" else HealthState.DEGRADED,
-        reason="health-indicator",
-        message=f"the kernel driver's health indicator of the card is {text}",
-        evidence={"path": path, "value": text},
         action=RecoveryAction.RESET_DEVICE if text == "critical" else RecoveryAction.NONE,
     )

@@ -20,7 +20,8 @@ from typing import Protocol
 from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.sysfs.uevent import Uevent, UeventsUnavailable, open_uevents
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Observation, RecoveryAction
+from topobus.values.health_reasons import sign
 from topobus.values.pci import PciAddress
 
 __all__ = ["PendingEvents", "WedgeEvents"]
@@ -85,14 +86,12 @@ class WedgeEvents:
             del self._given_up[address]
             return None
         is_reset_enough = bool(_BY_RESET & set(methods.split(",")))
-        return Observation(
-            dimension=Dimension.COMPUTE,
-            state=HealthState.UNHEALTHY,
-            reason="wedged",
-            message=f"the kernel driver gave the GPU up; what may bring it back: {methods}",
-            evidence={"path": _cards(address), "value": f"WEDGED={methods}"},
+        return sign(
+            "wedged",
+            f"the kernel driver gave the GPU up; what may bring it back: {methods}",
+            _cards(address),
+            f"WEDGED={methods}",
             action=RecoveryAction.RESET_DEVICE if is_reset_enough else RecoveryAction.REBOOT_NODE,
-            is_sticky=True,
         )
 
 

@@ -12,7 +12,8 @@ from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import Device
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.health import Observation
+from topobus.values.health_reasons import sign
 from topobus.values.outcome import Reason, Refusal, refuse
 from topobus.values.pci import PciAddress
 
@@ -29,12 +30,8 @@ def unreadable(err: HardwareError) -> Observation:
 
     Shapes: err — with the facts `path` and `raw`, which become the evidence.
     """
-    return Observation(
-        dimension=Dimension.DRIVER,
-        state=HealthState.UNKNOWN,
-        reason="tree-unreadable",
-        message=err.message,
-        evidence={"path": str(err.facts.get("path", "")), "value": str(err.facts.get("raw", ""))[:_RAW_CHARACTERS]},
+    return sign(
+        "tree-unreadable", err.message, str(err.facts.get("path", "")), str(err.facts.get("raw", ""))[:_RAW_CHARACTERS]
     )
 
 

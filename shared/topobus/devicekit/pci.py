@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection
 from topobus.sysfs.pci import pci_folder
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole, Link
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Observation
+from topobus.values.health_reasons import sign
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.names import to_dns_label
@@ -221,15 +222,7 @@ def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:
     # leave the drivers' folders out.
     if "driver" in tree.names(folder) or not tree.exists(folder):
         return []
-    return [
-        Observation(
-            dimension=Dimension.DRIVER,
-            state=HealthState.UNHEALTHY,
-            reason="no-kernel-driver",
-            message=f"no kernel driver is bound to {address}",
-            evidence={"path": f"{folder}/driver", "value": "absent"},
-        )
-    ]
+    return [sign("no-kernel-driver", f"no kernel driver is bound to {address}", f"{folder}/driver", "absent")]
 
 
 class PciHealth:
@@ -264,16 +257,7 @@ class PciHealth:
             for kind in ("fatal", "nonfatal", "correctable"):
                 self._counted.pop(f"{folder}/aer_dev_{kind}", None)
             self._counted.pop(folder, None)
-            return [
-                Observation(
-                    dimension=Dimension.PRESENCE,
-                    state=HealthState.UNHEALTHY,
-                    reason="fell-off-bus",
-                    message=f"PCI function {address} is no longer on the bus",
-                    evidence={"path": folder, "value": "absent"},
-                    action=RecoveryAction.REBOOT_NODE,
-                )
-            ]
+            return [sign("fell-off-bus", f"PCI function {address} is no longer on the bus", folder, "absent")]
         seen = [
             self._errors(tree, folder),
             self._failed_recovery(tree, folder),
@@ -286,34 +270,15 @@ class PciHealth:
         of_function, of_slot = self._rise(tree, f"{folder}/aer_dev_fatal"), self._slot_rise(tree, folder)
         if (counter := of_function or of_slot) is not None:
             path, rise, total = counter
-            return Observation(
-                dimension=Dimension.LINK,
-                state=HealthState.UNHEALTHY,
-                reason="aer-fatal",
-                message=f"{rise} new fatal PCIe error(s)",
-                evidence={"path": path, "value": str(total)},
-                action=RecoveryAction.RESET_DEVICE,
-            )
+            return sign("aer-fatal", f"{rise} new fatal PCIe error(s)", path, total)
         if (counter := self._rise(tree, f"{folder}/aer_dev_nonfatal")) is not None:
             path, rise, total = counter
-            return Observation(
-                dimension=Dimension.LINK,
-                state=HealthState.DEGRADED,
-                reason="aer-nonfatal",
-                message=f"{rise} new uncorrected, non-fatal PCIe error(s)",
-                evidence={"path": path, "value": str(total)},
-            )
+            return sign("aer-nonfatal", f"{rise} new uncorrected, non-fatal PCIe error(s)", path, total)
         if (counter := self._rise(tree, f"{folder}/aer_dev_correctable")) is not None and counter[
             1
         ] >= _CORRECTED_STORM:
             path, rise, total = counter
-            return Observation(
-                dimension=Dimension.LINK,
-                state=HealthState.DEGRADED,
-                reason="aer-correctable-storm",
-                message=f"{rise} corrected PCIe errors between two looks",
-                evidence={"path": path, "value": str(total)},
-            )
+            return sign("aer-correctable-storm", f"{rise} corrected PCIe errors between two looks", path, total)
         return None
 
     def _slot_rise(self, tree: Tree, folder: str) -> tuple[str, int, int] | None:
@@ -353,13 +318,11 @@ class PciHealth:
         answers = bool(header.strip(b"\xff"))
         if answers and (_has_address(header[_BASE_ADDRESSES]) or not _has_assigned_address(tree, folder)):
             return None
-        return Observation(
-            dimension=Dimension.LINK,
-            state=HealthState.UNHEALTHY,
-            reason="recovery-failed",
-            message="the kernel could not bring it back after a fatal PCIe error",
-            evidence={"path": f"{folder}/config", "value": header[_BASE_ADDRESSES].hex()},
-            action=RecoveryAction.REBOOT_NODE,
+        return sign(
+            "recovery-failed",
+            "the kernel could not bring it back after a fatal PCIe error",
+            f"{folder}/config",
+            header[_BASE_ADDRESSES].hex(),
         )
 
     def _rise(self, tree: Tree, path: str, key: str = "") -> tuple[str, int, int] | None:
@@ -399,12 +362,11 @@ class PciHealth:
         slot = _number(tree.read(f"{above}/max_link_width")) if above else None
         wanted = min(best, slot) if best and slot else best
         if width and wanted and width < wanted:
-            return Observation(
-                dimension=Dimension.LINK,
-                state=HealthState.DEGRADED,
-                reason="link-narrow",
-                message=f"PCIe link runs {width:g} lanes, could run {wanted:g}",
-                evidence={"path": f"{folder}/current_link_width", "value": f"{width:g}"},
+            return sign(
+                "link-narrow",
+                f"PCIe link runs {width:g} lanes, could run {wanted:g}",
+                f"{folder}/current_link_width",
+                f"{width:g}",
             )
         if not self._is_speed_steady:
             return None
@@ -413,12 +375,11 @@ class PciHealth:
         slot_speed = _number(tree.read(f"{above}/max_link_speed")) if above else None
         wanted_speed = min(fastest, slot_speed) if fastest and slot_speed else fastest
         if speed and wanted_speed and speed < wanted_speed:
-            return Observation(
-                dimension=Dimension.LINK,
-                state=HealthState.DEGRADED,
-                reason="link-slow",
-                message=f"PCIe link runs at {speed:g} GT/s, could run at {wanted_speed:g}",
-                evidence={"path": f"{folder}/current_link_speed", "value": f"{speed:g}"},
+            return sign(
+                "link-slow",
+                f"PCIe link runs at {speed:g} GT/s, could run at {wanted_speed:g}",
+                f"{folder}/current_link_speed",
+                f"{speed:g}",
             )
         return None
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from topobus.engine.repair.policy_faults import REASON_CODES, fault_of_policy
+from topobus.engine.repair.policy_faults import fault_of_policy
 from topobus.values.repair import Protected, RepairPolicy, RepairRuleSettings
 
-_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "health-reasons.md"
 _STEPS = ("drain", "wait-idle", "reset", "forgive", "wait-healthy", "return")
 
 
@@ -114,10 +110,3 @@ def test_policy_is_no_policy_when_a_budget_is_zero_or_a_key_is_misspelt(text: st
     """Numbers and keys are checked where settings are read."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=RepairPolicy)
-
-
-def test_reason_codes_are_those_of_the_page() -> None:
-    """A code that the page lists can be named in a policy, and no other."""
-    rows = [line.split("|")[1] for line in _PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-
-    assert {code for row in rows for code in re.findall(r"`([a-z-]+)`", row)} == REASON_CODES

@@ -24,7 +24,8 @@ from topobus.devicekit.edits_text import unreadable
 from topobus.sysfs.numa import NODE_FOLDER
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Observation
+from topobus.values.health_reasons import sign
 
 __all__ = ["lost_pages", "memory_errors", "throttling"]
 
@@ -66,10 +67,10 @@ def memory_errors(tree: Tree, sockets: Collection[int], counters: CounterRises) 
     controllers = [name for name in tree.names(_CONTROLLERS) if name.removeprefix("mc").isdecimal()]
     seen: dict[int, Observation] = {}
     for name in controllers:
-        sign = _controller_errors(tree, name, counters)
-        socket = _socket_of(tree, name, controllers, sockets) if sign is not None else None
-        if sign is not None and socket is not None and (socket not in seen or sign.reason == "memory-errors"):
-            seen[socket] = sign
+        fault = _controller_errors(tree, name, counters)
+        socket = _socket_of(tree, name, controllers, sockets) if fault is not None else None
+        if fault is not None and socket is not None and (socket not in seen or fault.reason == "memory-errors"):
+            seen[socket] = fault
     return seen
 
 
@@ -91,13 +92,11 @@ def lost_pages(tree: Tree, nodes: Iterable[int], counters: CounterRises) -> Mapp
             seen[node] = unreadable(err)
             continue
         if rise := counters.rise(path, count):
-            seen[node] = Observation(
-                dimension=Dimension.MEMORY,
-                state=HealthState.DEGRADED,
-                reason="memory-pages-lost",
-                message=f"the kernel has given up {rise} page(s) of the memory of NUMA node {node}",
-                evidence={"path": path, "value": str(count)},
-                action=RecoveryAction.REPLACE,
+            seen[node] = sign(
+                "memory-pages-lost",
+                f"the kernel has given up {rise} page(s) of the memory of NUMA node {node}",
+                path,
+                count,
             )
     return seen
 
@@ -111,14 +110,7 @@ def _core_throttling(tree: Tree, cpu: int, counters: CounterRises) -> Observatio
     rise = counters.rise(path, count)
     if not rise:
         return None
-    return Observation(
-        dimension=Dimension.THERMAL,
-        state=HealthState.DEGRADED,
-        reason="throttled",
-        message=f"its core was throttled {rise} time(s) because of heat",
-        evidence={"path": path, "value": str(count)},
-        action=RecoveryAction.WAIT,
-    )
+    return sign("throttled", f"its core was throttled {rise} time(s) because of heat", path, count)
 
 
 def _controller_errors(tree: Tree, name: str, counters: CounterRises) -> Observation | None:
@@ -129,21 +121,14 @@ def _controller_errors(tree: Tree, name: str, counters: CounterRises) -> Observa
         return unreadable(err)
     rises = {kind: counters.rise(paths[kind], count) for kind, count in counts.items()}
     if rises["ue"]:
-        kind, reason, action = "ue", "memory-errors", RecoveryAction.REPLACE
+        kind, code = "ue", "memory-errors"
         message = f"{rises['ue']} new uncorrected error(s) in the memory of its socket (controller {name})"
     elif rises["ce"] >= _CORRECTED_STORM:
-        kind, reason, action = "ce", "memory-corrected-storm", RecoveryAction.NONE
+        kind, code = "ce", "memory-corrected-storm"
         message = f"{rises['ce']} corrected errors between two looks in the memory of its socket (controller {name})"
     else:
         return None
-    return Observation(
-        dimension=Dimension.MEMORY,
-        state=HealthState.DEGRADED,
-        reason=reason,
-        message=message,
-        evidence={"path": paths[kind], "value": str(counts[kind])},
-        action=action,
-    )
+    return sign(code, message, paths[kind], counts[kind])
 
 
 def _socket_of(tree: Tree, name: str, controllers: Iterable[str], sockets: Collection[int]) -> int | None:

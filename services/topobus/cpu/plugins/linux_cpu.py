@@ -34,7 +34,8 @@ from topobus.values.cpu_groups import GROUP_CAPACITY, cpus_of, is_cpu_group
 from topobus.values.device import AttributeValue, Device
 from topobus.values.edits import ContainerEdits, Cpuset
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Observation, RecoveryAction
+from topobus.values.health_reasons import sign
 from topobus.values.idset import CpuSet, IdSet, NodeSet
 from topobus.values.machine import Cpu, Machine
 from topobus.values.outcome import Reason, Refusal, refuse
@@ -123,7 +124,7 @@ class LinuxCpuDriver(DeviceDriver):
             homes = sorted({socket for cpu in cpus if (socket := places[cpu][1]) is not None})
             worn = next((by_socket[socket] for socket in homes if socket in by_socket), None)
             lost = next((by_node[node] for node in device.numa_nodes or () if node in by_node), None)
-            if signs := tuple(sign for sign in (hot, worn, lost) if sign is not None):
+            if signs := tuple(seen for seen in (hot, worn, lost) if seen is not None):
                 seen[device.name] = signs
         return seen
 
@@ -234,16 +235,9 @@ def _present(device: Device, online: CpuSet) -> Collection[int]:
 
 
 def _offline(cpu: int, online: CpuSet) -> Observation:
-    return Observation(
-        dimension=Dimension.PRESENCE,
-        state=HealthState.UNHEALTHY,
-        # The host gives the same reason once the machine no longer has the CPU online: one fault,
-        # one event.
-        reason="device-gone",
-        message=f"CPU {cpu} is offline",
-        evidence={"path": _ONLINE, "value": str(online)},
-        action=RecoveryAction.WAIT,
-    )
+    # The host gives the same reason once the machine no longer has the CPU online: one fault, one
+    # event.
+    return sign("device-gone", f"CPU {cpu} is offline", _ONLINE, online, action=RecoveryAction.WAIT)
 
 
 def _online(tree: Tree) -> CpuSet | None:

@@ -35,7 +35,8 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.health_reasons import sign
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine
 from topobus.values.names import to_dns_label
@@ -242,14 +243,12 @@ class IntelDflDriver(LoadsFunctions):
 
 
 def _engine_error(register: ErrorRegister) -> Observation:
-    is_fatal = register.name in _FATAL
-    return Observation(
-        dimension=Dimension.LINK if register.name in _LINK else Dimension.COMPUTE,
-        state=HealthState.UNHEALTHY if is_fatal else HealthState.DEGRADED,
-        reason="engine-fatal-error" if is_fatal else "engine-error",
-        message=f"the management engine holds {register.name} {register.value:#x}",
-        evidence={"path": register.path, "value": f"{register.value:#x}"},
-        action=RecoveryAction.RESET_DEVICE if is_fatal else RecoveryAction.NONE,
+    return sign(
+        "engine-fatal-error" if register.name in _FATAL else "engine-error",
+        f"the management engine holds {register.name} {register.value:#x}",
+        register.path,
+        f"{register.value:#x}",
+        dimension=Dimension.LINK if register.name in _LINK else None,
     )
 
 
@@ -257,13 +256,12 @@ def _alarm(register: ErrorRegister) -> Observation:
     # At the critical temperature the hardware throttles by 100 %: the function stops until it is
     # cooler.
     is_critical = register.name.startswith("temp") and register.name.endswith("crit_alarm")
-    return Observation(
-        dimension=Dimension.THERMAL,
+    return sign(
+        "too-hot" if register.name.startswith("temp") else "power-limited",
+        f"alarm {register.name} is on",
+        register.path,
+        register.value,
         state=HealthState.UNHEALTHY if is_critical else HealthState.DEGRADED,
-        reason="too-hot" if register.name.startswith("temp") else "power-limited",
-        message=f"alarm {register.name} is on",
-        evidence={"path": register.path, "value": str(register.value)},
-        action=RecoveryAction.WAIT,
     )
 
 
@@ -271,39 +269,27 @@ def _port(port: DflPort) -> list[Observation]:
     observations: list[Observation] = []
     if port.has_crashed:
         observations.append(
-            Observation(
-                dimension=Dimension.FIRMWARE,
-                state=HealthState.UNHEALTHY,
-                reason="function-crashed",
-                message=f"{port.name}: the accelerator function's id reads as all ones: it does not answer",
-                evidence={"path": f"{port.path}/afu_id", "value": port.afu_id},
-                action=RecoveryAction.RESET_DEVICE,
+            sign(
+                "function-crashed",
+                f"{port.name}: the accelerator function's id reads as all ones: it does not answer",
+                f"{port.path}/afu_id",
+                port.afu_id,
             )
         )
     if port.errors is not None and port.errors.value:
         # The port blocks the function's traffic from its first error until it is cleared.
         observations.append(
-            Observation(
-                dimension=Dimension.COMPUTE,
-                state=HealthState.UNHEALTHY,
-                reason="port-error",
-                message=f"{port.name} holds error {port.errors.value:#x}",
-                evidence={"path": port.errors.path, "value": f"{port.errors.value:#x}"},
-                action=RecoveryAction.RESET_DEVICE,
+            sign(
+                "port-error",
+                f"{port.name} holds error {port.errors.value:#x}",
+                port.errors.path,
+                f"{port.errors.value:#x}",
             )
         )
     if port.power_state:
-        is_stopped = port.power_state == _STOPPED
-        observations.append(
-            Observation(
-                dimension=Dimension.THERMAL,
-                state=HealthState.UNHEALTHY if is_stopped else HealthState.DEGRADED,
-                reason="power-stopped" if is_stopped else "power-throttled",
-                message=f"{port.name} is in power state AP{port.power_state}",
-                evidence={"path": f"{port.path}/power_state", "value": str(port.power_state)},
-                action=RecoveryAction.WAIT,
-            )
-        )
+        code = "power-stopped" if port.power_state == _STOPPED else "power-throttled"
+        message = f"{port.name} is in power state AP{port.power_state}"
+        observations.append(sign(code, message, f"{port.path}/power_state", port.power_state))
     return observations
 
 

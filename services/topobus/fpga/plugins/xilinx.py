@@ -47,7 +47,8 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Dimension, Observation
+from topobus.values.health_reasons import sign
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Refusal
 from topobus.values.pci import PciAddress
@@ -350,13 +351,11 @@ def _offline(tree: Tree, address: PciAddress) -> Observation | None:
     value = tree.read_int(path, 0)
     if not value:
         return None
-    return Observation(
-        dimension=Dimension.DRIVER,
-        state=HealthState.UNHEALTHY,
-        reason="device-offline",
-        message=f"the driver has taken {address} offline (a reset that did not end, or a firewall trip)",
-        evidence={"path": path, "value": str(value)},
-        action=RecoveryAction.RESET_DEVICE,
+    return sign(
+        "device-offline",
+        f"the driver has taken {address} offline (a reset that did not end, or a firewall trip)",
+        path,
+        value,
     )
 
 
@@ -365,13 +364,8 @@ def _not_ready(tree: Tree, address: PciAddress) -> Observation | None:
     value = tree.read_int(path, 0)
     if value is None or value != 0:
         return None
-    return Observation(
-        dimension=Dimension.FIRMWARE,
-        state=HealthState.UNHEALTHY,
-        reason="shell-not-ready",
-        message=f"the shell of {address} is not ready: loading, or it does not fit the driver",
-        evidence={"path": path, "value": str(value)},
-        action=RecoveryAction.WAIT,
+    return sign(
+        "shell-not-ready", f"the shell of {address} is not ready: loading, or it does not fit the driver", path, value
     )
 
 
@@ -384,25 +378,16 @@ def _firewall(tree: Tree, address: PciAddress) -> Observation | None:
         path = f"{folder}/{name}/detected_level"
         level = tree.read_int(path, 0)
         if level:
-            return Observation(
-                dimension=Dimension.COMPUTE,
-                state=HealthState.UNHEALTHY,
-                reason="firewall-tripped",
-                message=f"AXI firewall {level} of {address} has tripped",
-                evidence={"path": path, "value": str(level)},
-                action=RecoveryAction.RESET_DEVICE,
-            )
+            return sign("firewall-tripped", f"AXI firewall {level} of {address} has tripped", path, level)
     return None
 
 
 def _without_user(device: Device) -> Observation:
-    return Observation(
-        dimension=Dimension.PRESENCE,
-        state=HealthState.UNHEALTHY,
-        reason="user-function-missing",
-        message=f"slot {device.pci} shows its management function alone: nothing can compute there",
-        evidence={"path": pci_folder(device.pci) if device.pci else "", "value": "management only"},
-        action=RecoveryAction.RESET_DEVICE,
+    return sign(
+        "user-function-missing",
+        f"slot {device.pci} shows its management function alone: nothing can compute there",
+        pci_folder(device.pci) if device.pci else "",
+        "management only",
     )
 
 

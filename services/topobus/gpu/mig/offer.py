@@ -37,7 +37,8 @@ from topobus.sysfs.tree import Tree
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, DeviceRole
 from topobus.values.edits import ContainerEdits
-from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.health import Observation
+from topobus.values.health_reasons import sign
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
 
@@ -287,11 +288,9 @@ class MigOffer:
 
 
 def _occupied(others: str) -> Observation:
-    return Observation(
-        dimension=Dimension.PRESENCE,
-        state=HealthState.UNHEALTHY,
-        reason="mig-occupied",
-        message=f"it does not fit beside GPU instances that somebody else has made: {others}",
+    return sign(
+        "mig-occupied",
+        f"it does not fit beside GPU instances that somebody else has made: {others}",
         evidence={"source": "nvml", "value": others},
     )
 

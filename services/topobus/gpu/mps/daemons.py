@@ -26,7 +26,8 @@ from topobus.process.logging import get_logger
 from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.tree import Tree
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import HealthState, Observation
+from topobus.values.health_reasons import sign
 from topobus.values.outcome import Refusal, refuse
 
 __all__ = ["MpsDaemons"]
@@ -339,14 +340,12 @@ class MpsDaemons:
             )
         daemon.is_back = False
         is_hopeless = daemon.tries >= _TRIES_UNTIL_UNHEALTHY
-        daemon.observation = Observation(
-            dimension=Dimension.DRIVER,
-            state=HealthState.UNHEALTHY if is_hopeless else HealthState.DEGRADED,
-            reason="mps-daemon-gone",
-            message=f"its MPS control daemon ended and is started again: {why}; CUDA programs that were its clients "
+        daemon.observation = sign(
+            "mps-daemon-gone",
+            f"its MPS control daemon ended and is started again: {why}; CUDA programs that were its clients "
             "have lost their work",
             evidence={"pid": str(state.pid), "log": str(daemon.folder.logs / "control.log")},
-            action=RecoveryAction.WAIT,
+            state=HealthState.UNHEALTHY if is_hopeless else HealthState.DEGRADED,
         )
 
     def _refuse_start(self, daemon: _Daemon, wanted: DaemonState, err: Exception) -> Refusal:

@@ -39,7 +39,7 @@ from topobus.gpu.nvml.nvml_signs import (
     field_of,
     link_error_sign,
     memory_sign,
-    nvml_observation,
+    nvml_sign,
     recovery_sign,
     retirement_sign,
     thermal_sign,
@@ -47,7 +47,7 @@ from topobus.gpu.nvml.nvml_signs import (
 from topobus.gpu.nvml.nvml_xids import XidTable
 from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Observation
 from topobus.values.pci import PciAddress
 from topobus.values.readings import Reading
 
@@ -357,13 +357,9 @@ class Nvml:
         ):
             # A lost GPU is not found by later queries, which is still the same fault.
             self._lost.add(address)
-            return nvml_observation(
-                Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE
-            )
+            return nvml_sign("gpu-lost", str(err))
         if err.value == nvml.NVML_ERROR_RESET_REQUIRED:
-            return nvml_observation(
-                Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", str(err), RecoveryAction.RESET_DEVICE
-            )
+            return nvml_sign("recovery-advised", str(err))
         return silence(_UNMONITORED, f"NVML does not answer for the GPU: {err}")
 
     def _signs(self, address: PciAddress, handle: Any) -> list[Observation]:
@@ -388,9 +384,7 @@ class Nvml:
         if active == most:
             return [errors]
         text = f"{active} NVLinks are up, {most} were before"
-        down = nvml_observation(
-            Dimension.LINK, HealthState.DEGRADED, "nvlink-down", text, RecoveryAction.RESET_DEVICE, value=str(active)
-        )
+        down = nvml_sign("nvlink-down", text, str(active))
         return [down, errors]
 
     def _xid_events(self) -> list[tuple[PciAddress, int | None, Observation]]:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from topobus.devicekit.counter_rises import CounterRises
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Observation, RecoveryAction
+from topobus.values.health_reasons import sign
 
 __all__ = [
     "Ask",
@@ -25,7 +26,7 @@ __all__ = [
     "field_of",
     "link_error_sign",
     "memory_sign",
-    "nvml_observation",
+    "nvml_sign",
     "recovery_sign",
     "retirement_sign",
     "thermal_sign",
@@ -56,9 +57,7 @@ def recovery_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
         return None
     text = f"the driver advises recovery action {advice}"
     action = _ACTIONS.get(advice, RecoveryAction.RESET_DEVICE)
-    return nvml_observation(
-        Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", text, action, value=str(advice)
-    )
+    return nvml_sign("recovery-advised", text, str(advice), action=action)
 
 
 def memory_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
@@ -69,25 +68,10 @@ def memory_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
     _, uncorrected, is_pending, has_failed = rows
     if has_failed:
         text = "the GPU has no spare memory row left to remap to"
-        return nvml_observation(
-            Dimension.MEMORY,
-            HealthState.UNHEALTHY,
-            "row-remap-failed",
-            text,
-            RecoveryAction.REPLACE,
-            value=str(uncorrected),
-            is_sticky=True,
-        )
+        return nvml_sign("row-remap-failed", text, str(uncorrected))
     if is_pending:
         text = "a memory row waits for a reset to be remapped"
-        return nvml_observation(
-            Dimension.MEMORY,
-            HealthState.DEGRADED,
-            "row-remap-pending",
-            text,
-            RecoveryAction.RESET_DEVICE,
-            value=str(uncorrected),
-        )
+        return nvml_sign("row-remap-pending", text, str(uncorrected))
     return None
 
 
@@ -97,9 +81,7 @@ def thermal_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
     if reasons is None or not reasons & library.nvmlClocksEventReasonHwThermalSlowdown:
         return None
     text = "clocks are lowered because the GPU is too hot"
-    return nvml_observation(
-        Dimension.THERMAL, HealthState.DEGRADED, "thermal-slowdown", text, RecoveryAction.WAIT, value=hex(reasons)
-    )
+    return nvml_sign("thermal-slowdown", text, hex(reasons))
 
 
 def field_of(library: Any, handle: Any, field: int, ask: Ask) -> int | None:
@@ -110,27 +92,10 @@ def field_of(library: Any, handle: Any, field: int, ask: Ask) -> int | None:
     return int(values[0].value.uiVal)
 
 
-def nvml_observation(
-    dimension: Dimension,
-    state: HealthState,
-    reason: str,
-    message: str,
-    action: RecoveryAction,
-    *,
-    value: str = "",
-    is_sticky: bool = False,
-) -> Observation:
+def nvml_sign(code: str, message: str, value: str = "", *, action: RecoveryAction | None = None) -> Observation:
     """Make an observation that names NVML as its source."""
     evidence = {"source": "nvml", **({"value": value} if value else {})}
-    return Observation(
-        dimension=dimension,
-        state=state,
-        reason=reason,
-        message=message,
-        evidence=evidence,
-        action=action,
-        is_sticky=is_sticky,
-    )
+    return sign(code, message, evidence=evidence, action=action)
 
 
 def ecc_sign(library: Any, handle: Any, ask: Ask, counters: CounterRises, key: str) -> Observation | None:
@@ -145,9 +110,7 @@ def ecc_sign(library: Any, handle: Any, ask: Ask, counters: CounterRises, key: s
     if not rise:
         return None
     text = f"{rise} new uncorrected memory error(s)"
-    return nvml_observation(
-        Dimension.MEMORY, HealthState.UNHEALTHY, "ecc-uncorrected", text, RecoveryAction.RESET_DEVICE, value=str(count)
-    )
+    return nvml_sign("ecc-uncorrected", text, str(count))
 
 
 def retirement_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
@@ -157,9 +120,7 @@ def retirement_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
     if not ask(library.nvmlDeviceGetRetiredPagesPendingStatus, handle):
         return None
     text = "pages of its memory wait for a reset to be retired"
-    return nvml_observation(
-        Dimension.MEMORY, HealthState.DEGRADED, "page-retirement-pending", text, RecoveryAction.RESET_DEVICE, value="1"
-    )
+    return nvml_sign("page-retirement-pending", text, "1")
 
 
 def link_error_sign(
@@ -181,14 +142,7 @@ def link_error_sign(
         worst = max(rises, key=lambda link: rises[link], default=None)
         if worst is not None and rises[worst] >= least:
             text = f"NVLink {worst} {name} {rises[worst]} time(s) since the last look"
-            return nvml_observation(
-                Dimension.LINK,
-                HealthState.DEGRADED,
-                "nvlink-errors",
-                text,
-                RecoveryAction.RESET_DEVICE,
-                value=str(rises[worst]),
-            )
+            return nvml_sign("nvlink-errors", text, str(rises[worst]))
     return None
 
 
@@ -202,26 +156,18 @@ def fabric_sign(library: Any, handle: Any, ask: Ask) -> Observation | None:
     value = f"state {info.state}, status {info.status}, health {info.healthMask:#x}"
     if info.state in (library.NVML_GPU_FABRIC_STATE_NOT_STARTED, library.NVML_GPU_FABRIC_STATE_IN_PROGRESS):
         text = "the GPU has not joined its NVSwitch fabric yet: does the fabric manager run?"
-        return nvml_observation(
-            Dimension.LINK, HealthState.UNHEALTHY, "fabric-not-ready", text, RecoveryAction.WAIT, value=value
-        )
+        return nvml_sign("fabric-not-ready", text, value)
     if info.state != library.NVML_GPU_FABRIC_STATE_COMPLETED:
         return None
     if info.status != library.NVML_SUCCESS:
         text = f"the GPU could not join its NVSwitch fabric: {library.NVMLError(info.status)}"
-        return nvml_observation(
-            Dimension.LINK, HealthState.UNHEALTHY, "fabric-failed", text, RecoveryAction.RESET_DEVICE, value=value
-        )
+        return nvml_sign("fabric-failed", text, value)
     if _is_set(info.healthMask, library.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY):
         text = "a route of the GPU through the NVSwitch fabric is unhealthy"
-        return nvml_observation(
-            Dimension.LINK, HealthState.UNHEALTHY, "fabric-failed", text, RecoveryAction.RESET_DEVICE, value=value
-        )
+        return nvml_sign("fabric-failed", text, value)
     if _is_set(info.healthMask, library.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW):
         text = "the GPU has less bandwidth into the NVSwitch fabric than it should"
-        return nvml_observation(
-            Dimension.LINK, HealthState.DEGRADED, "fabric-degraded", text, RecoveryAction.WAIT, value=value
-        )
+        return nvml_sign("fabric-degraded", text, value)
     return None
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import HealthState, Observation, RecoveryAction
+from topobus.values.health_reasons import sign
 
 __all__ = ["XidTable"]
 
@@ -46,12 +47,11 @@ class XidTable:
         action = RecoveryAction.RESET_DEVICE if xid in self._reset else RecoveryAction.WAIT
         if xid in self._reboot:
             action = RecoveryAction.REBOOT_NODE
-        return Observation(
-            dimension=Dimension.COMPUTE,
-            state=HealthState.DEGRADED if xid in self._degraded else HealthState.UNHEALTHY,
-            reason="xid",
-            message=f"the driver reported Xid {xid}",
+        return sign(
+            "xid",
+            f"the driver reported Xid {xid}",
             evidence={"xid": str(xid)},
+            state=HealthState.DEGRADED if xid in self._degraded else HealthState.UNHEALTHY,
             action=action,
             is_sticky=action is not RecoveryAction.WAIT,
         )

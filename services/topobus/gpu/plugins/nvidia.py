@@ -61,7 +61,8 @@ from topobus.sysfs.tree import Tree
 from topobus.values.device import AttributeValue, Device, DeviceRole, Link, LinkClass
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.health import Observation
+from topobus.values.health_reasons import sign
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.outcome import Refusal, refuse
 from topobus.values.pci import PciAddress
@@ -442,12 +443,11 @@ def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
     facts = information(tree, address)
     if facts.get("GPU Excluded", "No").lower() == "yes":
         return [
-            Observation(
-                dimension=Dimension.DRIVER,
-                state=HealthState.UNHEALTHY,
-                reason="gpu-excluded",
-                message="the nvidia module is configured to ignore this GPU (NVreg_ExcludedGpus)",
-                evidence={"path": information_path(address), "value": "GPU Excluded: Yes"},
+            sign(
+                "gpu-excluded",
+                "the nvidia module is configured to ignore this GPU (NVreg_ExcludedGpus)",
+                information_path(address),
+                "GPU Excluded: Yes",
             )
         ]
     return []

@@ -25,7 +25,8 @@ from topobus.devicekit.counter_rises import CounterRises
 from topobus.sysfs.net import NetInterface
 from topobus.sysfs.rdma import RdmaPort
 from topobus.sysfs.tree import Tree
-from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.health import HealthState, Observation
+from topobus.values.health_reasons import sign
 from topobus.values.pci import PciAddress
 
 __all__ = [
@@ -127,13 +128,7 @@ class BestSpeeds:
         best_mbps = self._best_mbps[device] = max(now_mbps, self._best_mbps.get(device, 0))
         if now_mbps >= best_mbps:
             return None
-        return Observation(
-            dimension=Dimension.LINK,
-            state=HealthState.DEGRADED,
-            reason="speed-dropped",
-            message=f"the link runs at {now_mbps} Mbit/s, ran at {best_mbps} before",
-            evidence={"path": path, "value": str(now_mbps)},
-        )
+        return sign("speed-dropped", f"the link runs at {now_mbps} Mbit/s, ran at {best_mbps} before", path, now_mbps)
 
 
 def judge_carrier(interfaces: Sequence[NetInterface], lost_paths: Collection[str]) -> Observation | None:
@@ -146,13 +141,12 @@ def judge_carrier(interfaces: Sequence[NetInterface], lost_paths: Collection[str
     lost = [net_interface for net_interface in net_interfaces if net_interface.path in lost_paths]
     if not lost:
         return None
-    return Observation(
-        dimension=Dimension.LINK,
+    return sign(
+        "carrier-lost",
+        f"no carrier on {', '.join(net_interface.name for net_interface in lost)}: cable, transceiver or switch port",
+        f"{lost[0].path}/carrier",
+        "0",
         state=HealthState.UNHEALTHY if len(lost) == len(net_interfaces) else HealthState.DEGRADED,
-        reason="carrier-lost",
-        message=f"no carrier on {', '.join(net_interface.name for net_interface in lost)}: cable, transceiver or "
-        "switch port",
-        evidence={"path": f"{lost[0].path}/carrier", "value": "0"},
     )
 
 
@@ -169,12 +163,11 @@ def judge_parent(
     if not switched_on or any(interface.path not in lost_paths for interface in switched_on):
         return None
     names = ", ".join(interface.name for interface in switched_on)
-    return Observation(
-        dimension=Dimension.LINK,
-        state=HealthState.UNHEALTHY,
-        reason="parent-carrier-lost",
-        message=f"no carrier on {names} of the physical function {parent}: cable, transceiver or switch port",
-        evidence={"path": f"{switched_on[0].path}/carrier", "value": "0"},
+    return sign(
+        "parent-carrier-lost",
+        f"no carrier on {names} of the physical function {parent}: cable, transceiver or switch port",
+        f"{switched_on[0].path}/carrier",
+        "0",
     )
 
 
@@ -200,13 +193,13 @@ def judge_rdma_ports(
     if not down:
         return None
     first = down[0]
-    return Observation(
-        dimension=Dimension.LINK,
-        state=HealthState.UNHEALTHY if len(down) == len(rdma_ports) else HealthState.DEGRADED,
-        reason="rdma-port-down",
-        message=f"RDMA port {', '.join(str(rdma_port.number) for rdma_port in down)} is {first.state} "
+    return sign(
+        "rdma-port-down",
+        f"RDMA port {', '.join(str(rdma_port.number) for rdma_port in down)} is {first.state} "
         f"({first.physical_state or 'no physical state'})",
-        evidence={"path": f"{first.path}/state", "value": first.state},
+        f"{first.path}/state",
+        first.state,
+        state=HealthState.UNHEALTHY if len(down) == len(rdma_ports) else HealthState.DEGRADED,
     )
 
 
@@ -226,12 +219,11 @@ def judge_errors(tree: Tree, interfaces: Sequence[NetInterface], counters: Count
         for name, without in _ERROR_COUNTERS.items():
             rise = rises[name] - rises.get(without, 0)
             if rise >= _ERROR_STORM:
-                return Observation(
-                    dimension=Dimension.LINK,
-                    state=HealthState.DEGRADED,
-                    reason="link-errors",
-                    message=f"{interface.name}: {rise} new {name}: cable, transceiver or switch port",
-                    evidence={"path": f"{folder}/{name}", "value": str(rise)},
+                return sign(
+                    "link-errors",
+                    f"{interface.name}: {rise} new {name}: cable, transceiver or switch port",
+                    f"{folder}/{name}",
+                    rise,
                 )
     return None
 
@@ -241,12 +233,11 @@ def judge_duplex(interfaces: Sequence[NetInterface]) -> Observation | None:
     half = next((interface for interface in interfaces if interface.carrier and interface.duplex == "half"), None)
     if half is None:
         return None
-    return Observation(
-        dimension=Dimension.LINK,
-        state=HealthState.DEGRADED,
-        reason="half-duplex",
-        message=f"{half.name} runs half duplex: the link partner does not negotiate",
-        evidence={"path": f"{half.path}/duplex", "value": half.duplex},
+    return sign(
+        "half-duplex",
+        f"{half.name} runs half duplex: the link partner does not negotiate",
+        f"{half.path}/duplex",
+        half.duplex,
     )
 
 

@@ -55,7 +55,8 @@ from topobus.values.counters import CapacityPolicy
 from topobus.values.device import AttributeValue, Device
 from topobus.values.edits import ContainerEdits
 from topobus.values.errors import HardwareError
-from topobus.values.health import Dimension, HealthState, Observation
+from topobus.values.health import Observation
+from topobus.values.health_reasons import sign
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine, PciDevice
 from topobus.values.names import is_dns_label, to_dns_label
@@ -305,10 +306,4 @@ def _is_there(tree: Tree, device: Device) -> bool:
 
 
 def _gone(device: Device, path: str) -> Observation:
-    return Observation(
-        dimension=Dimension.PRESENCE,
-        state=HealthState.UNHEALTHY,
-        reason="device-gone",
-        message=f"the node has no interface {interface_of(device)} any more",
-        evidence={"path": path, "value": "absent"},
-    )
+    return sign("device-gone", f"the node has no interface {interface_of(device)} any more", path, "absent")

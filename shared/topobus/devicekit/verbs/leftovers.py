@@ -9,7 +9,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from topobus.engine.health.inventory_merge import DriverView
-from topobus.values.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Observation
+from topobus.values.health_reasons import sign
 from topobus.values.request import Owner
 
 __all__ = ["cleaning", "dirty", "journal_unreadable", "with_leftovers"]
@@ -21,13 +22,10 @@ def cleaning(owner: Owner | None, why_not_yet: str = "") -> Observation:
     It is not available, and nothing is known to be wrong, so it is Healthy again at once
     afterwards.
     """
-    return Observation(
-        dimension=Dimension.DRIVER,
-        state=HealthState.UNKNOWN,
-        reason="cleaning",
-        message=f"it is being cleaned after {owner or 'somebody'}{f': {why_not_yet}' if why_not_yet else ''}",
+    return sign(
+        "cleaning",
+        f"it is being cleaned after {owner or 'somebody'}{f': {why_not_yet}' if why_not_yet else ''}",
         evidence={"owner": owner.key if owner else ""},
-        action=RecoveryAction.WAIT,
     )
 
 
@@ -35,25 +33,18 @@ def dirty(owner: Owner | None, why: str, evidence: Mapping[str, str] = MappingPr
     """Make the observation that what an owner left could not be removed. `evidence` is the
     driver's.
     """
-    return Observation(
-        dimension=Dimension.DRIVER,
-        state=HealthState.UNHEALTHY,
-        reason="dirty",
-        message=f"{owner or 'an operation'} left it dirty, it is tried again: {why}",
+    return sign(
+        "dirty",
+        f"{owner or 'an operation'} left it dirty, it is tried again: {why}",
         evidence={**evidence, "owner": owner.key if owner else ""},
-        action=RecoveryAction.WAIT,
     )
 
 
 def journal_unreadable(why: str) -> Observation:
     """Make the observation that the acts on a device are unknown."""
-    return Observation(
-        dimension=Dimension.DRIVER,
-        state=HealthState.UNHEALTHY,
-        reason="journal-unreadable",
-        message=f"what was done to it cannot be read: {why}; mend the file, or remove it when the device is as it "
-        "should be",
-        action=RecoveryAction.WAIT,
+    return sign(
+        "journal-unreadable",
+        f"what was done to it cannot be read: {why}; mend the file, or remove it when the device is as it should be",
     )
 
 

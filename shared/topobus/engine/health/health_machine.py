@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health_reasons import sign
 from topobus.values.timestamps import rfc3339
 
 __all__ = ["SILENT_REASONS", "HealthSettings", "clear_sticky_faults", "is_same_to_readers", "next_health", "silence"]
@@ -65,13 +66,7 @@ def silence(reason: str, message: str) -> Observation:
     Shapes: reason — one of SILENT_REASONS, which distinguish "no answer" from "a fault" for
             readers.
     """
-    return Observation(
-        dimension=Dimension.DRIVER,
-        state=HealthState.UNKNOWN,
-        reason=reason,
-        message=message,
-        action=RecoveryAction.WAIT,
-    )
+    return sign(reason, message)
 
 
 def next_health(

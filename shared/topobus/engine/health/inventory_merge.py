@@ -25,7 +25,8 @@ from topobus.formats.kubernetes.slices import fault_of_shares
 from topobus.values.counters import CounterSet
 from topobus.values.device import Device, Inventory, KeptFunction
 from topobus.values.dra_names import DRIVER, class_of_device
-from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
+from topobus.values.health import Condition, DeviceHealth, Dimension, HealthState, Observation
+from topobus.values.health_reasons import sign
 from topobus.values.idset import NodeSet
 from topobus.values.machine import Machine
 from topobus.values.names import is_dns_label
@@ -318,19 +319,10 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
         return [view.silence]
     if is_found:
         return list(view.observations.get(device.name, ()))
-    reason, text = ("fell-off-bus", f"PCI function {device.pci} is no longer on the bus")
+    code, text = "fell-off-bus", f"PCI function {device.pci} is no longer on the bus"
     if _has_place(device, view, machine):
-        reason, text = ("device-gone", f"driver {device.driver} does not find {device.name} any more")
-    return [
-        Observation(
-            dimension=Dimension.PRESENCE,
-            state=HealthState.UNHEALTHY,
-            reason=reason,
-            message=text,
-            evidence={"driver": device.driver, "value": "absent"},
-            action=RecoveryAction.REBOOT_NODE if reason == "fell-off-bus" else RecoveryAction.NONE,
-        )
-    ]
+        code, text = "device-gone", f"driver {device.driver} does not find {device.name} any more"
+    return [sign(code, text, evidence={"driver": device.driver, "value": "absent"})]
 
 
 def _with_verdicts(device: Device, verdicts: Sequence[Observation], advance: Callable[..., DeviceHealth]) -> Device:

@@ -9,28 +9,12 @@ from topobus.engine.repair.fleet import ANY_REASON, disrupts, withholds
 from topobus.formats.messages.bounds import MAX_TEXT
 from topobus.formats.messages.codec import encode
 from topobus.formats.messages.device_classes import DEVICE_SERVICES, class_complaint
+from topobus.values.health_reasons import HEALTH_REASONS
 from topobus.values.maintenance import DeviceVerb
 from topobus.values.names import meant_name
 from topobus.values.repair import RepairPolicy, RepairRuleSettings, Step
 
-__all__ = ["REASON_CODES", "fault_of_policy"]
-
-_CODES = """
-    aer-correctable-storm aer-fatal aer-nonfatal carrier-lost cleaning device-gone device-offline
-    dirty driver-failed driver-hung driver-not-loaded ecc-uncorrected engine-error
-    engine-fatal-error fabric-degraded fabric-failed fabric-not-ready fell-off-bus firewall-tripped
-    function-crashed gpu-excluded gpu-lost half-duplex health-indicator journal-unreadable
-    link-errors link-narrow link-slow memory-corrected-storm memory-errors memory-pages-lost
-    mig-occupied mps-daemon-gone no-kernel-driver node-missing nvlink-down nvlink-errors page-retirement-pending
-    parent-aer-correctable-storm parent-aer-fatal parent-aer-nonfatal parent-carrier-lost
-    parent-gone parent-link-narrow parent-link-slow parent-no-kernel-driver parent-recovery-failed
-    port-error power-limited power-stopped power-throttled ras-uncorrected rdma-port-down
-    recovery-advised recovery-failed reported-by-source row-remap-failed row-remap-pending
-    shell-not-ready speed-dropped survivability-mode thermal-slowdown throttled too-hot
-    tree-unreadable unmonitored user-function-missing wedged xid
-"""
-REASON_CODES = frozenset(_CODES.split())
-"""The codes of docs/reference/health-reasons.md, by which a policy of repairs is checked."""
+__all__ = ["fault_of_policy"]
 
 _STEPS = (*map(str, Step), *map(str, DeviceVerb))
 
@@ -75,8 +59,8 @@ def _fault_of_reasons(rule: RepairRuleSettings, own: tuple[str, ...]) -> str:
         return f"got none, wanted codes of health, or {ANY_REASON!r} for any"
     # Classes of one's own have drivers, and so codes, that this code has never seen.
     for code in rule.reasons if rule.device_class in DEVICE_SERVICES else ():
-        if code != ANY_REASON and code not in REASON_CODES and code not in own:
-            meant = meant_name(code, sorted({*REASON_CODES, *own}))
+        if code != ANY_REASON and code not in HEALTH_REASONS and code not in own:
+            meant = meant_name(code, sorted({*HEALTH_REASONS, *own}))
             hint = f"did you mean {meant}? " if meant else ""
             return (
                 f"there is no reason {code!r}: {hint}docs/reference/health-reasons.md has all; "
